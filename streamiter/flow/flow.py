@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from streamiter.engine.graph.statistics import JobStatistics
     from streamiter.engine.job.job import Job
     from streamiter.engine.job.running import OnInterrupt, WhileRunning
-    from streamiter.flow.drawing import DrawingFormat
+    from streamiter.flow.drawing.formats import DrawingFormat
 
 
 class Flow(FlowUnderConstruction):
@@ -380,9 +380,11 @@ class Flow(FlowUnderConstruction):
             s1 --> s2
         <BLANKLINE>
         """
-        from streamiter.flow.drawing import drawing_of  # Imported here: most programs draw no flow.
+        # Imported here: most programs draw no flow.
+        from streamiter.flow.drawing.formats import draw_picture
+        from streamiter.flow.drawing.picture import picture_of
 
-        return drawing_of(self.name, self.steps, statistics, format)
+        return draw_picture(picture_of(self.name, self.steps, statistics), format, f"flow {self.name!r}")
 
     def _repr_html_(self) -> str:
         """Return the drawing, for notebooks."""

@@ -22,7 +22,7 @@ from typing import Any, Final
 import orjson
 
 from streamiter.errors import ConfigurationError, TopicError
-from streamiter.flow.drawing import drawing_of
+from streamiter.flow.drawing.formats import svg
 from streamiter.flow.drawing.picture import picture_of
 from streamiter.models import NoModel, NoSuchVersion, ServedModel, find_update, model_difference, model_versions
 from streamiter.models.update import shown_rank
@@ -328,7 +328,7 @@ class Routes:
         accept = request.headers.get("accept", "")
         if "image/svg+xml" in accept and "application/json" not in accept:
             async with self._one_reader:
-                drawing = await in_thread(drawing_of, job.flow, job.steps, statistics, "svg")
+                drawing = await in_thread(lambda: svg(picture_of(job.flow, job.steps, statistics)))
             return Response(drawing, headers={"Content-Type": "image/svg+xml", **FRESH})
         document: FlowDocument = {
             "flow": job.flow,

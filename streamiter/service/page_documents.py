@@ -395,34 +395,29 @@ def flow_drawing(flow: str, steps: Sequence[Step]) -> FlowDrawing:
         height=layout.height,
         steps=tuple(
             DrawnStep(
-                name=placed.node.name,
-                lines=tuple(line.text for line in placed.caption.lines if not line.muted),
-                times=placed.node.times,
+                name=node.name,
+                lines=tuple(line.text for line in spot.caption.lines if not line.is_note),
+                times=node.times,
                 shape=node.shape,
-                x=placed.place.x,
-                y=placed.place.y,
-                width=placed.place.width,
-                height=placed.place.height,
+                x=spot.x,
+                y=spot.top,
+                width=spot.width,
+                height=spot.height,
             )
-            for node, placed in zip(whole.nodes, layout.nodes, strict=True)
+            for node, spot in zip(whole.nodes, layout.nodes, strict=True)
         ),
         links=tuple(
-            DrawnLink(
-                picture.nodes[placed.link.source].name,
-                picture.nodes[placed.link.target].name,
-                placed.link.kind,
-                svg_path(placed),
-            )
-            for placed in layout.links
+            DrawnLink(whole.nodes[link.source].name, whole.nodes[link.target].name, link.kind, svg_path(route))
+            for link, route in zip(whole.links, layout.routes, strict=True)
         ),
         loops=tuple(
             DrawnLoop(
-                tuple(node.name for node in picture.nodes if node.box == number),
-                placed.place.x,
-                placed.place.y,
-                placed.place.width,
-                placed.place.height,
+                tuple(node.name for node in whole.nodes if node.box == number),
+                spot.x,
+                spot.top,
+                spot.width,
+                spot.height,
             )
-            for number, placed in enumerate(layout.boxes)
+            for number, spot in enumerate(layout.boxes)
         ),
     )

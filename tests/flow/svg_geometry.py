@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 from PIL import ImageFont
 
-from streamiter.flow.drawing.layout import FONT_FILE
+from streamiter.flow.drawing.captions import FONT_FILE
 
 SVG = "{http://www.w3.org/2000/svg}"
 Point = tuple[float, float]
@@ -91,14 +91,13 @@ def _bounds(part: ElementTree.Element) -> Rectangle:
     if part.tag == f"{SVG}rect":
         x, y, width, height = (float(part.attrib[name]) for name in ("x", "y", "width", "height"))
         return Rectangle(x, y, x + width, y + height)
-    if part.tag == f"{SVG}polygon":
-        numbers = _numbers(part.attrib["points"])
-        xs, ys = numbers[::2], numbers[1::2]
-        return Rectangle(min(xs), min(ys), max(xs), max(ys))
-    # A cylinder: M left,top A rx,ry … right,top L right,bottom A rx,ry … left,bottom Z
-    left, top, rx, ry, *_, last_left, bottom = _numbers(part.attrib["d"])
-    assert last_left == left
-    return Rectangle(left, top - ry, left + 2 * rx, bottom + ry)
+    # Ends of lines, and of arcs that begin and end at both sides: A rx,ry 0 0 1 x,y
+    path = re.sub(r"A(\S+),(\S+) 0 0 1 ", "L", part.attrib["d"])
+    corners = [_numbers(rest) for command, rest in re.findall(r"([ML])([^A-Z]*)", path)]
+    xs = [x for numbers in corners for x in numbers[::2]] + [float(x) for x in re.findall(r"H(\S+)", path)]
+    ys = [y for numbers in corners for y in numbers[1::2]] + [float(y) for y in re.findall(r"V(\S+)", path)]
+    arc = max((float(ry) for ry in re.findall(r"A\S+,(\S+) 0 0 1 ", part.attrib["d"])), default=0.0)
+    return Rectangle(min(xs), min(ys) - arc, max(xs), max(ys) + arc)
 
 
 def _points(way: str) -> list[Point]:

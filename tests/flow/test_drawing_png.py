@@ -11,8 +11,8 @@ from PIL import Image
 
 from streamiter import Flow
 from streamiter.errors import ConfigurationError
+from streamiter.flow.drawing.captions import FONT_FILE, advances
 from streamiter.flow.drawing.formats import png, svg
-from streamiter.flow.drawing.layout import FONT_FILE, advances
 from streamiter.flow.drawing.picture import Link, Node, Picture
 
 PICTURE = Picture(
@@ -60,7 +60,7 @@ def test_the_font_of_the_package_is_used_on_a_machine_without_fonts() -> None:
     """A drawing made in a container had no text, or other pixels than on a machine with fonts."""
     from resvg_py import svg_to_bytes
 
-    text = svg(PICTURE, for_screens=False)
+    text = svg(PICTURE)
     assert set(text) - {"\n"} <= advances().keys()
     alone = svg_to_bytes(svg_string=text, zoom=2, font_files=[str(FONT_FILE)], skip_system_fonts=True)
     without = svg_to_bytes(svg_string=text, zoom=2, skip_system_fonts=True)

@@ -8,9 +8,10 @@ import pytest
 from flow.svg_geometry import Rectangle, Shown, read
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import ImageFont
 
+from streamiter.flow.drawing.captions import FONT_FILE, advances, fit
 from streamiter.flow.drawing.formats import svg
-from streamiter.flow.drawing.layout import fit, width_of
 from streamiter.flow.drawing.picture import Box, Link, Node, Picture
 
 # Letters of the font that measures drawings; the widths of other characters are estimated.
@@ -215,9 +216,17 @@ def test_a_drawing_is_dark_on_a_dark_screen() -> None:
     assert ".streamiter .canvas { fill: #0d1117 }" in dark
 
 
-@given(st.text(max_size=200), st.integers(1, 4), st.floats(30, 300))
-def test_fitted_text_is_as_narrow_as_asked_for(text: str, lines: int, width: float) -> None:
+@given(st.text(max_size=200), st.integers(1, 4), st.integers(3, 40))
+def test_fitted_text_is_as_narrow_as_asked_for(text: str, lines: int, characters: int) -> None:
     """A text of unusual characters was wider than its place."""
-    fitted = fit(text, 10, width, lines=lines)
+    fitted = fit(text, 10, characters, lines=lines)
     assert len(fitted.lines) <= lines
-    assert all(width_of(line, 10) <= width for line in fitted.lines)
+    assert all(len(line.text.removesuffix("…")) <= characters for line in fitted.lines)
+
+
+def test_the_table_of_widths_is_that_of_the_font() -> None:
+    """The font was exchanged without its table of widths, and texts were wider than their nodes."""
+    font = ImageFont.truetype(str(FONT_FILE), 2048)
+    # Pillow does not draw a soft hyphen, which only allows a break.
+    shown = advances().keys() - {"\xad"}
+    assert {each: 2048 * advances()[each] for each in shown} == {each: font.getlength(each) for each in shown}

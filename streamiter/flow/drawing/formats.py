@@ -8,38 +8,17 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
-from typing import Literal
+from typing import Final, Literal, get_args
 from xml.sax.saxutils import escape, quoteattr
 
-from streamiter.engine.graph.graph import Step
-from streamiter.engine.graph.statistics import JobStatistics
 from streamiter.errors import ConfigurationError
-from streamiter.flow.drawing.arrange import LevelRun, Point, Rectangle
-from streamiter.flow.drawing.layout import (
-    FONT_FAMILY,
-    FONT_FILE,
-    MARGIN,
-    Caption,
-    CaptionLine,
-    PlacedBox,
-    PlacedLink,
-    PlacedNode,
-    advances,
-    lay_out,
-    printable,
-)
-from streamiter.flow.drawing.picture import Link, Node, Picture, picture_of
+from streamiter.flow.drawing.captions import FONT_FAMILY, FONT_FILE, Caption, advances, printable
+from streamiter.flow.drawing.layout import MARGIN, Run, Spot, lay_out
+from streamiter.flow.drawing.picture import Link, LinkKind, Picture
 
 DrawingFormat = Literal["mermaid", "svg", "png"]
-
-
-def drawing_of(
-    flow: str, steps: Sequence[Step], statistics: JobStatistics | None, drawing_format: DrawingFormat
-) -> str | bytes:
-    """Return the drawing of a flow as text, or as bytes for PNG."""
-    return draw_picture(picture_of(flow, steps, statistics), drawing_format, f"flow {flow!r}")
 
 
 def draw_picture(picture: Picture, drawing_format: DrawingFormat, owner: str) -> str | bytes:
@@ -55,146 +34,121 @@ def draw_picture(picture: Picture, drawing_format: DrawingFormat, owner: str) ->
 
 # -- Mermaid -----------------------------------------------------------------------------------------------
 
-_MERMAID_SHAPES = {
-    "source": ("[(", ")]"),
-    "sink": ("[/", "/]"),
-    "iteration": ("{{", "}}"),
-    "operator": ("[", "]"),
-    "service": ("[[", "]]"),
+_MERMAID_SHAPES: Final = {
+    "source": '[("{}")]',
+    "sink": '[/"{}"/]',
+    "iteration": '{{{{"{}"}}}}',
+    "operator": '["{}"]',
+    "service": '[["{}"]]',
 }
 # Mermaid writes a character that has a meaning in Mermaid or in HTML as its number.
-_CODES = {ord(character): f"#{ord(character)};" for character in '"#&<>`'} | dict.fromkeys((*range(32), 127), " ")
-_PLAIN_TITLE = re.compile(r"[A-Za-z][\w ()-]*")
-_PLAIN_LABEL = re.compile(r"[\w ,+-]*")
+_CODES: Final = {ord(each): f"#{ord(each)};" for each in '"#&<>`'} | dict.fromkeys((*range(32), 127), " ")
+_PLAIN_TITLE: Final = re.compile(r"[A-Za-z][\w ()-]*")
+_PLAIN_LABEL: Final = re.compile(r"[\w ,+-]*")
 
 
 def mermaid(picture: Picture) -> str:
     """Return the picture as Mermaid text; links that close a loop, and links to services, are dotted."""
-    lines = ["---", f"title: {_mermaid_title(picture.title)}", "---", "flowchart LR"]
-    lines += _mermaid_nodes(picture, None, indent=4)
+    # The title is a plain scalar of YAML if possible, else a string in JSON's quotes, which YAML reads.
+    title = picture.title if _PLAIN_TITLE.fullmatch(picture.title) else json.dumps(picture.title)
+    lines = ["---", f"title: {title}", "---", "flowchart LR", *_mermaid_nodes(picture, None)]
     for number, box in enumerate(picture.boxes):
-        lines.append(f'    subgraph loop{number + 1}["{_mermaid_text(box.heading)}"]')
-        lines += _mermaid_nodes(picture, number, indent=8)
+        lines.append(f'    subgraph loop{number + 1}["{box.heading.translate(_CODES)}"]')
+        lines += [f"    {line}" for line in _mermaid_nodes(picture, number)]
         lines.append("    end")
-    lines += [f"    {_mermaid_link(link)}" for link in picture.links]
+    lines += [f"    s{link.source} {_mermaid_arrow(link)} s{link.target}" for link in picture.links]
     return "\n".join(lines) + "\n"
 
 
-def _mermaid_nodes(picture: Picture, box: int | None, *, indent: int) -> Iterable[str]:
+def _mermaid_nodes(picture: Picture, box: int | None) -> Iterable[str]:
     for number, node in enumerate(picture.nodes):
         if node.box == box:
-            yield f"{' ' * indent}s{number}{_mermaid_node(node)}"
+            name = f"{node.name.translate(_CODES)} {node.times}".rstrip()
+            text = "<br>".join((name, *(note.translate(_CODES) for note in node.notes)))
+            yield f"    s{number}{_MERMAID_SHAPES[node.shape].format(text)}"
 
 
-def _mermaid_node(node: Node) -> str:
-    opening, closing = _MERMAID_SHAPES[node.shape]
-    name = f"{_mermaid_text(node.name)} {node.times}".rstrip()
-    return f'{opening}"{"<br>".join((name, *map(_mermaid_text, node.notes)))}"{closing}'
-
-
-def _mermaid_link(link: Link) -> str:
+def _mermaid_arrow(link: Link) -> str:
+    quoted = f'"{link.label.translate(_CODES)}"'
     if link.kind != "data":
-        tail = "<-." if link.kind == "service" else "-."
-        return f's{link.source} {tail} "{_mermaid_text(link.label)}" .-> s{link.target}'
-    plain = _PLAIN_LABEL.fullmatch(link.label)
-    label = link.label if plain else f'"{_mermaid_text(link.label)}"'
-    return f"s{link.source} -->{f'|{label}|' if label else ''} s{link.target}"
-
-
-def _mermaid_text(text: str) -> str:
-    return text.translate(_CODES)
-
-
-def _mermaid_title(text: str) -> str:
-    """Return the title as YAML: a plain scalar if possible, else a string in JSON's quotes, which YAML reads."""
-    return text if _PLAIN_TITLE.fullmatch(text) else json.dumps(text)
+        return f"{'<-.' if link.kind == 'service' else '-.'} {quoted} .->"
+    label = link.label if _PLAIN_LABEL.fullmatch(link.label) else quoted
+    return f"-->|{label}|" if label else "-->"
 
 
 # -- SVG ---------------------------------------------------------------------------------------------------
 
 # The text is measured with the first font. Verdana is as wide, the fonts after it are narrower.
-_FONTS = f"'{FONT_FAMILY}', Verdana, 'Segoe UI', Helvetica, Arial, sans-serif"
+_FONTS: Final = f"'{FONT_FAMILY}', Verdana, 'Segoe UI', Helvetica, Arial, sans-serif"
 
-# The radius of round corners; the height of half the end of a cylinder; the size of cut corners.
-_RADIUS = 6.0
-_ELLIPSE = 6.0
-_CUT = 9.0
+# The radius of round corners; half the height of the end of a cylinder; the size of cut corners; the distance of the
+# two upright lines in a service from its ends.
+_RADIUS, _ELLIPSE, _CUT, _SIDE = 6.0, 6.0, 9.0, 6.0
 
 # The share of a line of text that is above its baseline.
-_ASCENT = 0.86
+_ASCENT: Final = 0.86
 
-_KINDS = ("data", "feedback", "criteria", "service")
-
-# The distance of the two upright lines in a service from its ends.
-_SIDE = 6.0
-
-# The light and the dark colour.
-_COLOURS = {
-    "canvas": ("#ffffff", "#0d1117"),
-    "text": ("#1f2328", "#f0f6fc"),
-    "muted": ("#59636e", "#9aa4af"),
-    "box": ("#f6f8fa", "#161b22"),
-    "box border": ("#afb8c1", "#484f58"),
-    "operator": ("#ffffff", "#21262d"),
-    "operator border": ("#6e7781", "#848d97"),
-    "source": ("#ddf0ff", "#0c2d4d"),
-    "source border": ("#0969da", "#58a6ff"),
-    "sink": ("#dcf7e3", "#0f3320"),
-    "sink border": ("#1a7f37", "#3fb950"),
-    "iteration": ("#fff4d4", "#3a2d0a"),
-    "iteration border": ("#9a6700", "#d29922"),
-    "service": ("#ffe9dc", "#3d1f0a"),
-    "service border": ("#bc4c00", "#f0883e"),
-    "data link": ("#57606a", "#9aa4af"),
-    "feedback link": ("#bf3989", "#f778ba"),
-    "criteria link": ("#8250df", "#be8fff"),
-    "service link": ("#bc4c00", "#f0883e"),
+# What has these classes, light and dark; ``color`` is the colour of lines.
+_COLOURS: Final = {
+    ".canvas": ("fill: #ffffff", "fill: #0d1117"),
+    "text": ("fill: #1f2328", "fill: #f0f6fc"),
+    ".muted": ("fill: #59636e", "fill: #9aa4af"),
+    ".loop": ("fill: #f6f8fa; stroke: #afb8c1", "fill: #161b22; stroke: #484f58"),
+    ".operator .body": ("fill: #ffffff; color: #6e7781", "fill: #21262d; color: #848d97"),
+    ".source .body": ("fill: #ddf0ff; color: #0969da", "fill: #0c2d4d; color: #58a6ff"),
+    ".sink .body": ("fill: #dcf7e3; color: #1a7f37", "fill: #0f3320; color: #3fb950"),
+    ".iteration .body": ("fill: #fff4d4; color: #9a6700", "fill: #3a2d0a; color: #d29922"),
+    ".service .body": ("fill: #ffe9dc; color: #bc4c00", "fill: #3d1f0a; color: #f0883e"),
+    ".data": ("color: #57606a", "color: #9aa4af"),
+    ".feedback": ("color: #bf3989", "color: #f778ba"),
+    ".criteria": ("color: #8250df", "color: #be8fff"),
+    ".service": ("color: #bc4c00", "color: #f0883e"),
+}
+_LINES: Final = {
+    ".body": "stroke: currentColor; stroke-width: 1.3",
+    ".link": "fill: none; stroke: currentColor; stroke-width: 1.4; stroke-dasharray: 5 4",
+    ".link.data": "stroke-dasharray: none",
+    ".label, .streamiter .arrowhead": "fill: currentColor",
 }
 
 
-def svg(picture: Picture, *, for_screens: bool = True) -> str:
-    """Return the picture as SVG; with ``for_screens`` it is dark on a screen with a dark theme."""
+def svg(picture: Picture) -> str:
+    """Return the picture as SVG; it is dark on a screen with a dark theme."""
     layout = lay_out(picture)
-    width, height = _number(layout.width), _number(layout.height)
-    style = _style(0)
-    if for_screens:
-        style += f"@media (prefers-color-scheme: dark) {{\n{_style(1)}}}\n"
+    size = f'width="{layout.width:g}" height="{layout.height:g}"'
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" class="streamiter" width="{width}" height="{height}" '
-        f'viewBox="0 0 {width} {height}" role="img" aria-label={quoteattr(printable(picture.title))} '
+        f'<svg xmlns="http://www.w3.org/2000/svg" class="streamiter" {size} '
+        f'viewBox="0 0 {layout.width:g} {layout.height:g}" role="img" aria-label={quoteattr(printable(picture.title))} '
         f'font-family="{_FONTS}">',
-        f"<style>\n{style}</style>",
-        "<defs>",
-        *map(_arrowhead, _KINDS),
+        "<style>",
+        *_rules({**{selector: light for selector, (light, _) in _COLOURS.items()}, **_LINES}),
+        "@media (prefers-color-scheme: dark) {",
+        *_rules({selector: dark for selector, (_, dark) in _COLOURS.items()}),
+        "}</style><defs>",
+        *map(_arrowhead, get_args(LinkKind)),
         "</defs>",
-        f'<rect class="canvas" width="{width}" height="{height}"/>',
-        *_title(layout.caption),
-        *(part for box in layout.boxes for part in _box(box)),
-        *(part for link in layout.links for part in _link(link)),
-        *(part for node in layout.nodes for part in _node(node)),
-        "</svg>",
+        f'<rect class="canvas" {size}/>',
+        *_texts(layout.title, "title", MARGIN, MARGIN, anchor="start"),
     ]
-    return "\n".join(parts) + "\n"
+    for box in layout.boxes:
+        parts.append(f'<rect class="loop" {_rectangle(box)} rx="10"/>')
+        parts += _texts(box.caption, "heading muted", box.x + 14, box.top + 10, anchor="start")
+    for link, route, label in zip(picture.links, layout.routes, layout.labels, strict=True):
+        markers = f'marker-end="url(#streamiter-{link.kind})"'
+        if link.kind == "service":
+            markers = f'marker-start="url(#streamiter-service)" {markers}'
+        parts.append(f'<path class="link {link.kind}" d="{svg_path(route)}" {markers}/>')
+        parts += _texts(label.caption, f"label {link.kind}", label.x + label.width / 2, label.top)
+    for node, spot in zip(picture.nodes, layout.nodes, strict=True):
+        lid = _ELLIPSE if node.shape in ("source", "sink") else 0.0
+        top = spot.y + (lid - spot.caption.height) / 2
+        texts = _texts(spot.caption, "name", spot.x + spot.width / 2, top)
+        parts += [f'<g class="node {node.shape}">', _body(node.shape, spot), *texts, "</g>"]
+    return "\n".join([*parts, "</svg>\n"])
 
 
-def _style(theme: Literal[0, 1]) -> str:
-    colours = {name: pair[theme] for name, pair in _COLOURS.items()}
-    rules = {
-        ".canvas": f"fill: {colours['canvas']}",
-        "text": f"fill: {colours['text']}",
-        ".muted": f"fill: {colours['muted']}",
-        ".loop": f"fill: {colours['box']}; stroke: {colours['box border']}",
-    }
-    for shape in _SHAPES:
-        border = colours[f"{shape} border"]
-        rules[f".{shape} .body"] = f"fill: {colours[shape]}; stroke: {border}; stroke-width: 1.3"
-        rules[f".{shape} .rim"] = f"fill: none; stroke: {border}; stroke-width: 1.3"
-    for kind in _KINDS:
-        dashes = "" if kind == "data" else "; stroke-dasharray: 5 4"
-        rules[f".link.{kind}"] = f"fill: none; stroke: {colours[f'{kind} link']}; stroke-width: 1.4{dashes}"
-        rules[f".label.{kind}"] = f"fill: {colours['muted' if kind == 'data' else f'{kind} link']}"
-        rules[f".arrowhead.{kind}"] = f"fill: {colours[f'{kind} link']}"
-    return "".join(f".streamiter {selector} {{ {rule} }}\n" for selector, rule in rules.items())
+def _rules(rules: Mapping[str, str]) -> Iterable[str]:
+    return (f".streamiter {selector} {{ {rule} }}" for selector, rule in rules.items())
 
 
 def _arrowhead(kind: str) -> str:
@@ -205,167 +159,63 @@ def _arrowhead(kind: str) -> str:
     )
 
 
-# -- nodes and boxes -----------------------------------------------------------------------------------------
+def _rectangle(spot: Spot) -> str:
+    return f'x="{spot.x:g}" y="{spot.top:g}" width="{spot.width:g}" height="{spot.height:g}"'
 
 
-def _title(caption: Caption) -> Iterable[str]:
-    for line in caption.lines:
-        yield _text(line, MARGIN, MARGIN + line.size, "title", tooltip=caption.whole, anchor="start")
+def _body(shape: str, spot: Spot) -> str:
+    """Return the body of a node: a cylinder, seen a little from above, or a rectangle with what marks its shape."""
+    left, right, top, bottom = spot.x, spot.right, spot.top, spot.top + spot.height
+    if shape in ("source", "sink"):
+        upper, lower, end = top + _ELLIPSE, bottom - _ELLIPSE, f"A{spot.width / 2:g},{_ELLIPSE:g} 0 0 1"
+        path = f"M{left:g},{upper:g} {end} {right:g},{upper:g} {end} {left:g},{upper:g} {end} {right:g},{upper:g} "
+        path += f"L{right:g},{lower:g} {end} {left:g},{lower:g} Z"
+    elif shape == "iteration":
+        xs = (left + _CUT, right - _CUT, right, right, right - _CUT, left + _CUT, left, left)
+        ys = (top, top, top + _CUT, bottom - _CUT, bottom, bottom, bottom - _CUT, top + _CUT)
+        path = f"M{' '.join(f'{x:g},{y:g}' for x, y in zip(xs, ys, strict=True))} Z"
+    elif shape == "service":
+        path = f"M{left:g},{top:g} H{right:g} V{bottom:g} H{left:g} Z"
+        path += "".join(f" M{x:g},{top:g} V{bottom:g}" for x in (left + _SIDE, right - _SIDE))
+    else:
+        return f'<rect class="body" {_rectangle(spot)} rx="{_RADIUS:g}"/>'
+    return f'<path class="body" d="{path}"/>'
 
 
-def _box(box: PlacedBox) -> Iterable[str]:
-    yield f'<rect class="loop" {_rectangle(box.place)} rx="10"/>'
-    for line in box.caption.lines:
-        x, y = box.place.x + 14, box.place.y + 22
-        yield _text(line, x, y, "heading muted", tooltip=box.caption.whole, anchor="start")
+def svg_path(route: Sequence[Run]) -> str:
+    """Return a route as the data of a path in SVG."""
+    parts = [f"M{route[0][0]:g},{route[0][2]:g}"]
+    for (_, end, y), (begin, _, next_y) in pairwise(route):
+        if begin == end:  # Straight down and back, or up and on, with round corners.
+            radius = _RADIUS if next_y > y else -_RADIUS
+            parts.append(f"L{end - radius:g},{y:g} Q{end:g},{y:g} {end:g},{y + radius:g}")
+            parts.append(f"L{end:g},{next_y - radius:g} Q{end:g},{next_y:g} {end - radius:g},{next_y:g}")
+        else:
+            middle = (end + begin) / 2
+            parts.append(f"L{end:g},{y:g} C{middle:g},{y:g} {middle:g},{next_y:g} {begin:g},{next_y:g}")
+    return " ".join([*parts, f"L{route[-1][1]:g},{route[-1][2]:g}"])
 
 
-def _node(placed: PlacedNode) -> Iterable[str]:
-    place, caption = placed.place, placed.caption
-    yield f'<g class="node {placed.node.shape}">'
-    if caption.whole:
-        yield f"<title>{escape(caption.whole)}</title>"
-    yield from _SHAPES[placed.node.shape](place)
-    lid = _ELLIPSE if placed.node.shape in ("source", "sink") else 0.0
-    top = place.y + (place.height + lid - caption.height) / 2
+def _texts(caption: Caption, classes: str, x: float, top: float, *, anchor: str = "middle") -> Iterable[str]:
+    """Yield each line of a caption, from this height downwards; the whole text is the tooltip of a shortened one."""
+    tooltip = f"<title>{escape(caption.whole)}</title>" if caption.whole else ""
     for line in caption.lines:
         baseline = top + (line.height - line.size) / 2 + line.size * _ASCENT
-        yield _text(line, place.x + place.width / 2, baseline, "muted" if line.muted else "name")
-        top += line.height
-    yield "</g>"
+        times = f' <tspan class="muted">{escape(line.times)}</tspan>' if line.times else ""
+        yield f'<text class="{"muted" if line.is_note else classes}" x="{x:g}" y="{baseline:g}" '
+        yield f'font-size="{line.size:g}" text-anchor="{anchor}">{tooltip}{escape(line.text)}{times}</text>'
+        top, tooltip = top + line.height, ""
 
 
-def _plain(place: Rectangle) -> Iterable[str]:
-    yield f'<rect class="body" {_rectangle(place)} rx="{_number(_RADIUS)}"/>'
-
-
-def _cylinder(place: Rectangle) -> Iterable[str]:
-    """Yield a cylinder, seen a little from above."""
-    left, right = _number(place.x), _number(place.x + place.width)
-    top, bottom = _number(place.y + _ELLIPSE), _number(place.y + place.height - _ELLIPSE)
-    end = f"A{_number(place.width / 2)},{_number(_ELLIPSE)} 0 0"
-    yield f'<path class="body" d="M{left},{top} {end} 1 {right},{top} L{right},{bottom} {end} 1 {left},{bottom} Z"/>'
-    yield f'<path class="rim" d="M{left},{top} {end} 0 {right},{top}"/>'
-
-
-def _cut_rectangle(place: Rectangle) -> Iterable[str]:
-    left, right, top, bottom = place.x, place.x + place.width, place.y, place.y + place.height
-    corners = [
-        (left + _CUT, top),
-        (right - _CUT, top),
-        (right, top + _CUT),
-        (right, bottom - _CUT),
-        (right - _CUT, bottom),
-        (left + _CUT, bottom),
-        (left, bottom - _CUT),
-        (left, top + _CUT),
-    ]
-    yield f'<polygon class="body" points="{" ".join(map(_point, corners))}"/>'
-
-
-def _with_sides(place: Rectangle) -> Iterable[str]:
-    """Yield a rectangle with a line near its left and its right end."""
-    yield f'<rect class="body" {_rectangle(place)} rx="3"/>'
-    top, bottom = _number(place.y), _number(place.y + place.height)
-    for x in (place.x + _SIDE, place.x + place.width - _SIDE):
-        yield f'<path class="rim" d="M{_number(x)},{top} L{_number(x)},{bottom}"/>'
-
-
-_SHAPES = {
-    "operator": _plain,
-    "source": _cylinder,
-    "sink": _cylinder,
-    "iteration": _cut_rectangle,
-    "service": _with_sides,
-}
-
-
-def _rectangle(place: Rectangle) -> str:
-    return (
-        f'x="{_number(place.x)}" y="{_number(place.y)}" width="{_number(place.width)}" height="{_number(place.height)}"'
-    )
-
-
-# -- links -------------------------------------------------------------------------------------------------
-
-
-def _link(placed: PlacedLink) -> Iterable[str]:
-    kind = placed.link.kind
-    ends = ("start", "end") if kind == "service" else ("end",)
-    markers = " ".join(f'marker-{end}="url(#streamiter-{kind})"' for end in ends)
-    yield f'<path class="link {kind}" d="{svg_path(placed)}" {markers}/>'
-    if (place := placed.label) is not None:
-        for line in placed.caption.lines:
-            x, y = place.x + place.width / 2, place.y + line.size
-            yield _text(line, x, y, f"label {kind}", tooltip=placed.caption.whole)
-
-
-def svg_path(placed: PlacedLink) -> str:
-    """Return the route of a link, as the data of a path in SVG."""
-    return _curves(placed.runs) if placed.runs else _rounded(placed.corners)
-
-
-def _curves(runs: Sequence[LevelRun]) -> str:
-    """Return a path of level lines with a curve between two of them."""
-    parts = [f"M{_point((runs[0].left, runs[0].y))}"]
-    for run, following in pairwise(runs):
-        parts.append(f"L{_point((run.right, run.y))}")
-        middle = (run.right + following.left) / 2
-        bends = ((middle, run.y), (middle, following.y), (following.left, following.y))
-        parts.append(f"C{' '.join(map(_point, bends))}")
-    parts.append(f"L{_point((runs[-1].right, runs[-1].y))}")
-    return " ".join(parts)
-
-
-def _rounded(corners: Sequence[Point]) -> str:
-    """Return a path of straight lines with round corners between them."""
-    parts = [f"M{_point(corners[0])}"]
-    for before, corner, after in zip(corners, corners[1:], corners[2:], strict=False):
-        radius = min(_RADIUS + 2, _distance(before, corner) / 2, _distance(corner, after) / 2)
-        begin, end = _towards(corner, before, radius), _towards(corner, after, radius)
-        parts.append(f"L{_point(begin)} Q{_point(corner)} {_point(end)}")
-    parts.append(f"L{_point(corners[-1])}")
-    return " ".join(parts)
-
-
-def _distance(one: Point, other: Point) -> float:
-    """Return the length of a level or upright line."""
-    return abs(one[0] - other[0]) + abs(one[1] - other[1])
-
-
-def _towards(corner: Point, other: Point, by: float) -> Point:
-    """Return the point at this distance from a corner, on the line to the other one."""
-    share = by / distance if (distance := _distance(corner, other)) else 0.0
-    return corner[0] + share * (other[0] - corner[0]), corner[1] + share * (other[1] - corner[1])
-
-
-# -- text --------------------------------------------------------------------------------------------------
-
-
-def _text(line: CaptionLine, x: float, y: float, classes: str, *, tooltip: str = "", anchor: str = "middle") -> str:
-    title = f"<title>{escape(tooltip)}</title>" if tooltip else ""
-    times = f' <tspan class="muted">{escape(line.times)}</tspan>' if line.times else ""
-    return (
-        f'<text class="{classes}" x="{_number(x)}" y="{_number(y)}" font-size="{_number(line.size)}" '
-        f'text-anchor="{anchor}">{title}{escape(line.text)}{times}</text>'
-    )
-
-
-def _point(point: Point) -> str:
-    return f"{_number(point[0])},{_number(point[1])}"
-
-
-def _number(number: float) -> str:
-    return f"{number:.2f}".rstrip("0").rstrip(".")
-
+# -- PNG ---------------------------------------------------------------------------------------------------
 
 # Pixels for each unit of the drawing: the text is sharp on screens with small pixels too.
-_SCALE = 2
+_SCALE: Final = 2
 
 
 def png(picture: Picture) -> bytes:
     """Return the picture as PNG, light, and with the same font on every machine."""
-    return png_of_svg(svg(picture, for_screens=False))
+    return png_of_svg(svg(picture))
 
 
 def png_of_svg(text: str) -> bytes:

@@ -1,472 +1,382 @@
-"""Gives everything in a picture a place: nodes as large as their text, and a box around each iteration.
+"""Layered layout: gives nodes, boxes and labels places in columns from left to right, and each link a route.
 
 A *region* is a part of the picture that is arranged as a whole. The inside of each box is a region; so is the rest,
-where a box is one item. A link that crosses the border of a box has a *port* there.
+where a box is one spot. A link that crosses the border of a box has a *port* there.
 
-A *caption* is the text of a node, a link, a box or the drawing, in lines that fit. Its width is measured with the font
-of the package, which also draws PNG: a machine may have no font at all. The font file is read here, so that SVG needs
-no other package.
+Each spot is in a column to the right of all spots that it takes data from. A link that passes a column has a spot
+there, too; so it never crosses a node, and a label is a spot with a size. The order in each column makes few
+crossings, the heights make links straight. A link that closes a loop runs in a lane of its own below everything else.
 """
 
 from __future__ import annotations
 
-import functools
-import re
-import struct
-import unicodedata
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Final
+from functools import partial
+from itertools import pairwise, permutations
 
-from streamiter.flow.drawing.arrange import Arc, Arrangement, DrawnItem, ItemKey, LevelRun, Point, Rectangle, arrange
-from streamiter.flow.drawing.picture import Link, Node, Picture
+from streamiter.flow.drawing.captions import Caption, fit, node_caption
+from streamiter.flow.drawing.picture import Box, Link, Node, Picture
 
 MARGIN = 20.0
 _TITLE_HEIGHT = 36.0
+_TITLE_SIZE = 16.0
+_HEADING_SIZE = 12.0
+_LABEL_SIZE = 11.0
 
-# A title may be wider than a small picture.
-_TITLE_WIDTH = 480.0
+# The characters of one line. A title may be wider than a small picture.
+_TITLE_CHARACTERS, _HEADING_CHARACTERS, _LABEL_CHARACTERS = 50, 70, 35
 
-
-# Between the text of a node and its border.
-_PADDING_X = 16.0
-_PADDING_Y = 11.0
-_NODE_WIDTH_MIN = 80.0
-_NODE_HEIGHT_MIN = 44.0
-
-# The height of the upper end of a cylinder; the text is below it.
-_LID = 10.0
+# Between the text of a node and its border; the text is below the upper end of a cylinder.
+_PADDING_X, _PADDING_Y, _LID = 16.0, 11.0, 10.0
+_NODE_WIDTH_MIN, _NODE_HEIGHT_MIN = 80.0, 44.0
 
 # Between the border of a box and its nodes.
-_BOX_PADDING = 18.0
-_BOX_HEADING_HEIGHT = 38.0
+_BOX_PADDING, _BOX_HEADING_HEIGHT = 18.0, 38.0
 
 # Between a label and the link below it.
 _LABEL_GAP = 3.0
 
-# A link to a service may bend so that the links of data are straight.
+# Between two columns: room for a curve and an arrowhead. A curve that goes far up or down has more room.
+_GAP, _GAP_MAX, _SLOPE = 26.0, 60.0, 0.2
+
+# Between a link and an item, or between two links, in a column.
+_LINK_GAP = 12.0
+
+# A port is the place where a link touches its item. Ports are at most this far apart, and not at the corners.
+_PORT_DISTANCE, _CORNER = 16.0, 10.0
+
+# Between two links that close loops: side by side, and one above the other.
+_CHANNEL, _LANE_GAP = 12.0, 14.0
+
+# How much it matters that a piece of a link is level, by the number of items at its ends: a long link is straight above
+# all between its own spots, then at its ends. A link to a service may bend so that the links of data are straight.
+_WEIGHTS = (8.0, 2.0, 1.0)
 _SERVICE_WEIGHT = 0.05
 
+# Sweeps over all columns: the order hardly gets better after the first few, and after the others no eye sees a change.
+_ORDER_SWEEPS, _HEIGHT_SWEEPS = 8, 40
 
-@dataclass(frozen=True, slots=True)
-class PlacedNode:
-    """A node with its place; the text is in its middle."""
+Run = tuple[float, float, float]
+"""A level part of a route: where it begins, where it ends, and its height.
 
-    node: Node
-    place: Rectangle
-    caption: Caption
+A straight line leads to the next part if that begins where this one ends, else a curve.
+"""
 
 
-@dataclass(frozen=True, slots=True)
-class PlacedLink:
-    """A link with its route."""
+@dataclass(eq=False, slots=True)
+class Spot:
+    """A node, a box, a port of a box, a label, or a link that passes a column."""
 
+    width: float = 0.0
+    height: float = 0.0
+    caption: Caption = field(default_factory=Caption)
+    is_item: bool = True
+    """Whether links begin and end here; else they pass."""
+    side: int = 0
+    """-1: at the left border of its region, 1: at the right border, 0: in between."""
+    ports: dict[int, float] = field(default_factory=dict)
+    """Of a box: where each link, by its number, crosses the border, downwards from the middle."""
+    x: float = 0.0
+    """The left side."""
+    y: float = 0.0
+    """The height of the middle; it grows downwards."""
+    column: int = 0
+    pieces: tuple[list[_Piece], list[_Piece]] = field(default_factory=lambda: ([], []))
+    """The pieces of links at the left and at the right."""
+
+    @property
+    def right(self) -> float:
+        """Return the right side."""
+        return self.x + self.width
+
+    @property
+    def top(self) -> float:
+        """Return the upper side."""
+        return self.y - self.height / 2
+
+
+@dataclass(eq=False, slots=True)
+class _Piece:
+    """The part of a link between two columns: its left and its right spot, and the ports there."""
+
+    spots: tuple[Spot, Spot]
+    ports: list[float]
+    weight: float
+
+    def height(self, end: int) -> float:
+        """Return the height of the left end (0) or the right one (1)."""
+        return self.spots[end].y + self.ports[end]
+
+
+@dataclass(eq=False, slots=True)
+class _Part:
+    """The part of a link in a region, from one spot to another."""
+
+    ends: tuple[Spot, Spot]
     link: Link
-    runs: tuple[LevelRun, ...]
-    """The level parts of a link that goes forward, else empty."""
-    corners: tuple[Point, ...]
-    """The corners of a link that goes back, else empty."""
-    caption: Caption
-    label: Rectangle | None
-    """The place of the caption, above the link; None without text."""
-
-
-@dataclass(frozen=True, slots=True)
-class PlacedBox:
-    """A box with its place; the text is in its upper left corner."""
-
-    place: Rectangle
-    caption: Caption
+    label: Spot = field(default_factory=Spot)
+    pieces: list[_Piece] = field(default_factory=list)
+    """From left to right; a single one if the link closes a loop."""
+    runs: list[Run] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
 class DrawingLayout:
-    """Everything with its place; the upper left corner of the drawing is 0, 0."""
+    """Everything with its place, in the order of the picture; the upper left corner of the drawing is 0, 0."""
 
     width: float
     height: float
-    caption: Caption
-    """The title."""
-    nodes: tuple[PlacedNode, ...]
-    links: tuple[PlacedLink, ...]
-    boxes: tuple[PlacedBox, ...]
+    title: Caption
+    nodes: Sequence[Spot]
+    boxes: Sequence[Spot]
+    routes: Sequence[Sequence[Run]]
+    """The route of each link."""
+    labels: Sequence[Spot]
+    """The label of each link, without lines if the link has no text."""
 
 
 def lay_out(picture: Picture) -> DrawingLayout:
     """Arrange the inside of each box, then the boxes and the other nodes."""
-    sizes = _Sizes(
-        picture,
-        nodes=[node_caption(node) for node in picture.nodes],
-        labels=[_one_line(link.label, _LABEL_SIZE, _LABEL_WIDTH) for link in picture.links],
-        headings=[_one_line(box.heading, _HEADING_SIZE, _HEADING_WIDTH) for box in picture.boxes],
-    )
-    insides = [_inside(sizes, number) for number in range(len(picture.boxes))]
-    around = _outside(sizes, insides)
-    around.x, around.y = MARGIN, MARGIN + _TITLE_HEIGHT
-    boxes = [around.place(("box", number)) for number in range(len(insides))]
-    for inner, box in zip(insides, boxes, strict=True):
-        _move_into(inner, box)
-    title = _one_line(picture.title, _TITLE_SIZE, max(_TITLE_WIDTH, around.arrangement.width))
-    return DrawingLayout(
-        width=2 * MARGIN + max(title.width, around.arrangement.width),
-        height=2 * MARGIN + _TITLE_HEIGHT + around.arrangement.height,
-        caption=title,
-        nodes=tuple(
-            PlacedNode(node, _region(node, insides, around).place(("node", number)), sizes.nodes[number])
-            for number, node in enumerate(picture.nodes)
-        ),
-        links=tuple(_placed_link(number, sizes, insides, around) for number in range(len(picture.links))),
-        boxes=tuple(map(PlacedBox, boxes, sizes.headings)),
-    )
+    homes = [node.box for node in picture.nodes]
+    nodes = [_node_spot(node) for node in picture.nodes]
+    labels = [_label_spot(link.label) for link in picture.links]
+    insides, boxes = [], []
+    for number, box in enumerate(picture.boxes):
+        within = [spot if home == number else None for spot, home in zip(nodes, homes, strict=True)]
+        insides.append(_Region(within, picture.links, labels))
+        boxes.append(_box_spot(box, insides[-1]))
+    seen = [spot if home is None else boxes[home] for spot, home in zip(nodes, homes, strict=True)]
+    around = _Region(seen, picture.links, labels, boxes)
+    around.move(MARGIN, MARGIN + _TITLE_HEIGHT)
+    for spot, inside in zip(boxes, insides, strict=True):
+        inside.move(spot.x + _BOX_PADDING, spot.top + _BOX_HEADING_HEIGHT)
+    title = fit(picture.title, _TITLE_SIZE, max(_TITLE_CHARACTERS, int(around.width / _TITLE_SIZE)))
+    routes = []
+    for number, link in enumerate(picture.links):
+        begin, end = (around if home is None else insides[home] for home in (homes[link.source], homes[link.target]))
+        # Out of the first box, between the boxes, and into the last one.
+        parts = [region.parts[number] for region in dict.fromkeys((begin, around, end)) if number in region.parts]
+        routes.append([run for part in parts for run in part.runs])
+    width, height = max(title.width, around.width), _TITLE_HEIGHT + around.height
+    return DrawingLayout(2 * MARGIN + width, 2 * MARGIN + height, title, nodes, boxes, routes, labels)
 
 
-def _region(node: Node, insides: Sequence[_Region], around: _Region) -> _Region:
-    return around if node.box is None else insides[node.box]
+def _node_spot(node: Node) -> Spot:
+    caption = node_caption(node)
+    lid = _LID if node.shape in ("source", "sink") else 0.0
+    width = max(_NODE_WIDTH_MIN, caption.width + 2 * _PADDING_X)
+    return Spot(width, max(_NODE_HEIGHT_MIN, caption.height + lid + 2 * _PADDING_Y), caption)
 
 
-def _placed_link(number: int, sizes: _Sizes, insides: Sequence[_Region], around: _Region) -> PlacedLink:
-    """Join the parts of the route: out of the first box, between the boxes, and into the last one."""
-    link, nodes = sizes.picture.links[number], sizes.picture.nodes
-    begin, end = (_region(nodes[node], insides, around) for node in (link.source, link.target))
-    passed = [begin] if begin is end and number not in around.arcs else [begin, around, end]
-    regions = [region for place, region in enumerate(passed) if region not in passed[:place]]
-    return PlacedLink(
-        link,
-        runs=tuple(run for region in regions for run in region.runs(number)),
-        corners=tuple(corner for region in regions for corner in region.corners(number)),
-        caption=sizes.labels[number],
-        label=next((label for region in regions if (label := region.label(number)) is not None), None),
-    )
+def _label_spot(text: str) -> Spot:
+    caption = fit(text, _LABEL_SIZE, _LABEL_CHARACTERS)
+    return Spot(caption.width, caption.height + _LABEL_GAP if caption.lines else 0.0, caption, is_item=False)
 
 
-@dataclass(frozen=True, slots=True)
-class _Sizes:
-    """The captions of a picture; sizes follow from them."""
-
-    picture: Picture
-    nodes: Sequence[Caption]
-    labels: Sequence[Caption]
-    headings: Sequence[Caption]
-
-    def label(self, number: int) -> tuple[float, float]:
-        """Return width and height of the label of a link, with the gap to the link."""
-        caption = self.labels[number]
-        return caption.width, caption.height + _LABEL_GAP if caption.lines else 0.0
+def _box_spot(box: Box, inside: _Region) -> Spot:
+    caption = fit(box.heading, _HEADING_SIZE, _HEADING_CHARACTERS)
+    height = inside.height + _BOX_HEADING_HEIGHT + _BOX_PADDING
+    ports = {number: _BOX_HEADING_HEIGHT + port.y - height / 2 for number, port in inside.ports.items()}
+    return Spot(max(inside.width, caption.width) + 2 * _BOX_PADDING, height, caption, ports=ports)
 
 
-@dataclass(eq=False, slots=True)
 class _Region:
-    """The inside of a box, or everything outside of the boxes."""
-
-    sizes: _Sizes
-    items: dict[ItemKey, DrawnItem] = field(default_factory=dict)
-    arcs: dict[int, Arc] = field(default_factory=dict)
-    """By the number of the link."""
-    backs: dict[int, Arc] = field(default_factory=dict)
-    """By the number of the link."""
-    arrangement: Arrangement = field(default_factory=Arrangement)
-    x: float = 0.0
-    """The left side of the region in the drawing."""
-    y: float = 0.0
-    """The top of the region in the drawing."""
-
-    # -- building ----------------------------------------------------------------------------------------
-
-    def add_node(self, number: int) -> None:
-        caption = self.sizes.nodes[number]
-        lid = _LID if self.sizes.picture.nodes[number].shape in ("source", "sink") else 0.0
-        width = max(_NODE_WIDTH_MIN, caption.width + 2 * _PADDING_X)
-        height = max(_NODE_HEIGHT_MIN, caption.height + lid + 2 * _PADDING_Y)
-        self.items["node", number] = DrawnItem(width, height)
-
-    def add_box(self, number: int, region: _Region) -> None:
-        inner = region.arrangement
-        width = max(inner.width, self.sizes.headings[number].width) + 2 * _BOX_PADDING
-        self.items["box", number] = DrawnItem(width, inner.height + _BOX_HEADING_HEIGHT + _BOX_PADDING)
-
-    def add_link(self, number: int, source: ItemKey, target: ItemKey, *, labelled: bool = True) -> None:
-        link = self.sizes.picture.links[number]
-        width, height = self.sizes.label(number) if labelled else (0.0, 0.0)
-        weight = _SERVICE_WEIGHT if link.kind == "service" else 1.0
-        (self.backs if link.closes_loop else self.arcs)[number] = Arc(source, target, width, height, weight=weight)
-
-    def arrange(self) -> None:
-        self.arrangement = arrange(self.items, self.arcs, self.backs)
-
-    # -- places after arranging ---------------------------------------------------------------------------
-
-    def place(self, key: ItemKey) -> Rectangle:
-        return self.arrangement.items[key].moved(self.x, self.y)
-
-    def runs(self, number: int) -> list[LevelRun]:
-        """Return the level parts of a link within this region."""
-        return [run.moved(self.x, self.y) for run in self.arrangement.runs.get(number, ())]
-
-    def corners(self, number: int) -> list[Point]:
-        """Return the corners of a link that goes back within this region."""
-        return [(x + self.x, y + self.y) for x, y in self.arrangement.corners.get(number, ())]
-
-    def label(self, number: int) -> Rectangle | None:
-        """Return the place of the label of a link, without the gap below it."""
-        place = self.arrangement.labels.get(number)
-        if place is None:
-            return None
-        return Rectangle(place.x + self.x, place.y + self.y, place.width, place.height - _LABEL_GAP)
-
-
-def _inside(sizes: _Sizes, box: int) -> _Region:
-    """Return the inside of a box, arranged; a link that crosses the border has a port there."""
-    region = _Region(sizes)
-    nodes, links = sizes.picture.nodes, sizes.picture.links
-    for number, node in enumerate(nodes):
-        if node.box == box:
-            region.add_node(number)
-    for number, link in enumerate(links):
-        crossing = [nodes[link.source].box == box, nodes[link.target].box == box]
-        if any(crossing) and not all(crossing):
-            region.items["port", number] = DrawnItem(0.0, 0.0, side=1 if crossing[0] else -1)
-    for number, link in enumerate(links):
-        source, target = ("node", link.source), ("node", link.target)
-        if source in region.items and target in region.items:
-            region.add_link(number, source, target)
-        elif source in region.items:
-            region.add_link(number, source, ("port", number), labelled=False)
-        elif target in region.items:
-            region.add_link(number, ("port", number), target, labelled=False)
-    region.arrange()
-    return region
-
-
-def _outside(sizes: _Sizes, insides: Sequence[_Region]) -> _Region:
-    """Return the boxes, and the nodes that are in no box, arranged."""
-    region = _Region(sizes)
-    nodes = sizes.picture.nodes
-    for number, node in enumerate(nodes):
-        if node.box is None:
-            region.add_node(number)
-    for number, inner in enumerate(insides):
-        region.add_box(number, inner)
-    for number, link in enumerate(sizes.picture.links):
-        source, target = (_seen_from_outside(sizes.picture, end) for end in (link.source, link.target))
-        if source != target or source[0] == "node":
-            region.add_link(number, source, target)
-            if source[0] == "box":
-                region.arcs[number].source_port = _port(region, source, insides[source[1]], number)
-            if target[0] == "box":
-                region.arcs[number].target_port = _port(region, target, insides[target[1]], number)
-    region.arrange()
-    return region
-
-
-def _seen_from_outside(picture: Picture, node: int) -> ItemKey:
-    box = picture.nodes[node].box
-    return ("node", node) if box is None else ("box", box)
-
-
-def _port(region: _Region, box: ItemKey, inner: _Region, link: int) -> float:
-    """Return how far below the middle of the box the link crosses its border."""
-    return _BOX_HEADING_HEIGHT + inner.place(("port", link)).y - region.items[box].height / 2
-
-
-def _move_into(inner: _Region, box: Rectangle) -> None:
-    """Move the inside of a box to the place of the box."""
-    inner.x, inner.y = box.x + _BOX_PADDING, box.y + _BOX_HEADING_HEIGHT
-
-
-# -- captions ------------------------------------------------------------------------------------------------
-
-_TITLE_SIZE: Final = 16.0
-_HEADING_SIZE: Final = 12.0
-_LABEL_SIZE: Final = 11.0
-_NAME_SIZE: Final = 13.0
-_NOTE_SIZE: Final = 11.0
-_LINE_HEIGHT: Final = 1.35
-
-# After about 25 characters a name continues in the next line; the third line is the last one.
-_NAME_WIDTH: Final = 180.0
-_NAME_LINES: Final = 3
-_NOTE_WIDTH: Final = 280.0
-_LABEL_WIDTH: Final = 220.0
-_HEADING_WIDTH: Final = 480.0
-
-
-@dataclass(frozen=True, slots=True)
-class CaptionLine:
-    """One line of a caption."""
-
-    text: str
-    size: float
-    """The size of the font."""
-    muted: bool = False
-    """Whether the line has the colour of notes."""
-    times: str = ""
-    """The number of subtasks, written after the text in the colour of notes."""
-
-    @property
-    def width(self) -> float:
-        """Return the width of the line."""
-        return width_of(f"{self.text} {self.times}" if self.times else self.text, self.size)
-
-    @property
-    def height(self) -> float:
-        """Return the height of the line, with the distance to the next line."""
-        return self.size * _LINE_HEIGHT
-
-
-@dataclass(frozen=True, slots=True)
-class Caption:
-    """A text in lines that fit."""
-
-    lines: tuple[CaptionLine, ...]
-    whole: str = ""
-    """The whole text if the lines leave out a part of it, else empty."""
-
-    @property
-    def width(self) -> float:
-        """Return the width of the widest line."""
-        return max((line.width for line in self.lines), default=0.0)
-
-    @property
-    def height(self) -> float:
-        """Return the height of all lines."""
-        return sum(line.height for line in self.lines)
-
-
-def node_caption(node: Node) -> Caption:
-    """Return the name in up to three lines, then each note in a line."""
-    name = fit(node.name, _NAME_SIZE, _NAME_WIDTH, lines=_NAME_LINES)
-    notes = [fit(note, _NOTE_SIZE, _NOTE_WIDTH, lines=1) for note in node.notes]
-    lines = [CaptionLine(text, _NAME_SIZE) for text in name.lines]
-    if lines and node.times:
-        lines[-1] = CaptionLine(lines[-1].text, _NAME_SIZE, times=node.times)
-    lines += [CaptionLine(text, _NOTE_SIZE, muted=True) for note in notes for text in note.lines]
-    shortened = any(fitted.shortened for fitted in (name, *notes))
-    return Caption(tuple(lines), printable(", ".join((node.name, *node.notes))) if shortened else "")
-
-
-def _one_line(text: str, size: float, width: float) -> Caption:
-    """Return the text in one line, at most this wide."""
-    fitted = fit(text, size, width, lines=1)
-    return Caption(tuple(CaptionLine(line, size) for line in fitted.lines), printable(text) if fitted.shortened else "")
-
-
-# XML 1.0 cannot hold these characters, not even escaped.
-_NOT_IN_XML: Final = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-
-# A name may be broken after a space, and after a character that joins words in a name.
-_PIECES: Final = re.compile(r"[^\s_./:\-→]*[\s_./:\-→]?")
-
-
-@dataclass(frozen=True, slots=True)
-class Fitted:
-    """Lines that are narrow enough."""
-
-    lines: tuple[str, ...]
-    shortened: bool = False
-    """Whether the end of the text is left out."""
-
-
-def printable(text: str) -> str:
-    """Return the text in one line, without the characters that XML cannot hold."""
-    return " ".join(_NOT_IN_XML.sub("\ufffd", text).split())
-
-
-def fit(text: str, size: float, width: float, *, lines: int) -> Fitted:
-    """Break the text into at most this many lines, between words if possible; shorten a text that is too long."""
-    rest = printable(text)
-    fitted: list[str] = []
-    while rest and len(fitted) < lines:
-        if width_of(rest, size) <= width:
-            return Fitted((*fitted, rest))
-        is_last = len(fitted) == lines - 1
-        length = _fitting(rest, size, width - (width_of("…", size) if is_last else 0))
-        if is_last:
-            return Fitted((*fitted, rest[:length].rstrip() + "…"), shortened=True)
-        length = _break_before(rest, length)
-        fitted.append(rest[:length].rstrip())
-        rest = rest[length:].lstrip()
-    return Fitted(tuple(fitted))
-
-
-def _fitting(text: str, size: float, width: float) -> int:
-    """Return the number of characters that fit, at least one."""
-    used = 0.0
-    for length, character in enumerate(text):
-        used += width_of(character, size)
-        if used > width:
-            return max(1, length)
-    return len(text)
-
-
-def _break_before(text: str, length: int) -> int:
-    """Return the last place to break within the first ``length`` characters, or ``length`` if there is none."""
-    place = 0
-    for piece in _PIECES.finditer(text):
-        if len(piece[0].rstrip()) + piece.start() > length:
-            break
-        place = piece.end()
-    return place or length
-
-
-# -- the width of text -------------------------------------------------------------------------------------
-
-FONT_FAMILY: Final = "DejaVu Sans"
-FONT_FILE: Final = Path(__file__).parent / "font" / "DejaVuSans.ttf"
-
-# The width of a character that the font lacks is estimated, with some room: another font draws it.
-_WIDE_EM: Final = 1.3
-_NARROW_EM: Final = 1.0
-
-
-def width_of(text: str, size: float) -> float:
-    """Return the width of a line in a font of this size."""
-    known = advances()
-    return size * sum(
-        width if (width := known.get(character)) is not None else _estimate(character) for character in text
-    )
-
-
-def _estimate(character: str) -> float:
-    if unicodedata.category(character) in ("Mn", "Me", "Cf"):
-        return 0.0
-    return _WIDE_EM if unicodedata.east_asian_width(character) in "WF" else _NARROW_EM
-
-
-@functools.cache
-def advances() -> Mapping[str, float]:
-    """Return the width of each character of the font of the package, for a font of size 1."""
-    data = FONT_FILE.read_bytes()
-    tables = _tables(data)
-    (units_in_em,) = struct.unpack_from(">H", data, tables["head"] + 18)
-    (metrics,) = struct.unpack_from(">H", data, tables["hhea"] + 34)
-    return {
-        character: struct.unpack_from(">H", data, tables["hmtx"] + 4 * min(glyph, metrics - 1))[0] / units_in_em
-        for character, glyph in _glyphs(data, tables["cmap"])
-    }
-
-
-def _tables(data: bytes) -> dict[str, int]:
-    """Return the offset of each table of the font file."""
-    (count,) = struct.unpack_from(">H", data, 4)
-    records = (struct.unpack_from(">4sIII", data, 12 + 16 * number) for number in range(count))
-    return {tag.decode(): offset for tag, _, offset, _ in records}
-
-
-def _glyphs(data: bytes, cmap: int) -> Iterator[tuple[str, int]]:
-    """Yield each character with its glyph, from the subtable of the basic plane (format 4)."""
-    (count,) = struct.unpack_from(">H", data, cmap + 2)
-    subtables = [cmap + struct.unpack_from(">I", data, cmap + 8 + 8 * number)[0] for number in range(count)]
-    table = next(place for place in subtables if struct.unpack_from(">H", data, place)[0] == 4)
-    segments = struct.unpack_from(">H", data, table + 6)[0] // 2
-    ends, starts, deltas, ranges = (
-        struct.unpack_from(f">{segments}H", data, table + 14 + 2 * segments * column + (2 if column else 0))
-        for column in range(4)
-    )
-    for segment in range(segments):
-        for code in range(starts[segment], min(ends[segment], 0xFFFE) + 1):
-            glyph = code
-            if ranges[segment]:
-                place = table + 16 + 6 * segments + 2 * segment + ranges[segment] + 2 * (code - starts[segment])
-                (glyph,) = struct.unpack_from(">H", data, place)
-            yield chr(code), (glyph + deltas[segment]) & 0xFFFF
+    """The inside of a box, or everything outside of the boxes, arranged in columns from left to right.
+
+    ``seen`` has a spot for each node: its own, that of its box, or none if the node is beyond the border.
+    """
+
+    def __init__(
+        self, seen: Sequence[Spot | None], links: Sequence[Link], labels: Sequence[Spot], boxes: Sequence[Spot] = ()
+    ) -> None:
+        self.width = 0.0
+        self.height = 0.0
+        self.parts: dict[int, _Part] = {}
+        """By the number of the link."""
+        self.ports: dict[int, Spot] = {}
+        """Where a link, by its number, crosses the border of the box."""
+        for number, link in enumerate(links):
+            source, target = seen[link.source], seen[link.target]
+            if source and target and not (source is target and source in boxes):
+                self.parts[number] = _Part((source, target), link, labels[number])
+            elif source and not target:
+                self.ports[number] = Spot(side=1)
+                self.parts[number] = _Part((source, self.ports[number]), link)
+            elif target and not source:
+                self.ports[number] = Spot(side=-1)
+                self.parts[number] = _Part((self.ports[number], target), link)
+        self._items = list(dict.fromkeys(spot for spot in (*seen, *boxes, *self.ports.values()) if spot))
+        self._columns: list[list[Spot]] = []
+        """From left to right, each from top to bottom."""
+        self._arrange()
+
+    def move(self, x: float, y: float) -> None:
+        """Move everything to the right and down."""
+        for spot in (*self._items, *(part.label for part in self.parts.values())):
+            spot.x, spot.y = spot.x + x, spot.y + y
+        for part in self.parts.values():
+            part.runs = [(begin + x, end + x, height + y) for begin, end, height in part.runs]
+
+    def _arrange(self) -> None:
+        forward = {number: part for number, part in self.parts.items() if not part.link.closes_loop}
+        backs = [part for part in self.parts.values() if part.link.closes_loop]
+        for part in backs:
+            part.pieces.append(_Piece(part.ends, [0.0, 0.0], 0.0))
+        self._make_columns(forward)
+        self._sweep([()])
+        self._sweep([(0,), (1,)] * _ORDER_SWEEPS, is_sorting=True)
+        self._spread_ports(backs)
+        self._sweep([(0,), (1,)] * _HEIGHT_SWEEPS)
+        self._sweep([(0, 1), (1, 0)] * _HEIGHT_SWEEPS)
+        spots = [spot for column in self._columns for spot in column]
+        top = min((spot.top for spot in spots), default=0.0)
+        for spot in spots:
+            spot.y -= top
+        self.height = max((spot.top + spot.height for spot in spots), default=0.0)
+        self._set_widths_and_routes(forward.values(), backs)
+
+    def _make_columns(self, forward: dict[int, _Part]) -> None:
+        """Put items into columns with even numbers, and labels between them; then leave out the empty columns."""
+        _rank(self._items, [part.ends for part in forward.values()])
+        labelled = {part.ends[1].column - 1 for part in forward.values() if part.label.width}
+        used = sorted(labelled | {item.column for item in self._items})
+        self._columns = [[item for item in self._items if item.column == column] for column in used]
+        for number, part in forward.items():
+            first, last = part.ends
+            chain = [first]
+            for column in used[used.index(first.column) + 1 : used.index(last.column)]:
+                is_label = column == last.column - 1 and part.label.width
+                chain.append(part.label if is_label else Spot(is_item=False))
+                chain[-1].column = column
+                self._columns[used.index(column)].append(chain[-1])
+            chain.append(last)
+            # A link runs below its label.
+            ports = [spot.height / 2 for spot in chain]
+            ports[0], ports[-1] = (end.ports.get(number, 0.0) for end in part.ends)
+            weight = _SERVICE_WEIGHT if part.link.kind == "service" else 1.0
+            part.pieces = [
+                _Piece(spots, [*ends], weight) for spots, ends in zip(pairwise(chain), pairwise(ports), strict=True)
+            ]
+            for piece in part.pieces:
+                piece.spots[0].pieces[1].append(piece)
+                piece.spots[1].pieces[0].append(piece)
+        for place, spots in enumerate(self._columns):
+            for spot in spots:
+                spot.column = place
+
+    def _sweep(self, neighbours: Iterable[tuple[int, ...]], *, is_sorting: bool = False) -> None:
+        """Move all spots towards their neighbours at the left (0), at the right (1), or at both sides, again and again.
+
+        The columns are visited from left to right, and back if the neighbours at the right are first.
+        """
+        for sides in neighbours:
+            for column in self._columns[:: -1 if sides[:1] == (1,) else 1]:
+                if is_sorting:
+                    column.sort(key=partial(_middle, side=sides[0]))
+                _straighten([(*_wish(spot, sides), spot) for spot in column])
+
+    def _spread_ports(self, backs: Sequence[_Part]) -> None:
+        """Spread the links of each item over its sides, in the order of their other ends; ``backs`` are the lowest."""
+        for item in self._items:
+            for side in (0, 1) if not item.ports else ():
+                pieces = sorted(item.pieces[side], key=lambda piece: piece.height(side))
+                # A link that closes a loop ends at the left side, and begins at the right side.
+                pieces += [part.pieces[0] for part in backs if part.ends[1 - side] is item]
+                distance = min(_PORT_DISTANCE, max(0.0, item.height - 2 * _CORNER) / max(1, len(pieces)))
+                for number, piece in enumerate(pieces):
+                    piece.ports[1 - side] = distance * (number - (len(pieces) - 1) / 2)
+
+    def _set_widths_and_routes(self, forward: Iterable[_Part], backs: Sequence[_Part]) -> None:
+        """Place the columns side by side, with room for the links between them, and find all routes."""
+        # A link that closes a loop turns right of its source's column, and left of its target's column.
+        turns = {gap for part in backs for gap in (part.ends[0].column + 1, part.ends[1].column)}
+        lefts, rights = [], []
+        for number, column in enumerate(self._columns):
+            self.width += len(backs) * _CHANNEL * (number in turns)
+            if number:
+                rises = (abs(piece.height(0) - piece.height(1)) for spot in column for piece in spot.pieces[0])
+                self.width += max(min(_GAP_MAX, _GAP + _SLOPE * rise) for rise in (0.0, *rises))
+            lefts.append(self.width)
+            self.width += max(spot.width for spot in column)
+            rights.append(self.width)
+            for spot in column:
+                spot.x = (lefts[-1] + rights[-1] - spot.width) / 2
+        self.width += len(backs) * _CHANNEL * (len(self._columns) in turns)
+        for part in forward:
+            (source, target), heights = part.ends, [piece.height(0) for piece in part.pieces]
+            begins = [source.right, *lefts[source.column + 1 : target.column + 1]]
+            ends = [*rights[source.column : target.column], target.x]
+            part.runs = list(zip(begins, ends, [*heights, part.pieces[-1].height(1)], strict=True))
+        # The shortest link has the highest lane, so that few links cross.
+        backs = sorted(backs, key=lambda part: part.ends[0].right - part.ends[1].x)
+        for lane, part in enumerate(backs, 1):
+            (source, target), [piece], label = part.ends, part.pieces, part.label
+            right, left = rights[source.column] + lane * _CHANNEL, lefts[target.column] - lane * _CHANNEL
+            self.height += _LANE_GAP + label.height
+            part.runs = [
+                (source.right, right, piece.height(0)),
+                (right, left, self.height),
+                (left, target.x, piece.height(1)),
+            ]
+            label.x, label.y = max(0.0, (left + right - label.width) / 2), self.height - label.height / 2
+            self.width = max(self.width, label.right)
+
+
+def _rank(items: Sequence[Spot], links: Sequence[tuple[Spot, Spot]]) -> None:
+    """Set every column to twice the length of the longest path to it; a source is just before its first target."""
+    borders = [(one, other) for one, other in permutations(items, 2) if one.side < other.side]
+    for _ in items:
+        for source, target in (*links, *borders):
+            target.column = max(target.column, source.column + 2)
+    for item in items:
+        behind = [target.column for source, target in links if source is item]
+        if behind and not item.side and all(target is not item for _, target in links):
+            item.column = min(behind) - 2
+
+
+def _middle(spot: Spot, side: int) -> float:
+    heights = [piece.height(side) for piece in spot.pieces[side]]
+    return sum(heights) / len(heights) if heights else spot.y
+
+
+def _wish(spot: Spot, sides: Iterable[int]) -> tuple[float, float]:
+    """Return the height where links to the neighbours at these sides are nearest to level, and its weight."""
+    wishes = [
+        (piece.height(side) - piece.ports[1 - side], piece.weight * _WEIGHTS[sum(end.is_item for end in piece.spots)])
+        for side in sides
+        for piece in spot.pieces[side]
+    ] or [(spot.y, 0.01)]
+    weight = sum(weight for _, weight in wishes)
+    return sum(height * weight for height, weight in wishes) / weight, weight
+
+
+def _straighten(wished: Sequence[tuple[float, float, Spot]]) -> None:
+    """Move the spots of a column as near to the wished heights, by their weights, as their order and gaps allow."""
+    steps = [0.0]
+    for (_, _, above), (_, _, below) in pairwise(wished):
+        gap = _GAP if above.is_item and below.is_item else _LINK_GAP
+        steps.append(steps[-1] + (above.height + below.height) / 2 + gap)
+    rising = _rising((height - step, weight) for (height, weight, _), step in zip(wished, steps, strict=True))
+    for (_, _, spot), height, step in zip(wished, rising, steps, strict=True):
+        spot.y = height + step
+
+
+def _rising(wishes: Iterable[tuple[float, float]]) -> list[float]:
+    """Return the rising heights that are nearest to the wished ones; each wish is a height and its weight.
+
+    Neighbours in the wrong order share a mean.
+
+    >>> _rising([(1, 1), (5, 1), (3, 1), (9, 1)])
+    [1, 4.0, 4.0, 9]
+    """
+    blocks: list[tuple[float, float, int]] = []
+    for height, weight in wishes:
+        count = 1
+        while blocks and blocks[-1][0] > height:
+            other, other_weight, other_count = blocks.pop()
+            height = (height * weight + other * other_weight) / (weight + other_weight)
+            weight += other_weight
+            count += other_count
+        blocks.append((height, weight, count))
+    return [height for height, _, count in blocks for _ in range(count)]

@@ -12,7 +12,7 @@ from typing import Final, Literal
 
 from streamiter.engine.graph.graph import SINGLE_INPUT, Edge, Step
 from streamiter.engine.graph.output import Broadcast, ByFunction, ByKey, Rebalance
-from streamiter.engine.graph.statistics import JobStatistics, LoopStatistics
+from streamiter.engine.graph.statistics import JobStatistics
 from streamiter.errors import ConfigurationError
 from streamiter.operators.operator import Service
 from streamiter.values.times import shown_time
@@ -101,24 +101,14 @@ def picture_of(flow: str, steps: Sequence[Step], statistics: JobStatistics | Non
     numbers = {step: number for number, step in enumerate(steps)}
     services = list(dict.fromkeys(step.service for step in steps if step.service is not None))
     loops = list(dict.fromkeys(step.loop for step in steps if step.loop is not None))
-    return Picture(
-        title=flow if statistics is None else f"{flow} ({statistics.state})",
-        nodes=(
-            *(_step_node(step, loops, statistics) for step in steps),
-            *(_service_node(service, statistics) for service in services),
-        ),
-        links=(
-            *(_data_link(edge, step, numbers) for step in steps for edge in step.inputs),
-            *(
-                Link(numbers[step], len(steps) + services.index(step.service), "service", _SERVICE_LABEL)
-                for step in steps
-                if step.service is not None
-            ),
-        ),
-        boxes=tuple(
-            Box(f"iteration {number}", _progress_notes(loop, steps, statistics)) for number, loop in enumerate(loops, 1)
-        ),
-    )
+    nodes = [_step_node(step, loops, statistics) for step in steps]
+    nodes += [_service_node(service, statistics) for service in services]
+    links = [_data_link(edge, step, numbers) for step in steps for edge in step.inputs]
+    served = {step: len(steps) + services.index(step.service) for step in steps if step.service is not None}
+    links += [Link(numbers[step], service, "service", _SERVICE_LABEL) for step, service in served.items()]
+    boxes = [Box(f"iteration {number}", _progress(loop, steps, statistics)) for number, loop in enumerate(loops, 1)]
+    title = flow if statistics is None else f"{flow} ({statistics.state})"
+    return Picture(title, tuple(nodes), tuple(links), tuple(boxes))
 
 
 def _check_statistics(flow: str, steps: Sequence[Step], statistics: JobStatistics) -> None:
@@ -141,20 +131,12 @@ def _check_statistics(flow: str, steps: Sequence[Step], statistics: JobStatistic
 
 
 def _step_node(step: Step, loops: Sequence[object], statistics: JobStatistics | None) -> Node:
+    notes = [step.epochs_seen] if step.epochs_seen else []
+    notes += ["per round"] if step.per_round else []
+    notes += () if statistics is None else _counts(step, statistics)
     return Node(
-        name=step.name,
-        shape=step.shape,
-        parallelism=step.parallelism,
-        notes=(*_step_notes(step), *(() if statistics is None else _counts(step, statistics))),
-        box=None if step.loop is None else loops.index(step.loop),
+        step.name, step.shape, step.parallelism, tuple(notes), None if step.loop is None else loops.index(step.loop)
     )
-
-
-def _step_notes(step: Step) -> Iterable[str]:
-    if step.epochs_seen:
-        yield step.epochs_seen
-    if step.per_round:
-        yield "per round"
 
 
 def _counts(step: Step, statistics: JobStatistics) -> Iterable[str]:
@@ -180,19 +162,15 @@ def _service_node(service: Service, statistics: JobStatistics | None) -> Node:
     return Node(service.name, "service", notes=(service.drawn_as, *(() if known is None else known.notes)))
 
 
-# -- links -------------------------------------------------------------------------------------------------
+# -- links and boxes ---------------------------------------------------------------------------------------
 
 
 def _data_link(edge: Edge, step: Step, numbers: dict[Step, int]) -> Link:
-    kind = _kind(edge, step)
+    kind: LinkKind = "data"
+    if edge.feedback is not None:
+        # The head of a variable also has initial values; the criteria head has feedback alone.
+        kind = "criteria" if all(given.feedback is not None for given in step.inputs) else "feedback"
     return Link(numbers[edge.upstream], numbers[step], kind, ", ".join(_label_parts(edge, step, kind)))
-
-
-def _kind(edge: Edge, step: Step) -> LinkKind:
-    if edge.feedback is None:
-        return "data"
-    # The head of a variable also has initial values; the criteria head has feedback alone.
-    return "criteria" if all(given.feedback is not None for given in step.inputs) else "feedback"
 
 
 def _label_parts(edge: Edge, step: Step, kind: LinkKind) -> Iterable[str]:
@@ -208,15 +186,9 @@ def _label_parts(edge: Edge, step: Step, kind: LinkKind) -> Iterable[str]:
         yield partitioning
 
 
-# -- boxes -------------------------------------------------------------------------------------------------
-
-
-def _progress_notes(loop: object, steps: Sequence[Step], statistics: JobStatistics | None) -> tuple[str, ...]:
-    if statistics is None:
-        return ()
+def _progress(loop: object, steps: Sequence[Step], statistics: JobStatistics | None) -> tuple[str, ...]:
     members = {step.name for step in steps if step.loop is loop}
-    return next((_loop_notes(each) for each in statistics.loops if members.issuperset(each.heads)), ())
-
-
-def _loop_notes(loop: LoopStatistics) -> tuple[str, ...]:
-    return loop.progress, f"{loop.fed_back_records:,} records fed back"
+    for each in () if statistics is None else statistics.loops:
+        if members.issuperset(each.heads):
+            return each.progress, f"{each.fed_back_records:,} records fed back"
+    return ()
