@@ -335,6 +335,7 @@ def add_next_step(
     outside_loops: bool = False,
     keeps_event_time: bool = True,
     begins_event_time: bool = False,
+    begins_epochs: bool = False,
     order: Literal["begins", "spans", "needs"] | None = None,
     awaited_input: str | None = None,
 ) -> StepOutput:
@@ -345,7 +346,8 @@ def add_next_step(
     record. ``emits_at_end`` states whether it emits at the end only, if these two cannot tell. ``shape`` and
     ``epochs_seen`` are for drawings. ``outside_loops``: the step is outside any iteration, even while a body is being
     built. ``keeps_event_time``: its records have the timestamps of the records that it reads; ``begins_event_time``: it
-    gives its records timestamps. ``Step`` describes ``order`` and ``awaited_input``.
+    gives its records timestamps; ``begins_epochs``: it gives them epochs. ``Step`` describes ``order`` and
+    ``awaited_input``.
     """
     streams = list(inputs.values())
     flow = streams[0].flow
@@ -382,7 +384,7 @@ def add_next_step(
             loop=loop,
             round_scope=round_scope,
             bounded=all(stream.is_bounded for stream in streams),
-            stamped=all(edge.upstream.stamped for edge in edges),
+            stamped=begins_epochs or all(edge.upstream.stamped for edge in edges),
             emits_at_end=emits_at_end,
             timed=begins_event_time or (keeps_event_time and has_timestamps(edges)),
             watermarked=round_scope is None and (begins_event_time or (keeps_event_time and has_watermarks(edges))),

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Protocol, TypeVar, Un
 
 import numpy as np
 
-from streamiter.engine.graph.graph import KeySelector, Step
+from streamiter.engine.graph.graph import Step
 from streamiter.errors import ConfigurationError, GraphError, no_attribute, shortened, user_line
 from streamiter.flow.building import (
     FlowUnderConstruction,
@@ -31,11 +31,10 @@ from streamiter.flow.graph_checks import (
     check_input_names,
     check_name,
     check_policy,
-    check_seconds,
     check_source_start,
     check_stop,
 )
-from streamiter.flow.keyed_joins import has_record_keys, record_key, tolerant
+from streamiter.flow.keyed_joins import add_keyed_operator, has_record_keys
 from streamiter.flow.keyed_stream import KeyedStream
 from streamiter.flow.options import ProcessOptions, RunOptions, SourceOptions, StepOptions, check_step_options
 from streamiter.flow.stream import Stream
@@ -475,20 +474,16 @@ class ConnectedStreams:
         inputs arrive in any order, unless the operator chooses one with ``wanted_inputs()``, or the step is in a
         synchronous iteration; see :class:`~streamiter.Operator`, and :func:`connect` for an example.
         """
-        flow, label = next(iter(self._streams.values())).flow, options.get("name") or factory_label(factory)
         keyed = self._keyed(factory)
         if not keyed:
             if time_to_live_s is not None:
+                label = options.get("name") or factory_label(factory)
                 raise GraphError(
                     f"step {label!r}: expected time_to_live_s= only if all inputs have keys and a method for single "
                     "records, given another step; write connect(left=a.key_by(f), right=b.key_by(g))"
                 )
-            return Stream(flow, add_operator(self._streams, factory, options))
-        check_factory(factory, list(keyed), step=label, keyed=True)
-        time_to_live_s = check_seconds(time_to_live_s, "time_to_live_s", "keep states for ever", step=label)
-        keys = KeySelector({name: record_key(stream, "process") for name, stream in keyed.items()}, time_to_live_s)
-        inputs = {name: tolerant(stream, options) for name, stream in keyed.items()}
-        return Stream(flow, add_operator(inputs, factory, options, keys))
+            return Stream(next(iter(self._streams.values())).flow, add_operator(self._streams, factory, options))
+        return add_keyed_operator(keyed, factory, time_to_live_s, options)
 
     def _keyed(self, factory: OperatorFactory) -> dict[str, KeyedStream]:
         """Return the streams if the step has keys; a class that only handles whole batches has none."""

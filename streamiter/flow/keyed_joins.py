@@ -5,21 +5,33 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Generic, Literal, TypeVar, Unpack, get_args, overload
 
+from streamiter.engine.graph.graph import KeySelector
 from streamiter.engine.graph.output import ByKey
 from streamiter.errors import GraphError, shortened
-from streamiter.flow.building import Outlets, StepOutput, add_next_step, check_same_flow, edges_of, outlets_of
+from streamiter.flow.building import (
+    Outlets,
+    add_next_step,
+    add_operator,
+    check_same_flow,
+    edges_of,
+    factory_label,
+    outlets_of,
+)
 from streamiter.flow.event_time import check_event_time, checked_duration
 from streamiter.flow.graph_checks import (
     check_can_wait,
     check_choice,
     check_end_is_told,
+    check_factory,
     check_field_or_function,
     check_nothing_is_late,
+    check_seconds,
     check_tag,
 )
 from streamiter.flow.options import (
     ClockedJoinOptions,
     IntervalOptions,
+    ProcessOptions,
     StepOptions,
     TableOptions,
     check_step_options,
@@ -59,46 +71,22 @@ class KeyedJoins(Stream[Record], Generic[Key, Record]):
 
     @overload
     def interval_join(
-        self,
-        other: Stream[T],
-        *,
-        lower_s: Seconds,
-        upper_s: Seconds | None,
-        how: Literal["inner"] = "inner",
-        **options: Unpack[IntervalOptions],
+        self, other: Stream[T], *, how: Literal["inner"] = "inner", **options: Unpack[IntervalOptions]
     ) -> Stream[tuple[Record, T]]: ...
 
     @overload
     def interval_join(
-        self,
-        other: Stream[T],
-        *,
-        lower_s: Seconds,
-        upper_s: Seconds | None,
-        how: Literal["left"],
-        **options: Unpack[IntervalOptions],
+        self, other: Stream[T], *, how: Literal["left"], **options: Unpack[IntervalOptions]
     ) -> Stream[tuple[Record, T | None]]: ...
 
     @overload
     def interval_join(
-        self,
-        other: Stream[T],
-        *,
-        lower_s: Seconds,
-        upper_s: Seconds | None,
-        how: Literal["right"],
-        **options: Unpack[IntervalOptions],
+        self, other: Stream[T], *, how: Literal["right"], **options: Unpack[IntervalOptions]
     ) -> Stream[tuple[Record | None, T]]: ...
 
     @overload
     def interval_join(
-        self,
-        other: Stream[T],
-        *,
-        lower_s: Seconds,
-        upper_s: Seconds | None,
-        how: JoinHow,
-        **options: Unpack[IntervalOptions],
+        self, other: Stream[T], *, how: JoinHow, **options: Unpack[IntervalOptions]
     ) -> Stream[tuple[Record | None, T | None]]: ...
 
     def interval_join(
@@ -148,25 +136,18 @@ class KeyedJoins(Stream[Record], Generic[Key, Record]):
             raise GraphError(
                 f"step {label!r}: expected lower_s of at most upper_s, given {lower_s} and {upper_s}; exchange them"
             )
-        check_choice("how", how, get_args(JoinHow), step=label)
-        check_choice("time", time, get_args(TimeOf), step=label)
         if kept_max is not None:
             kept_max = whole_number(f"step {label!r}: kept_max", kept_max, 1, error=GraphError)
-        join = OneToOneJoin if one_to_one else IntervalJoin
-        by_clock = time == "processing"
-        step = JoinByClock if by_clock else JoinSides
-        if by_clock:
-            check_nothing_is_late(late, allowed_lateness_s, step=label)
-        return self._joined(
+        join, by_clock = OneToOneJoin if one_to_one else IntervalJoin, time == "processing"
+        return self._joined_by_time(
             "interval_join",
-            {"left": self, "right": other},
-            lambda *keys, **settings: step(
-                join(lower, upper, how, kept_max=kept_max, in_order=by_clock), *keys, **settings
-            ),
+            other,
+            lambda: join(lower, upper, how, kept_max=kept_max, in_order=by_clock),
             options,
-            allowed_lateness_s=None if by_clock else allowed_lateness_s,
+            how=how,
+            time=time,
+            allowed_lateness_s=allowed_lateness_s,
             late=late,
-            keeps_event_time=not by_clock,
             order=None if by_clock or upper is None else "spans",
         )
 
@@ -229,20 +210,15 @@ class KeyedJoins(Stream[Record], Generic[Key, Record]):
                 f"step {label!r}: expected a window of both streams: tumbling, hopping, session or calendar, given "
                 f"{shortened(window)}; for records near each other use interval_join"
             )
-        check_choice("how", how, get_args(JoinHow), step=label)
-        check_choice("time", time, get_args(TimeOf), step=label)
-        by_clock = time == "processing"
-        step = JoinByClock if by_clock else JoinSides
-        if by_clock:
-            check_nothing_is_late(late, allowed_lateness_s, step=label)
-        return self._joined(
+        return self._joined_by_time(
             "window_join",
-            {"left": self, "right": other},
-            lambda *keys, **settings: step(WindowJoin(window, how), *keys, **settings),
+            other,
+            lambda: WindowJoin(window, how),
             options,
-            allowed_lateness_s=None if by_clock else allowed_lateness_s,
+            how=how,
+            time=time,
+            allowed_lateness_s=allowed_lateness_s,
             late=late,
-            keeps_event_time=not by_clock,
         )
 
     @overload
@@ -319,7 +295,7 @@ class KeyedJoins(Stream[Record], Generic[Key, Record]):
         check_choice("time", time, get_args(TimeOf), step=label)
         if value is not None:
             check_field_or_function(value, "join_table(value)", step=options.get("name"))
-        value_of = whole_record if value is None else field_or_function("join_table(value)", value)
+        value_of = (lambda record: record) if value is None else field_or_function("join_table(value)", value)
         inputs = {"stream": self, "table": table}
         if time == "event":
             return self._joined(
@@ -385,9 +361,37 @@ class KeyedJoins(Stream[Record], Generic[Key, Record]):
 
     # -- for the engine ----------------------------------------------------------------------------------
 
-    def _made(self, output: StepOutput) -> Stream[Any]:
-        """Return the stream of a step."""
-        return Stream(self._flow, output)
+    def _joined_by_time(
+        self,
+        method: str,
+        other: Stream[Any],
+        make_join: Callable[[], IntervalJoin | WindowJoin],
+        options: StepOptions,
+        *,
+        how: JoinHow,
+        time: TimeOf,
+        allowed_lateness_s: Seconds,
+        late: OutputTag | None,
+        order: Literal["spans"] | None = None,
+    ) -> Stream[Any]:
+        """Add a step that joins two sides: in event time, or by the clock, where nothing is late."""
+        label = options.get("name") or method
+        check_choice("how", how, get_args(JoinHow), step=label)
+        check_choice("time", time, get_args(TimeOf), step=label)
+        by_clock = time == "processing"
+        if by_clock:
+            check_nothing_is_late(late, allowed_lateness_s, step=label)
+        step = JoinByClock if by_clock else JoinSides
+        return self._joined(
+            method,
+            {"left": self, "right": other},
+            lambda *keys, **settings: step(make_join(), *keys, **settings),
+            options,
+            allowed_lateness_s=None if by_clock else allowed_lateness_s,
+            late=late,
+            keeps_event_time=not by_clock,
+            order=order,
+        )
 
     def _joined(
         self,
@@ -428,21 +432,10 @@ class KeyedJoins(Stream[Record], Generic[Key, Record]):
             if self._flow.graph.loop is None:  # In a loop the inboxes may set aside what is not wanted.
                 check_can_wait(edges_of(self), table, self._flow.steps, step=label)
         factory: OperatorFactory = lambda: make(*keys, **settings)  # noqa: E731
-        return self._made(
-            add_next_step(
-                keyed,
-                method,
-                factory,
-                options,
-                awaited_input=awaited_input,
-                keeps_event_time=keeps_event_time,
-                order=order,
-            )
+        output = add_next_step(
+            keyed, method, factory, options, awaited_input=awaited_input, keeps_event_time=keeps_event_time, order=order
         )
-
-
-def whole_record(record: Any) -> Any:
-    return record
+        return Stream(self._flow, output)
 
 
 def has_record_keys(stream: KeyedJoins[Any, Any]) -> bool:
@@ -464,3 +457,18 @@ def record_key(stream: KeyedJoins[Key, Any], method: str) -> Callable[[Any], Key
     if not has_record_keys(stream):
         raise GraphError(f"{method}: expected a stream keyed record by record, given key_by_batch; use key_by(f)")
     return stream._key_of
+
+
+def add_keyed_operator(
+    streams: Mapping[str, KeyedJoins[Any, Any]],
+    factory: OperatorFactory,
+    time_to_live_s: Seconds | None,
+    options: ProcessOptions,
+) -> Stream[Any]:
+    """Add an operator of the user that has a state for each key of its inputs."""
+    label = options.get("name") or factory_label(factory)
+    check_factory(factory, list(streams), step=label, keyed=True)
+    ttl_s = check_seconds(time_to_live_s, "time_to_live_s", "keep states for ever", step=label)
+    keys = KeySelector({name: record_key(stream, "process") for name, stream in streams.items()}, ttl_s)
+    inputs = {name: tolerant(stream, options) for name, stream in streams.items()}
+    return Stream(next(iter(streams.values())).flow, add_operator(inputs, factory, options, keys))

@@ -10,20 +10,19 @@ from typing import Any, Literal, TypeVar, Unpack, get_args, overload
 
 import numpy as np
 
-from streamiter.engine.graph.graph import SINGLE_INPUT, KeySelector
+from streamiter.engine.graph.graph import SINGLE_INPUT
 from streamiter.errors import GraphError, shortened
-from streamiter.flow.building import add_next_step, add_operator, factory_label
+from streamiter.flow.building import add_next_step
 from streamiter.flow.event_time import check_event_time, checked_duration
 from streamiter.flow.graph_checks import (
     check_choice,
-    check_factory,
     check_field_or_function,
     check_nothing_is_late,
     check_seconds,
     check_tag,
     check_user_function,
 )
-from streamiter.flow.keyed_joins import KeyedJoins, TimeOf, has_record_keys, record_key, tolerant
+from streamiter.flow.keyed_joins import KeyedJoins, TimeOf, add_keyed_operator, has_record_keys, record_key, tolerant
 from streamiter.flow.options import ProcessOptions, StepOptions, check_step_options, survives
 from streamiter.flow.stream import Stream
 from streamiter.flow.windowed_stream import WindowedStream
@@ -128,12 +127,7 @@ class KeyedStream(KeyedJoins[Key, Record]):
         >>> flow.run().state, visits.items
         ('finished', [('ANN', 1), ('BO', 1), ('ANN', 2)])
         """
-        label = options.get("name") or factory_label(factory)
-        check_factory(factory, [SINGLE_INPUT], step=label, keyed=True)
-        ttl_s = check_seconds(time_to_live_s, "time_to_live_s", "keep states for ever", step=label)
-        keys = KeySelector({SINGLE_INPUT: record_key(self, "process")}, ttl_s)
-        inputs = {SINGLE_INPUT: tolerant(self, options)}
-        return Stream(self._flow, add_operator(inputs, factory, options, keys))
+        return add_keyed_operator({SINGLE_INPUT: self}, factory, time_to_live_s, options)
 
     # -- by time -----------------------------------------------------------------------------------------
 
@@ -202,15 +196,14 @@ class KeyedStream(KeyedJoins[Key, Record]):
             if survives(options):
                 aggregates = aggregates.atomic()
             self.flow.register(WindowResult)
-            return self._made(
-                add_next_step(
-                    {SINGLE_INPUT: keyed},
-                    "window",
-                    lambda: operator(window, aggregates, key_of, whole_batches=whole, **settings),
-                    options,
-                    keeps_event_time=time == "event",
-                )
+            output = add_next_step(
+                {SINGLE_INPUT: keyed},
+                "window",
+                lambda: operator(window, aggregates, key_of, whole_batches=whole, **settings),
+                options,
+                keeps_event_time=time == "event",
             )
+            return Stream(self._flow, output)
 
         return WindowedStream(build, options)
 
@@ -250,11 +243,5 @@ class KeyedStream(KeyedJoins[Key, Record]):
             check_nothing_is_late(late, 0.0, step=label)
         operator = Deduplicate if time == "event" else DeduplicateByClock
         keyed, key_of = tolerant(self, options), record_key(self, "deduplicate")
-        return self._made(
-            add_next_step(
-                {SINGLE_INPUT: keyed},
-                "deduplicate",
-                lambda: operator(key_of, id_of, within, late=tag, check_keys=check_keys),
-                options,
-            )
-        )
+        make = lambda: operator(key_of, id_of, within, late=tag, check_keys=check_keys)  # noqa: E731
+        return Stream(self._flow, add_next_step({SINGLE_INPUT: keyed}, "deduplicate", make, options))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from types import FrameType
-from typing import TYPE_CHECKING, Literal, TypedDict
+from typing import TYPE_CHECKING, Literal, Required, TypedDict
 
 from streamiter.errors import did_you_mean
 
@@ -63,6 +63,8 @@ class ClockedJoinOptions(JoinOptions, total=False):
 class IntervalOptions(ClockedJoinOptions, total=False):
     """Options of ``interval_join``, for its types."""
 
+    lower_s: Required[Seconds]
+    upper_s: Required[Seconds | None]
     one_to_one: bool
     kept_max: int | None
 

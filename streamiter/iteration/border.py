@@ -17,7 +17,7 @@ from streamiter.engine.graph.feedback import AttachedBoundary, FeedbackStatistic
 from streamiter.engine.inbox.port_progress import InputEnded
 from streamiter.engine.storage.disk_queue import SpillStatistics
 from streamiter.errors import CheckpointError
-from streamiter.iteration.coordinator import FEEDBACK_FOR_ONE_INPUT, LoopDecisions, LoopReports, RestoredMember
+from streamiter.iteration.coordinator import FEEDBACK_FOR_ONE_INPUT, LoopCoordinator, LoopDecisions, RestoredMember
 from streamiter.iteration.progress import EpochCounts
 from streamiter.operators.declared_state import (
     COPIED,
@@ -53,7 +53,7 @@ class ReceivedEpochs(DeclaredState):
     _reported = declared(_NO_EPOCH)
     _has_ended = declared(False)
 
-    def report_to(self, reports: LoopReports, head: int) -> None:
+    def report_to(self, reports: LoopCoordinator, head: int) -> None:
         """Report to the coordinator from now on, as the head of this number."""
         self._reports, self._head = reports, head
 
@@ -113,7 +113,7 @@ def _end_of_all(ended_in: Sequence[int | None]) -> int | None:
     return ended_in[0]
 
 
-Join = Callable[[Context, "LoopMember"], tuple[LoopReports, int]]
+Join = Callable[[Context, "LoopMember"], tuple[LoopCoordinator, int]]
 """Connects a member with the coordinator of its loop; returns where it reports, and its number."""
 
 
@@ -451,14 +451,10 @@ class Entrance(LoopMember):
         self.last_complete = self.known_complete = epoch
         self._admit()
 
-    @property
-    def _bounds_data(self) -> bool:
-        """Whether data of epochs too far ahead stays in the inbox."""
-        return self._stamped and self._max_epochs_ahead is not None
-
     def _admit(self) -> None:
-        if self._bounds_data:
-            self.surroundings.inbox.admit_up_to(self.last_complete + 1 + (self._max_epochs_ahead or 0))
+        """Let data of epochs too far ahead stay in the inbox, if there is a limit."""
+        if self._stamped and self._max_epochs_ahead is not None:
+            self.surroundings.inbox.admit_up_to(self.last_complete + 1 + self._max_epochs_ahead)
 
     async def _pass(self, out: BoundaryOutput) -> None:
         """Pass on the watermark that has arrived last, and the end of the data."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple, Protocol, final
+from typing import Final, NamedTuple, final
 
 from streamiter.engine.graph.statistics import LoopStatistics, RoundStatistics
 from streamiter.iteration.progress import Completed, Decision, Ended, EndReason, LoopProgress, ReleasedEpoch
@@ -75,46 +75,6 @@ class RestoredMember(NamedTuple):
     """Whether it has reported the end of its feedback, or of its data."""
 
 
-class LoopReports(Protocol):
-    """The reports of members, which have numbers: first the heads, then the criteria heads, then the entrances.
-
-    In the coordinator's process this is the coordinator, and a report is a call; in another one, a report is a message.
-    """
-
-    def join(self, member: int, decisions: LoopDecisions) -> None:
-        """Connect a member, which is told the decisions. Called before the member reports."""
-
-    def restored(self, member: int, state: RestoredMember) -> None:
-        """A member resumes from a snapshot. When all members have reported this, the loop resumes."""
-
-    def received(self, member: int, epoch: int, count: int) -> None:
-        """A head has received all ``count`` records of ``epoch``."""
-
-    def passed(self, member: int, epoch: int) -> None:
-        """All stamped data up to ``epoch`` has passed an entrance."""
-
-    def ended(self, member: int) -> None:
-        """The feedback of a head has ended, or the data of an entrance."""
-
-    def stopped(self, member: int, epoch: int) -> None:
-        """A head drops all feedback of epochs after ``epoch``, in which the iteration ends."""
-
-    def checkpoint_begins(self, member: int, checkpoint: int) -> None:
-        """A member is about to take its snapshot."""
-
-    def checkpoint_ends(self, member: int, checkpoint: int) -> None:
-        """A member has taken its snapshot, with the feedback that belongs to it."""
-
-    def overloaded(self, member: int, is_overloaded: bool) -> None:
-        """The feedback of a head waits on disk from now on, or does not any more."""
-
-    def handled(self, member: int) -> None:
-        """A head whose feedback waits on disk has handled the next ``FEEDBACK_FOR_ONE_INPUT`` batches of it."""
-
-    def asks_awaited(self, member: int) -> None:
-        """An entrance wants to know which members the current epoch waits for; ``awaits`` is the answer."""
-
-
 # While feedback waits on disk, an entrance admits one batch of new input for this many batches of feedback. The loop
 # empties at this ratio, and input is never stopped, so that the job still sees its input end.
 FEEDBACK_FOR_ONE_INPUT: Final = 16
@@ -125,11 +85,12 @@ _TOTALS: Final = (
 )
 
 
-class LoopCoordinator(LoopReports):
+class LoopCoordinator:
     """The one coordinator of an iteration in a running job.
 
-    The *members* of the loop are the subtasks of its heads, criteria heads and entrances. Only the coordinator changes
-    the loop's progress.
+    The *members* of the loop are the subtasks of its heads, criteria heads and entrances. They have numbers: first the
+    heads, then the criteria heads, then the entrances. Only the coordinator changes the loop's progress. In its process
+    a report of a member is a call; in another one, a report is a message to it.
     """
 
     def __init__(
@@ -165,19 +126,24 @@ class LoopCoordinator(LoopReports):
     # -- reports -----------------------------------------------------------------------------------------
 
     def join(self, member: int, decisions: LoopDecisions) -> None:
+        """Connect a member, which is told the decisions. Called before the member reports."""
         self._members[member] = decisions
 
     def received(self, member: int, epoch: int, count: int) -> None:
+        """A head has received all ``count`` records of ``epoch``."""
         self._tell(self._progress.head_received(member, epoch=epoch, count=count))
 
     def passed(self, member: int, epoch: int) -> None:
+        """All stamped data up to ``epoch`` has passed an entrance."""
         self._tell(self._progress.entrance_passed(member - self._first_entrance, epoch))
 
     def ended(self, member: int) -> None:
+        """The feedback of a head has ended, or the data of an entrance."""
         entrance = member - self._first_entrance
         self._tell(self._progress.head_finished(member) if entrance < 0 else self._progress.entrance_ended(entrance))
 
     def stopped(self, member: int, epoch: int) -> None:
+        """A head drops all feedback of epochs after ``epoch``, in which the iteration ends."""
         self._unstopped.discard(member)
         if not self._unstopped:
             self._tell([Stopped(epoch)])
@@ -235,6 +201,7 @@ class LoopCoordinator(LoopReports):
             self._checkpoint, self._checkpointed, self._in_checkpoint = checkpoint, 0, True
 
     def checkpoint_ends(self, member: int, checkpoint: int) -> None:
+        """A member has taken its snapshot, with the feedback that belongs to it."""
         if checkpoint == self._checkpoint:
             self._checkpointed += 1
             if self._checkpointed == len(self._names):
@@ -252,6 +219,7 @@ class LoopCoordinator(LoopReports):
         self._tell(decisions)
 
     def restored(self, member: int, state: RestoredMember) -> None:
+        """A member resumes from a snapshot. When all members have reported this, the loop resumes."""
         state = self._restored[member] = RestoredMember(*state)  # From another process it comes as a plain tuple.
         if member < self._first_entrance:
             self._progress.head_restored(member, received=state.reported, counts=state.counts)
@@ -282,6 +250,7 @@ class LoopCoordinator(LoopReports):
     # -- fairness between feedback and new input -----------------------------------------------------------
 
     def overloaded(self, member: int, is_overloaded: bool) -> None:
+        """The feedback of a head waits on disk from now on, or does not any more."""
         before = bool(self._overloaded)
         (self._overloaded.add if is_overloaded else self._overloaded.discard)(member)
         if before is not bool(self._overloaded):
@@ -289,12 +258,14 @@ class LoopCoordinator(LoopReports):
                 self._members[entrance].overload(not before)
 
     def handled(self, member: int) -> None:
+        """A head whose feedback waits on disk has handled the next ``FEEDBACK_FOR_ONE_INPUT`` batches of it."""
         for entrance in self._entrances:
             self._members[entrance].admit()
 
     # -- questions -----------------------------------------------------------------------------------------
 
     def asks_awaited(self, member: int) -> None:
+        """An entrance wants to know which members the current epoch waits for; ``awaits`` is the answer."""
         heads, entrances = self._progress.awaited()
         named = [self._names[head] for head in heads if head in self._heads]
         missing = [f"feedback to {', '.join(named)}"] if named else []

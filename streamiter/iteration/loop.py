@@ -16,7 +16,7 @@ from streamiter.errors import GraphError, shortened
 from streamiter.flow.building import RoundScope, check_round_scope
 from streamiter.flow.stream import Stream
 from streamiter.iteration.border import LoopMember
-from streamiter.iteration.coordinator import LoopCoordinator, LoopReports
+from streamiter.iteration.coordinator import LoopCoordinator
 from streamiter.operators.functions import asynchronous_kind, misfit
 from streamiter.operators.operator import Context, IterationListener, JobScope, Operator
 
@@ -86,7 +86,7 @@ class Loop:
 
     # -- in a running job ----------------------------------------------------------------------------------
 
-    def join(self, context: Context, member: LoopMember) -> tuple[LoopReports, int]:
+    def join(self, context: Context, member: LoopMember) -> tuple[LoopCoordinator, int]:
         """Connect a member with the coordinator; return where it reports, and its number."""
         number = member.surroundings.member
         reports = self.reports(context.scope)
@@ -94,7 +94,7 @@ class Loop:
         self._members(context.scope).append(member)
         return reports, number
 
-    def reports(self, scope: JobScope) -> LoopReports:
+    def reports(self, scope: JobScope) -> LoopCoordinator:
         """Return where members report: the coordinator or, in another process, what sends the reports to it."""
         return scope.get(
             (self, "reports"),
@@ -157,7 +157,11 @@ class Loop:
         wanted = [edge for edge in step.inputs if names is not None and edge.input_name in names]
         if not wanted or not all(edge.upstream.emits_at_end for edge in wanted):
             return
-        if self._ends_with_data(wanted) or step not in self._waited_for():
+        border = self._steps_before(wanted) & {*self._heads, *self._entrances}
+        ends_with_data = border <= self._plain_entrances
+        # The steps that must finish an epoch before its feedback and its criteria are complete.
+        waited_for = self._steps_before(edge for edges in self._feedback.values() for edge in edges)
+        if ends_with_data or step not in waited_for:
             return
         raise GraphError(
             f"step {step.name!r}: expected wanted_inputs() to name an input that receives records while the iteration "
@@ -165,15 +169,6 @@ class Loop:
             f"{for_each_epoch(bounded=self.bounded)}",
             where=step.where,
         )
-
-    def _waited_for(self) -> set[Step]:
-        """Return the steps that must finish an epoch before its feedback and its criteria are complete."""
-        return self._steps_before(edge for edges in self._feedback.values() for edge in edges)
-
-    def _ends_with_data(self, edges: Iterable[Edge]) -> bool:
-        """Return whether the edges depend on plain data only."""
-        border = self._steps_before(edges) & {*self._heads, *self._entrances}
-        return border <= self._plain_entrances
 
     def _steps_before(self, edges: Iterable[Edge]) -> set[Step]:
         """Return the steps of the body whose records reach these edges."""
@@ -212,9 +207,12 @@ def _check_callbacks(step: Step, kind: type[Operator]) -> None:
             and method not in _CALLBACKS
             and callable(getattr(kind, method))
         ):
+            from difflib import get_close_matches  # Imported here: only this error needs it.
+
+            [nearest] = get_close_matches(method, _CALLBACKS, n=1, cutoff=0.0)
             raise GraphError(
                 f"step {step.name!r}: expected the callbacks of {kind.__name__} to be those of an IterationListener, "
-                f"given {method}, which is never called; write {_nearest_callback(method)}",
+                f"given {method}, which is never called; write {nearest}",
                 where=step.where,
             )
 
@@ -228,12 +226,6 @@ def _check_does_not_listen(step: Step, kind: type[Operator]) -> None:
                 f"it is never called; write class {kind.__name__}(Operator, IterationListener)",
                 where=step.where,
             )
-
-
-def _nearest_callback(method: str) -> str:
-    from difflib import get_close_matches  # Imported here: only this error needs it.
-
-    return get_close_matches(method, _CALLBACKS, n=1, cutoff=0.0)[0]
 
 
 # -- for_each_round ----------------------------------------------------------------------------------------

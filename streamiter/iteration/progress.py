@@ -193,16 +193,13 @@ class LoopProgress:
         if fed_back:
             self.rounds.add(epoch, fed_back)
             self.rounds.forget_older(_ROUNDS_TOLD)
-        may_end = epoch > self._last_data_epoch and self._data_has_ended()
+        may_end = epoch > self._last_data_epoch and all(passed == math.inf for passed in self._passed)
         has_no_reason_to_continue = not fed_back or (self._has_criteria and not criteria) or self._ends_soon
         if may_end and has_no_reason_to_continue:
             self.ended_in = epoch
             self.end_reason = _end_reason(fed_back, criteria, has_criteria=self._has_criteria)
             return Ended(epoch)
         return Completed(epoch)
-
-    def _data_has_ended(self) -> bool:
-        return all(passed == math.inf for passed in self._passed)
 
 
 def _end_reason(fed_back: int, criteria: int, *, has_criteria: bool) -> EndReason:

@@ -9,13 +9,14 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
-from streamiter.engine.graph.graph import Step, has_timestamps, has_watermarks
+from streamiter.engine.graph.graph import SINGLE_INPUT
 from streamiter.engine.inbox.order import BEFORE_ALL_EPOCHS
 from streamiter.engine.inbox.port_progress import InputEnded
 from streamiter.engine.plan.messages import shared_object
-from streamiter.errors import GraphError, user_line
-from streamiter.flow.building import edges_of, loop_of
-from streamiter.flow.graph_checks import check_count, check_name, check_seconds, check_user_function
+from streamiter.errors import GraphError
+from streamiter.flow.building import add_next_step, loop_of
+from streamiter.flow.graph_checks import check_count, check_seconds, check_user_function
+from streamiter.flow.options import StepOptions
 from streamiter.flow.stream import Stream
 from streamiter.iteration.stamping_pace import Silence, StampingClock, StampingPace
 from streamiter.operators.declared_state import EVERY, GREATEST, SharedOperator, again, declared
@@ -86,7 +87,6 @@ def epochs_every(
     """
     if not isinstance(stream, Stream):
         raise GraphError(f"epochs_every: expected a stream, given {stream!r}; write epochs_every(stream, …)")
-    check_name(name)
     step = name or "epochs_every"
     _check_one_of(records=records, seconds=seconds, marks=marks)
     if records is not None:
@@ -95,8 +95,7 @@ def epochs_every(
     idle_timeout = check_seconds(idle_timeout, "idle_timeout", "wait for silent partitions", step=step)
     if marks is not None:
         check_user_function(marks, "epochs_every(marks)", ["record"], step=name)
-    flow = stream.flow
-    if flow.graph.loop is not None or loop_of(stream) is not None:
+    if stream.flow.graph.loop is not None or loop_of(stream) is not None:
         raise GraphError(
             f"epochs_every: expected a stream outside an iteration body, given {stream.name!r} inside; "
             "stamp the data stream before it is passed to the iteration"
@@ -108,20 +107,11 @@ def epochs_every(
         factory = partial(Stamper, groups_up_to_marks(marks), idle_timeout)
     elif records is not None:
         factory = partial(Stamper, groups_of(records), idle_timeout)
-    edges = edges_of(stream)
-    stamper = Step(
-        name=step,
-        parallelism=stream.parallelism,
-        where=user_line(),
-        factory=factory,
-        edges=edges,
-        bounded=stream.is_bounded,
-        stamped=True,
-        timed=has_timestamps(edges),
-        watermarked=has_watermarks(edges),
-        shape="iteration",
+    options: StepOptions = {"name": name, "parallelism": stream.parallelism}
+    output = add_next_step(
+        {SINGLE_INPUT: stream}, "epochs_every", factory, options, shape="iteration", begins_epochs=True
     )
-    return Stream(flow, flow.graph.add_step(stamper, is_named=name is not None))
+    return Stream(stream.flow, output)
 
 
 def _check_one_of(**ways: Any) -> None:
@@ -193,7 +183,9 @@ class Stamper(CatchingUp):
 
     async def on_batch(self, input_name: str, records: Batch, epoch: int, out: BoundaryOutput) -> None:
         if self._idle:
-            self._become_active()
+            self._idle = False
+            self._pace.set_active(self._index, self._epoch - 1)
+            self._silence.start()
         self._silence.interrupt()
         for piece, ends_epoch in self._cut(records, self._count, self._step):
             if len(piece):
@@ -229,11 +221,6 @@ class Stamper(CatchingUp):
             await self._complete(out)
         self._idle = True
         self._pace.set_idle(self._index)
-
-    def _become_active(self) -> None:
-        self._idle = False
-        self._pace.set_active(self._index, self._epoch - 1)
-        self._silence.start()
 
     async def _complete_others(self, out: BoundaryOutput) -> None:
         if self._reached >= self._epoch:

@@ -21,7 +21,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, Literal
 
 import msgspec
@@ -66,14 +66,16 @@ def checked_parameters(given: object, subject: str) -> Parameters:
 
 def freeze_arrays(value: object) -> None:
     """Make every array in ``value`` read-only, for all readers of a model share its update."""
+    for array in _arrays_in(value):
+        array.flags.writeable = False
+
+
+def _arrays_in(value: object) -> Iterator[Array]:
     if isinstance(value, np.ndarray):
-        value.flags.writeable = False
-    elif isinstance(value, dict):
-        for part in value.values():
-            freeze_arrays(part)
-    elif isinstance(value, (list, tuple)):
-        for part in value:
-            freeze_arrays(part)
+        yield value
+    elif isinstance(value, (dict, list, tuple)):
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from _arrays_in(part)
 
 
 def _checked(value: object, path: str, subject: str) -> object:
@@ -282,13 +284,7 @@ def array_bytes(value: object) -> int:
     >>> array_bytes({"weights": np.zeros(10), "classes": [np.zeros(2)]})
     96
     """
-    if isinstance(value, np.ndarray):
-        return value.nbytes
-    if isinstance(value, dict):
-        return sum(array_bytes(part) for part in value.values())
-    if isinstance(value, (list, tuple)):
-        return sum(array_bytes(part) for part in value)
-    return 0
+    return sum(array.nbytes for array in _arrays_in(value))
 
 
 def _json(document: Document, tree: object) -> bytes:

@@ -13,6 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, TypedDict
 
+from msgspec.structs import replace
+
 from streamiter.errors import ConfigurationError, ModelError
 from streamiter.models.chunks import cut
 from streamiter.models.documents import Document, UpdateFormat, checked_parameters, encode_document, without_state
@@ -266,15 +268,16 @@ class ModelUpdateEncoder:
             since = snapshot.since_rollback or NO_RANK
             rank = max(rank, (since[0], since[1] + 1))
             since = rank if replaces else since
-            origin = (None if since == NO_RANK else since, rollback_to)
-            update = _UpdateRecords(self._document(snapshot, rank, epoch), self._clock.now_ms(), origin)
-            written, leftovers = self._records_of(update)
+            document = self._document(snapshot, rank, epoch)
+            headers = UpdateHeaders(self.model, *rank, document.epoch, self._clock.now_ms(), content_type="")
+            headers = replace(headers, since_rollback=None if since == NO_RANK else since, rollback_to=rollback_to)
+            written, leftovers = self._records_of(document, headers)
             records += written
-            records += [record for chunk_set in chunk_sets for record in update.deletions(chunk_set)]
+            records += [record for chunk_set in chunk_sets for record in self._deletions(chunk_set)]
             rank = (rank[0], rank[1] + 1)
         (self.generation, self.next_version), self._leftovers = rank, leftovers
-        keys, values, headers = zip(*records, strict=True) if records else ((), (), ())
-        return OutgoingBatch(values=list(values), keys=list(keys), headers=list(headers), partition=self._partition)
+        keys, values, all_headers = zip(*records, strict=True) if records else ((), (), ())
+        return OutgoingBatch(values=list(values), keys=list(keys), headers=list(all_headers), partition=self._partition)
 
     def snapshot(self) -> EncoderState:
         """Return the state for a run that is restored."""
@@ -298,66 +301,38 @@ class ModelUpdateEncoder:
             parameters=checked_parameters(snapshot.parameters, subject),
         )
 
-    def _records_of(self, update: _UpdateRecords) -> tuple[list[_Record], list[ChunkSet]]:
-        content_type, value = encode_document(update.document, self._format)
-        room_bytes = self._record_bytes_max - update.overhead_bytes(content_type)
+    def _records_of(self, document: Document, headers: UpdateHeaders) -> tuple[list[_Record], list[ChunkSet]]:
+        content_type, value = encode_document(document, self._format)
+        headers = replace(headers, content_type=content_type)
+        key, room_bytes = update_key(self.model), self._record_bytes_max - _overhead_bytes(headers)
         if len(value) <= room_bytes:
-            return [update.whole(content_type, value)], []
-        _check_size(update, len(value), room_bytes, self._record_bytes_max)
-        records = list(update.in_chunks(content_type, value, room_bytes))
-        return records, [(*update.document.rank, len(records))]
-
-
-class _UpdateRecords:
-    """The records of one update."""
-
-    def __init__(self, document: Document, created_at_ms: int, origin: tuple[Rank | None, Rank | None]) -> None:
-        self.document = document
-        self._since_rollback, self._rollback_to = origin
-        self._created_at_ms = created_at_ms
-        self._key = update_key(document.model)
-
-    def whole(self, content_type: str, value: bytes) -> _Record:
-        return self._key, value, self._headers(content_type).encoded()
-
-    def in_chunks(self, content_type: str, value: bytes, room_bytes: int) -> Iterator[_Record]:
+            return [(key, value, headers.encoded())], []
+        _check_size(headers, len(value), room_bytes, self._record_bytes_max)
+        records: list[_Record] = []
         for chunk, part in cut(value, room_bytes):
-            is_last = chunk.index == chunk.count - 1
-            key = self._key if is_last else chunk_key(self.document.model, self.document.rank, chunk.index)
-            yield key, part, self._headers(content_type, chunk).encoded()
+            own = replace(headers, chunk=chunk)
+            own_key = key if own.is_last else chunk_key(self.model, headers.rank, chunk.index)
+            records.append((own_key, part, own.encoded()))
+        return records, [(*headers.rank, len(records))]
 
-    def deletions(self, chunk_set: ChunkSet) -> Iterator[_Record]:
+    def _deletions(self, chunk_set: ChunkSet) -> Iterator[_Record]:
         """Yield the records that delete the chunks of an earlier update: their keys without a value."""
         generation, version, count = chunk_set
         rank = (generation, version)
-        headers = deletion_headers(self.document.model, rank)
         for index in range(count - 1):  # The last chunk has the model's own key.
-            yield chunk_key(self.document.model, rank, index), None, headers
-
-    def overhead_bytes(self, content_type: str) -> int:
-        """Return the largest number of bytes that a record of this update has in addition to its value."""
-        widest = Chunk(UPDATE_BYTES_MAX - 1, UPDATE_BYTES_MAX, "0" * 64)
-        headers = self._headers(content_type, widest).encoded()
-        named = sum(len(name) + len(value or b"") + _HEADER_FRAMING_BYTES for name, value in headers)
-        return _FRAMING_BYTES + named + len(chunk_key(self.document.model, self.document.rank, widest.index))
-
-    def _headers(self, content_type: str, chunk: Chunk | None = None) -> UpdateHeaders:
-        document = self.document
-        return UpdateHeaders(
-            model=document.model,
-            generation=document.generation,
-            version=document.version,
-            epoch=document.epoch,
-            created_at_ms=self._created_at_ms,
-            content_type=content_type,
-            chunk=chunk,
-            since_rollback=self._since_rollback,
-            rollback_to=self._rollback_to,
-        )
+            yield chunk_key(self.model, rank, index), None, deletion_headers(self.model, rank)
 
 
-def _check_size(update: _UpdateRecords, size_bytes: int, room_bytes: int, record_bytes_max: int) -> None:
-    subject = f"model {update.document.model!r}, update {shown_rank(update.document.rank)}"
+def _overhead_bytes(headers: UpdateHeaders) -> int:
+    """Return the largest number of bytes that a record of this update has in addition to its value."""
+    widest = Chunk(UPDATE_BYTES_MAX - 1, UPDATE_BYTES_MAX, "0" * 64)
+    encoded = replace(headers, chunk=widest).encoded()
+    named = sum(len(name) + len(value or b"") + _HEADER_FRAMING_BYTES for name, value in encoded)
+    return _FRAMING_BYTES + named + len(chunk_key(headers.model, headers.rank, widest.index))
+
+
+def _check_size(headers: UpdateHeaders, size_bytes: int, room_bytes: int, record_bytes_max: int) -> None:
+    subject = f"model {headers.model!r}, update {shown_rank(headers.rank)}"
     if room_bytes < 1:
         raise ConfigurationError(
             f"{subject}: expected a topic that takes records of more than"

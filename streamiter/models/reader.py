@@ -361,16 +361,15 @@ def update_of(
     parameters = checked_parameters(document.parameters, "value")
     freeze_arrays(parameters)
     return ModelUpdate(
-        model=document.model,
-        generation=document.generation,
-        version=document.version,
-        epoch=document.epoch,
-        created_at_ms=created_at_ms,
-        records=document.records,
-        metrics=document.metrics,
-        parameters=parameters,
-        since_rollback=since_rollback,
-        rollback_to=rollback_to,
+        document.model,
+        *document.rank,
+        document.epoch,
+        created_at_ms,
+        document.records,
+        document.metrics,
+        parameters,
+        since_rollback,
+        rollback_to,
     )
 
 

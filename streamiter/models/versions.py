@@ -29,8 +29,17 @@ from streamiter.models.documents import (
 )
 from streamiter.models.linear_predictor import LinearPredictor
 from streamiter.models.publisher import ModelUpdateEncoder, next_run
-from streamiter.models.reader import ModelUpdates, last_update, model_updates, update_of
-from streamiter.models.update import NO_RANK, ModelSnapshot, ModelUpdate, Rank, UpdateHeaders, rank_in, shown_rank
+from streamiter.models.reader import ModelUpdates, Wanted, last_update, model_updates, update_of
+from streamiter.models.update import (
+    NO_RANK,
+    ModelSnapshot,
+    ModelUpdate,
+    Rank,
+    UpdateHeaders,
+    check_model_name,
+    rank_in,
+    shown_rank,
+)
 from streamiter.topics.connecting import last_records
 from streamiter.topics.topic import ReadRequest, Topic, record_limit
 from streamiter.values.helpers.clock import Clock, SystemClock
@@ -123,22 +132,28 @@ async def model_versions(topic: Topic, model: str, count: int = 100) -> list[Mod
 
 
 async def last_updates(
-    topic: Topic, model: str, count: int, keep: Callable[[ModelUpdate], Kept]
+    topic: Topic,
+    model: str,
+    count: int,
+    keep: Callable[[ModelUpdate], Kept],
+    *,
+    wanted: Wanted | None = None,
+    first_window: int | None = None,
 ) -> tuple[list[Kept], dict[int, int]]:
-    """Return what ``keep`` returns for each of the last ``count`` updates, and offsets shortly before them."""
+    """Return what ``keep`` returns for each of the last ``count`` wanted updates, and offsets shortly before them.
+
+    The search begins with the last ``first_window`` records of each partition.
+    """
+    check_model_name(model)
     ends = (await topic.describe()).offsets
-    back = count
+    back = first_window or count
     while True:
         start = last_records(ends, back)
-        updates = model_updates(topic, model, start=start, follow=False, on_error="skip")
+        updates = ModelUpdates(topic, model, start, False, "skip", SystemClock(), wanted)
         found = deque([keep(update) async for update in updates], count)
-        if len(found) == count or _is_everything(start, ends):
+        if len(found) == count or all(offset == ends[partition][0] for partition, offset in start.items()):
             return list(found), start
         back *= _FURTHER
-
-
-def _is_everything(start: Mapping[int, int], ends: Mapping[int, tuple[int, int]]) -> bool:
-    return all(offset == ends[partition][0] for partition, offset in start.items())
 
 
 async def find_update(topic: Topic, model: str, version: str | None = None) -> ModelUpdate:
@@ -153,17 +168,12 @@ async def find_update(topic: Topic, model: str, version: str | None = None) -> M
             raise await _no_updates(topic, model)
         return update
     generation, number = _parsed(version)
-    ends = (await topic.describe()).offsets
-    back = _FIRST_WINDOW
-    while True:
-        start, seen = last_records(ends, back), _Seen(generation, number)
-        updates = ModelUpdates(topic, model, start, False, "skip", SystemClock(), seen.is_wanted)
-        found = deque([update async for update in updates], 1)
-        if found:
-            return found[0]
-        if _is_everything(start, ends):
-            break
-        back *= _FURTHER
+    seen = _Seen(generation, number)
+    found, _ = await last_updates(
+        topic, model, 1, lambda update: update, wanted=seen.is_wanted, first_window=_FIRST_WINDOW
+    )
+    if found:
+        return found[0]
     if seen.first is None:
         raise await _no_updates(topic, model)
     raise NoSuchVersion(

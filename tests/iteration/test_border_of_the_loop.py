@@ -18,7 +18,7 @@ from streamiter.engine.inbox.port_log import Port
 from streamiter.engine.inbox.port_progress import InputEnded
 from streamiter.engine.storage.replay_cache import ReplayCache
 from streamiter.iteration.border import FEEDBACK, INITIAL, Head, Join, LoopMember
-from streamiter.iteration.coordinator import LoopCoordinator, LoopDecisions, LoopReports
+from streamiter.iteration.coordinator import LoopCoordinator, LoopDecisions
 from streamiter.iteration.marked_streams import Replayer
 from streamiter.iteration.progress import Completed, Ended, LoopProgress, ReleasedEpoch
 from streamiter.operators.operator import Boundary, BoundaryOutput, Context, JobScope, Notice, Progress
@@ -123,7 +123,7 @@ class Bench:
 
 
 def joining(coordinator: LoopCoordinator, number: int) -> Join:
-    def join(context: Context, member: LoopMember) -> tuple[LoopReports, int]:
+    def join(context: Context, member: LoopMember) -> tuple[LoopCoordinator, int]:
         coordinator.join(number, member)
         return coordinator, number
 

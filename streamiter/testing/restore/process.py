@@ -137,13 +137,8 @@ def _answer(names: bytes, request: bytes) -> dict[str, PlainValue]:
         run = restored_run(resolve(asked["build"]), structs, options, asked["snapshot"], asked["plan"])
     except Exception as error:
         return {"error": f"{type(error).__name__}: {error}", "trace": traceback.format_exc()}
-    return {
-        "outputs": run.outputs,
-        "results": run.results,
-        "last_state": run.last_state,
-        "final_states": run.final_states,
-        "violations": run.violations,
-    }
+    told = ("outputs", "results", "last_state", "final_states", "violations")
+    return {name: getattr(run, name) for name in told}
 
 
 def restored_run(

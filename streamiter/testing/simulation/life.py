@@ -42,19 +42,19 @@ _LONG_ALIGNMENT_S: Final = 60.0
 
 @dataclass(frozen=True, slots=True)
 class LifeSettings:
-    """Settings that are drawn for each life, and must not change the result."""
+    """Settings that are drawn for each life, and must not change the result; by default they disturb nothing."""
 
     shuffle: Shuffle
     """The order of tasks."""
-    channel_records: int
+    channel_records: int = BATCH_RECORDS
     """The limit of each channel."""
-    interval_s: float
+    interval_s: float = 1.0
     """Seconds between checkpoints."""
-    keep: int
+    keep: int = 3
     """The checkpoints that are kept."""
-    alignment_timeout_s: float
+    alignment_timeout_s: float = 60.0
     """The limit for the barriers of a checkpoint."""
-    transaction_timeout_s: float
+    transaction_timeout_s: float = 300.0
     """The limit of a transaction."""
     processes: int = 1
     """The most processes."""
@@ -66,14 +66,7 @@ class LifeSettings:
         )
 
 
-CALM_SETTINGS: Final = LifeSettings(
-    shuffle=Shuffle(0, 0),
-    channel_records=BATCH_RECORDS,
-    interval_s=1.0,
-    keep=3,
-    alignment_timeout_s=60.0,
-    transaction_timeout_s=300.0,
-)
+CALM_SETTINGS: Final = LifeSettings(Shuffle(0, 0))
 
 
 # A frozen process is lost after SILENCE_S and a second; its attempt ends within six more. A turn may be late.
