@@ -42,7 +42,7 @@ from streamiter.flow.graph_checks import (
     check_user_function,
 )
 from streamiter.flow.options import ProcessOptions, StepOptions, check_step_options
-from streamiter.operators.operator import IterationListener, Operator, OperatorFactory, Service
+from streamiter.operators.operator import IterationListener, OperatorFactory, Service
 from streamiter.operators.output import DEAD_LETTERS
 from streamiter.operators.source import Collect, Collected
 from streamiter.topics.formats import Json
@@ -356,9 +356,10 @@ def add_next_step(
     label = name or label
     edges = [edge for input_name, stream in inputs.items() for edge in edges_of(stream, input_name)]
     parallelism = options.get("parallelism")
-    parallelism = check_count(
-        _default_parallelism(edges, flow) if parallelism is None else parallelism, "a parallelism", step=label
-    )
+    if parallelism is None:
+        straight = (edge.upstream.parallelism for edge in edges if isinstance(edge.partitioning, Forward))
+        parallelism = max(straight, default=flow.parallelism)
+    parallelism = check_count(parallelism, "a parallelism", step=label)
     dead_letter = options.get("dead_letter")
     policy = check_policy(options.get("on_error", "fail"), dead_letter, step=label)
     service = check_service(service, step=label)
@@ -395,8 +396,11 @@ def add_next_step(
             epochs_seen=epochs_seen,
         )
         step = flow.graph.add_step(step, is_named=name is not None, label_lasts=label_lasts)
-        if isinstance(factory, type):
-            _check_class(factory, step)
+        if isinstance(factory, type):  # Its class may show that it cannot work in this step.
+            check_can_listen(factory, step.hears_of_epochs, step=step.name)
+            check_event_timers(factory, step.has_event_time, step=step.name)
+            if loop is not None:
+                loop.check_operator(step, factory)
         if dead_letter is not None:
             add_dead_letters(flow, step, dead_letter)
     return StepOutput(step)
@@ -426,19 +430,6 @@ def _may_emit_unasked(factory: OperatorFactory) -> bool:
 def factory_label(factory: OperatorFactory) -> str:
     """Return the name of a class or function; ``process`` for a lambda, whose name says nothing."""
     return getattr(factory, "__name__", "process").replace("<lambda>", "process")
-
-
-def _check_class(operator: type[Operator], step: Step) -> None:
-    """Raise GraphError if the class of an operator shows that it cannot work in this step."""
-    check_can_listen(operator, step.hears_of_epochs, step=step.name)
-    check_event_timers(operator, step.has_event_time, step=step.name)
-    if step.loop is not None:
-        step.loop.check_operator(step, operator)
-
-
-def _default_parallelism(edges: list[Edge], flow: FlowUnderConstruction) -> int:
-    straight = [edge.upstream.parallelism for edge in edges if isinstance(edge.partitioning, Forward)]
-    return max(straight, default=flow.parallelism)
 
 
 def _check_loop(stream: Outlets, loop: StepLoop | None, round_scope: RoundScope | None, label: str) -> None:

@@ -595,14 +595,11 @@ class Stream(Outlets, Generic[Record]):
             from streamiter.flow.keyed_stream import KeyedStream
 
             if name in vars(KeyedStream) and not name.startswith("_"):
-                raise self._without_keys(name)
+                raise GraphError(
+                    f"{name}: expected a stream with keys, given {self.name!r} without; put .key_by(f) right before "
+                    f".{name}(…), or use reduce_all(f) for one result of all records"
+                )
             raise no_attribute(f"{type(self).__name__!r} object", name, dir(KeyedStream), _NAMES_ELSEWHERE)
-
-    def _without_keys(self, method: str) -> GraphError:
-        return GraphError(
-            f"{method}: expected a stream with keys, given {self.name!r} without; put .key_by(f) right before "
-            f".{method}(…), or use reduce_all(f) for one result of all records"
-        )
 
     def _add(self, method: str, factory: OperatorFactory, options: StepOptions) -> Stream:
         check_step_options(method, options)

@@ -204,7 +204,11 @@ def check_inputs(
     if bounded:
         _check_bounded_data(data)
     else:
-        _check_life_cycle(config)
+        if config.operator_life_cycle is not OperatorLifeCycle.ALL_ROUND:
+            raise GraphError(
+                "iteration: expected operator_life_cycle=OperatorLifeCycle.ALL_ROUND in an unbounded iteration, given "
+                f"{config.operator_life_cycle}; use iterate_bounded_streams_until_termination"
+            )
         _check_unbounded_data(data, max_epochs_ahead)
 
 
@@ -221,14 +225,6 @@ def _check_bounded_data(data: Sequence[Stream | Replayed]) -> None:
                 f"iteration: expected data streams without epochs in a bounded iteration, given stream {number} "
                 f"({stream.name!r}) of epochs_every; leave epochs_every out, or use iterate_unbounded_streams"
             )
-
-
-def _check_life_cycle(config: IterationConfig) -> None:
-    if config.operator_life_cycle is not OperatorLifeCycle.ALL_ROUND:
-        raise GraphError(
-            "iteration: expected operator_life_cycle=OperatorLifeCycle.ALL_ROUND in an unbounded iteration, given "
-            f"{config.operator_life_cycle}; use iterate_bounded_streams_until_termination"
-        )
 
 
 def _check_unbounded_data(data: Sequence[Stream | Replayed], max_epochs_ahead: int | None) -> None:

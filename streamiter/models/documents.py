@@ -410,10 +410,6 @@ def from_tree(node: Any, tensors: Mapping[str, Array]) -> Any:
         return base64.b64decode(node["bytes"], validate=True)
     if "dict" in tag:
         return {name: from_tree(part, tensors) for name, part in node["dict"].items()}
-    return _sequence(node, tensors)
-
-
-def _sequence(node: dict[str, Any], tensors: Mapping[str, Array]) -> list[Any] | tuple[Any, ...]:
     [(kind, nodes)] = node.items()
     parts = [from_tree(part, tensors) for part in nodes]
     return parts if kind == "list" else tuple(parts)

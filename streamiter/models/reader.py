@@ -468,9 +468,10 @@ class TailSearch:
         while unfinished := [partition for partition in partitions if not self._is_searched(partition)]:
             for partition in unfinished:
                 await partition.reading.read_window(functools.partial(self._take, partition))
+        is_before_update = self._error is not None and self._update is not None and self._error[0] < self._update[0]
         return FoundUpdates(
             update=self._update[1] if self._update else None,
-            error=self._error_after_update(),
+            error=None if self._error is None or is_before_update else self._error[1],
             rank=self._rank,
             rollback=self._rollback,
             leftovers=self._leftovers(),
@@ -524,8 +525,3 @@ class TailSearch:
     def _leftovers(self) -> list[ChunkSet]:
         ranks = sorted(rank for rank in self._chunk_sets if rank not in self._deleted)
         return [(*rank, self._chunk_sets[rank].count) for rank in ranks]
-
-    def _error_after_update(self) -> DecodeError | None:
-        if self._error is None or (self._update is not None and self._update[0] > self._error[0]):
-            return None
-        return self._error[1]

@@ -457,7 +457,7 @@ def operator_flow(
 ) -> dict[str, Stream]:
     """Build the flow around a single operator: sources of the records, and an iteration if there are epochs."""
     streams = {
-        label: flow.from_source(_source_of(records, batch), name=label, parallelism=1)
+        label: flow.from_source(functools.partial(_ListSource, records, batch), name=label, parallelism=1)
         for label, records in inputs.items()
     }
 
@@ -490,10 +490,6 @@ def _handled(
     if key is None:
         return stream.process(factory, name=name, parallelism=1)
     return stream.key_by(key).process(factory, name=name, parallelism=1, time_to_live_s=time_to_live_s)
-
-
-def _source_of(records: Batch, batch: int) -> Callable[[], Source]:
-    return lambda: _ListSource(records, batch)
 
 
 def _nothing(record: Any) -> bool:

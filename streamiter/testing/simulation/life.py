@@ -100,11 +100,11 @@ class Life:
         self._was_disturbed = False
         """Whether one of its processes, or a connection, was disturbed."""
         self._is_attempt_disturbed = False
-        """The same, for the current attempt."""
+        """Whether a process or a connection of the current attempt was disturbed."""
         self._is_program_disturbed = False
-        """Whether the process of the supervisor was, so that it may be late."""
+        """Whether the process of the supervisor was frozen, so that the supervisor may be late."""
         self._is_program_lost = False
-        """Whether that process was killed, but not those that it has started."""
+        """Whether the process of the supervisor was killed, but not the processes that it has started."""
         self._is_disposed = False
         self._losses_s: list[float] = []
         """When attempts were lost."""
@@ -112,7 +112,7 @@ class Life:
         """The host of its processes, if there are several."""
         self._stoppable: Job | Supervisor | None = None
         self._job: Job | Attempt | None = None
-        """What has statistics, while the job runs."""
+        """The object that gives the statistics of the running job."""
         world.network.event(f"run {number} begins: {settings}")
         self._program = SimulatedProcess(world, f"run {number}", settings.shuffle)
         """The process that has the job, or the supervisor."""

@@ -86,7 +86,7 @@ def simulate(
     ``check`` is called with the committed records of all outputs after each commit, also in the undisturbed run.
     ``has_store=False`` is for a flow without state, whose sources have ``start="committed"``: no checkpoint is stored.
 
-    ``undisturbed`` is that of an earlier result, for flows whose inputs do not depend on the seed.
+    ``undisturbed`` is the undisturbed run of an earlier result, for flows whose inputs do not depend on the seed.
 
     Raises :class:`SimulationFailed`, which names the seed: the same seed repeats exactly the same run.
 
