@@ -21,6 +21,7 @@ from streamiter.flow.stream import Stream
 from streamiter.iteration.loop import Loop, for_each_epoch
 from streamiter.iteration.marked_streams import FeedbackThrough, Replayed, stream_of
 from streamiter.operators.functions import asynchronous_kind, misfit
+from streamiter.values.numbers import whole_number
 
 if TYPE_CHECKING:
     # Only type checkers need the default: IterationBodyResult without a parameter has a list of outputs.
@@ -81,28 +82,18 @@ class IterationConfig:
                 "IterationConfig: expected operator_life_cycle to be an OperatorLifeCycle, given "
                 f"{self.operator_life_cycle!r}; write OperatorLifeCycle.ALL_ROUND or OperatorLifeCycle.PER_ROUND"
             )
-        if not _is_count(self.replay_memory_bytes):
-            raise GraphError(
-                "IterationConfig: expected replay_memory_bytes of at least 0, given "
-                f"{self.replay_memory_bytes!r}; use a whole number of bytes"
-            )
+        _check_count("replay_memory_bytes", self.replay_memory_bytes, "it is a number of bytes")
         if not isinstance(self.feedback_limits, FeedbackLimits):
             raise GraphError(
                 f"IterationConfig: expected feedback_limits to be FeedbackLimits, given {self.feedback_limits!r}; "
                 "write FeedbackLimits(memory_bytes=…, disk_bytes=…)"
             )
-        ahead = self.max_epochs_ahead
-        if ahead is None or isinstance(ahead, _Default):
-            return
-        if not _is_count(ahead):
-            raise GraphError(
-                f"IterationConfig: expected max_epochs_ahead None or a number of at least 0, given {ahead!r}; "
-                "0 is synchronous, None asynchronous"
-            )
+        if self.max_epochs_ahead is not None and not isinstance(self.max_epochs_ahead, _Default):
+            _check_count("max_epochs_ahead", self.max_epochs_ahead, "0 is synchronous, None asynchronous")
 
 
-def _is_count(number: object) -> bool:
-    return isinstance(number, int) and not isinstance(number, bool) and number >= 0
+def _check_count(option: str, given: object, remedy: str) -> None:
+    whole_number(f"IterationConfig({option}=)", given, 0, error=GraphError, remedy=remedy)
 
 
 @dataclass(frozen=True, slots=True)

@@ -298,17 +298,8 @@ def exported(update: ModelUpdate, form: Literal["json", "safetensors"]) -> bytes
     >>> exported(ModelUpdate("ctr", 2, 17, None, 1700000000000, 900, {}, np.array([0.5])), "json").decode()[:60]
     '{"model":"ctr","generation":2,"version":17,"epoch":null,"rec'
     """
-    document = Document(
-        model=update.model,
-        generation=update.generation,
-        version=update.version,
-        epoch=update.epoch,
-        records=update.records,
-        metrics=update.metrics,
-        parameters=update.parameters,
-        created_at=update.created_at_ms,
-    )
-    return encode_document(document, form)[1]
+    same = {name: getattr(update, name) for name in Document.__struct_fields__ if name != "created_at"}
+    return encode_document(Document(**same, created_at=update.created_at_ms), form)[1]
 
 
 def read_model(path: str | os.PathLike[str]) -> ModelUpdate:
