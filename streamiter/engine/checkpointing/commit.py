@@ -3,13 +3,14 @@
 Records in transactional outputs become visible when the checkpoint that they belong to is committed. All sinks in one
 *commit domain* (for example one Kafka cluster) write into one transaction, :class:`JobTransaction`. With the outputs it
 commits a :class:`CommitRecord`, which names the checkpoint; after a crash, that record says what is committed. From its
-barrier on, a sink's :class:`TransactionalWriter` holds new records back in :class:`HeldBatches`, until the checkpoint
+barrier on, a sink's :class:`TransactionalWriter` holds new records back, until the checkpoint
 is committed and the next transaction has begun. :func:`snapshot_in_memory` is a snapshot without a store.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import tempfile
 from collections.abc import Awaitable, Callable, Sequence
@@ -159,8 +160,7 @@ class JobTransaction(Outputs):
         if at_least_once or topic.commit_domain != self.commit_domain:
             return await topic.open_writer()
         await topic.describe()  # A missing topic must be found now, not with the first record.
-        held = HeldBatches(step, self._plain_data)
-        writer = TransactionalWriter(topic, self._write, held, step=step)
+        writer = TransactionalWriter(topic, self._write, held_batches(step, self._plain_data), step=step)
         self._writers.append(writer)
         return writer
 
@@ -282,58 +282,17 @@ _MEMORY_BYTES: Final = 32 << 20
 _DISK_BYTES: Final = 8 << 30
 
 
-@final
-class HeldBatches:
-    """The batches that one sink subtask holds back between its barrier and the commit: in memory, then on disk.
-
-    First in, first out. Its owner closes it.
-
-    >>> held = HeldBatches("clicks", PlainData(), memory_limit_bytes=3)
-    >>> [held.put(OutgoingBatch([value])) for value in (b"abc", b"on disk")]
-    [True, True]
-    >>> held.drop_first()
-    >>> held.first()
-    OutgoingBatch(values=[b'on disk'], keys=None, headers=None, timestamps_ms=None, partition=None)
-    >>> held.close()
-    """
-
-    def __init__(
-        self,
-        step: str,
-        plain_data: PlainData,
-        *,
-        memory_limit_bytes: int = _MEMORY_BYTES,
-        disk_limit_bytes: int = _DISK_BYTES,
-    ) -> None:
-        self._queue = SpillQueue(
-            name=f"outputs of {step}",
-            plain_data=plain_data,
-            memory_limit_bytes=memory_limit_bytes,
-            disk_limit_bytes=disk_limit_bytes,
-            directory=tempfile.gettempdir(),
-        )
-
-    def put(self, batch: OutgoingBatch) -> bool:
-        """Add a batch and return True; return False if there is no room."""
-        try:
-            self._queue.put(DataBatch([batch.plain()]))
-        except (LoopOverflow, StorageFull):
-            return False
-        return True
-
-    def first(self) -> OutgoingBatch | None:
-        """Return the first batch without removing it; None if there is none."""
-        if not len(self._queue):
-            return None
-        item = self._queue.peek()
-        assert isinstance(item, DataBatch)
-        return OutgoingBatch(*item.records[0])
-
-    def drop_first(self) -> None:
-        self._queue.take()
-
-    def close(self) -> None:
-        self._queue.close()
+def held_batches(
+    step: str, plain_data: PlainData, *, memory_limit_bytes: int = _MEMORY_BYTES, disk_limit_bytes: int = _DISK_BYTES
+) -> SpillQueue:
+    """Return a queue for the batches that one sink subtask holds back between its barrier and the commit."""
+    return SpillQueue(
+        name=f"outputs of {step}",
+        plain_data=plain_data,
+        memory_limit_bytes=memory_limit_bytes,
+        disk_limit_bytes=disk_limit_bytes,
+        directory=tempfile.gettempdir(),
+    )
 
 
 Write = Callable[[Topic, OutgoingBatch], Awaitable[None]]
@@ -361,7 +320,7 @@ class TransactionalWriter(TopicWriter):
     then.
     """
 
-    def __init__(self, topic: Topic, write: Write, held: HeldBatches, *, step: str) -> None:
+    def __init__(self, topic: Topic, write: Write, held: SpillQueue, *, step: str) -> None:
         self._topic = topic
         self._step = step
         self._write = write
@@ -371,8 +330,10 @@ class TransactionalWriter(TopicWriter):
 
     async def write(self, batch: OutgoingBatch) -> None:
         while self._seal is not _Seal.OPEN:
-            if self._seal is _Seal.SEALED and self._held.put(batch):
-                return
+            if self._seal is _Seal.SEALED:
+                with contextlib.suppress(LoopOverflow, StorageFull):
+                    self._held.put(DataBatch([batch.plain()]))
+                    return
             self._changed.clear()
             await self._changed.wait()
         await self._write(self._topic, batch)
@@ -394,12 +355,14 @@ class TransactionalWriter(TopicWriter):
         nevertheless, so it must not be written again.
         """
         self._seal = _Seal.DRAINING
-        while (batch := self._held.first()) is not None:
+        while len(self._held):
+            item = self._held.peek()
+            assert isinstance(item, DataBatch)
             try:
-                await self._write(self._topic, batch)
+                await self._write(self._topic, OutgoingBatch(*item.records[0]))
             except StreamiterError as error:
                 raise RecordFailure(self._step) from error
-            self._held.drop_first()
+            self._held.take()
         self._seal = _Seal.OPEN
         self._changed.set()
 

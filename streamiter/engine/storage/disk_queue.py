@@ -11,11 +11,11 @@ from __future__ import annotations
 import abc
 import os
 from collections import deque
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
 from typing import ClassVar, Final, final
 
-from streamiter.engine.storage.disk_batches import DiskBatches, EncodedBatch, HeldDiskBatches, errors_with_name
+from streamiter.engine.storage.disk_batches import DiskBatches, EncodedBatch, errors_with_name
 from streamiter.errors import ConfigurationError, InternalError
 from streamiter.values.deferred import Deferred, DeferredEntries, PlainValue, entries_of
 from streamiter.values.plain_data import PlainData
@@ -158,17 +158,16 @@ class SpillLog(abc.ABC):
         read, and batches on disk are copied without being decoded. The snapshot keeps its unread items, which no
         limit counts, until it is released.
         """
-        held = self._disk.hold()
         entries = _entries(
             self._disk.encode,
             memory=deque(self._memory),
-            held=held,
+            held=self._disk.hold(),
             markers=deque(self._markers),
             first_on_disk=self._disk.batches_written - self._disk.count + 1,
             last=self._last(),
             has_sizes=self.is_cut,
         )
-        return DeferredEntries(self._name, self._plain_data.encode, entries, release=held.release)
+        return DeferredEntries(self._name, self._plain_data.encode, entries)
 
     def _last(self) -> deque[tuple[QueuedItem, int]]:
         """Return what is behind all others, with the bytes counted for it."""
@@ -368,7 +367,7 @@ def _entries(
     encode: Callable[[Batch, int], EncodedBatch],
     *,
     memory: deque[tuple[QueuedItem, int]],
-    held: HeldDiskBatches,
+    held: Iterator[EncodedBatch],
     markers: deque[tuple[Control, int]],
     first_on_disk: int,
     last: deque[tuple[QueuedItem, int]],
