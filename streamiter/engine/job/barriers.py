@@ -162,7 +162,7 @@ class Barriers:
             alignment.give_up()
 
     async def _until_passed(self, sent: _Sent, due_s: float | None) -> None:
-        if not await self._in_time(sent.passed.wait(), due_s) and sent.waiting_for:
+        if not sent.passed.is_set() and not await self._in_time(sent.passed.wait(), due_s) and sent.waiting_for:
             others = [f"process {process}" for process in sorted(sent.waiting_for) if process]
             late = some([*others, *self._beside.delayed_by(sent.checkpoint)])
             raise CheckpointTimedOut(
