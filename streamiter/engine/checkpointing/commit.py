@@ -226,15 +226,12 @@ class JobTransaction(Outputs):
                     await self._opened.write(self._commits, CommitRecord(self._flow, checkpoint).outgoing())
                 await self._opened.commit()
                 if continues:
-                    await self._begin_next()
+                    try:
+                        await self._begin()
+                    except StorageFull as error:  # A StorageFull would mean that nothing is committed.
+                        raise TopicError(f"the next transaction cannot begin: {error}") from error
             except ProducerFenced as error:
                 await self._raise_explained(error)
-
-    async def _begin_next(self) -> None:
-        try:
-            await self._begin()
-        except StorageFull as error:  # A StorageFull would mean that nothing is committed.
-            raise TopicError(f"the next transaction cannot begin: {error}") from error
 
     async def checkpoint_over(self) -> None:
         """The checkpoint is committed or given up: write the records that were held back into the open transaction."""

@@ -47,7 +47,6 @@ from streamiter.values.plain_data import PlainData
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
-    from streamiter.engine.storage.disk_queue import SpillQueue
 
 _AnyChannel: TypeAlias = Channel | FeedbackChannel | FeedbackDeparture
 
@@ -147,7 +146,7 @@ class Planner:
     # -- channels --------------------------------------------------------------------------------------
 
     def _make_channels(self, step: Step, edge: Edge, numbers: PlacedEdge) -> list[list[_AnyChannel | None]]:
-        """Return a channel for each upstream and downstream subtask; None for a pair that has none in this process."""
+        """Return a channel for each upstream and downstream subtask; None for a pair without one in this process."""
         return [
             [self._channel_between(step, edge, numbers, source, target) for target in range(step.parallelism)]
             for source in range(edge.upstream.parallelism)
@@ -175,7 +174,9 @@ class Planner:
             return None
         name = f"{edge.upstream.name}[{source}] → {step.name}[{target}]"
         if departs_from == arrives_in:
-            return self._make_channel(name, edge.feedback)
+            if edge.feedback is None:
+                return self._bounded_channel(name)
+            return FeedbackChannel(name, spill_queue(name, edge.feedback, self.plain_data))
         if edge.feedback is not None:
             return self._half_of_feedback(step, name, number, departs_from, arrives_in)
         if own == departs_from:
@@ -195,11 +196,6 @@ class Planner:
         self.departures.append(departure)
         self.scope.get((head, "departures"), list[FeedbackDeparture]).append(departure)
         return departure
-
-    def _make_channel(self, name: str, feedback: FeedbackLimits | None) -> _AnyChannel:
-        if feedback is None:
-            return self._bounded_channel(name)
-        return FeedbackChannel(name, spill_queue(name, feedback, self.plain_data))
 
     def _neighbours(self, step: Step, target: int) -> int:
         """Return the number of channels from other processes to a subtask."""
@@ -274,9 +270,6 @@ class Planner:
         return operator if isinstance(operator, DecodeValues) else None
 
     def _make_inbox(self, first: Step, name: str, ports: Sequence[Port]) -> Inbox:
-        def feedback_queue() -> SpillQueue:
-            return spill_queue(f"{name}, feedback of a checkpoint", first.limits, self.plain_data)
-
         traits, by_port = self._placed[first].traits, self._merges_in_order(first, ports)
         in_order = traits.epochs_in_order and not traits.boundary
         return Inbox(
@@ -284,7 +277,7 @@ class Planner:
             order=BY_EPOCH_THEN_PORT if by_port else BY_EPOCH if in_order else ARRIVAL,
             epochs_in_order=in_order,
             make_queue=lambda: spill_queue(name, first.limits, self.plain_data),
-            make_feedback_queue=feedback_queue,
+            make_feedback_queue=lambda: spill_queue(f"{name}, feedback of a checkpoint", first.limits, self.plain_data),
             timed_ports=self._timed_ports(first, ports),
             awaited_input=first.awaited_input if first.loop is None else None,  # In a loop, the table ends.
         )

@@ -88,7 +88,7 @@ async def run_supervised(
     """Run a flow in the processes of a host, with a supervisor in this event loop."""
     check = partial(Placement.check, flow=flow.name, steps=flow.steps)
     supervisor = Supervisor(flow.name, reference, host, PlainOptions.of(flow.name, options), check, limits=limits)
-    with stopping_on_signals(supervisor, first=first, third=supervisor.kill):
+    with stopping_on_signals(supervisor.stop_on_signal, first=first, third=supervisor.kill):
         statistics = await supervisor.run(while_running)
     put_collected(flow, supervisor.collected)
     return statistics

@@ -89,8 +89,6 @@ class DiskBatches:
         """The highest ``size_bytes``."""
         self.batches_written = 0
         """Batches ever appended."""
-        self.bytes_written = 0
-        """Bytes ever appended."""
 
     # ---- encoding
 
@@ -144,7 +142,6 @@ class DiskBatches:
         self.count += 1
         self.size_bytes += size_bytes
         self.batches_written += 1
-        self.bytes_written += size_bytes
         if self.size_bytes > self.size_bytes_peak:
             self.size_bytes_peak = self.size_bytes
 

@@ -41,10 +41,6 @@ def memory_bytes(batch: Batch) -> int:
 class SpillStatistics:
     """The items in a spill queue now, and the most it has held."""
 
-    items: int
-    """Batches and control records that wait."""
-    items_peak: int
-    """The most that ever waited."""
     records: int
     """Records in the batches that wait."""
     bytes_in_memory: int
@@ -59,8 +55,6 @@ class SpillStatistics:
     """Batches that wait on disk."""
     batches_spilled: int
     """Batches ever written to disk."""
-    bytes_spilled: int
-    """Bytes ever written to disk."""
 
 
 class SpillLog(abc.ABC):
@@ -84,7 +78,6 @@ class SpillLog(abc.ABC):
     on_limit: Callable[[], None] | None = None
     """Called when the first batch has gone to disk, and when the last one has been read back."""
 
-    _items_peak = 0
     _bytes_in_memory_peak = 0
 
     def __init__(
@@ -222,19 +215,13 @@ class SpillLog(abc.ABC):
                 self._keep(batch, size_bytes)
             else:
                 self._spill(encoded)
-        self._count_put(encoded.records)
+        self._records += encoded.records
 
     def _add_control(self, control: Control) -> None:
         if self._disk.count:
             self._markers.append((control, self._disk.batches_written))
         else:
             self._memory.append((control, 0))
-        self._count_put(0)
-
-    def _count_put(self, records: int) -> None:
-        self._records += records
-        if (items := len(self)) > self._items_peak:
-            self._items_peak = items
 
     def _keep(self, batch: DataBatch, size_bytes: int) -> None:
         """Add a batch in memory."""
@@ -293,7 +280,7 @@ class SpillQueue(SpillLog):
                 self._keep(item, size_bytes)
             else:
                 self._spill(self._disk.encode(item.records, item.epoch))
-            self._count_put(len(item.records))
+            self._records += len(item.records)
         else:
             self._add_control(item)
 
@@ -324,8 +311,6 @@ class SpillQueue(SpillLog):
     def statistics(self) -> SpillStatistics:
         """Return the numbers of the queue as they are now."""
         return SpillStatistics(
-            items=len(self),
-            items_peak=self._items_peak,
             records=self._records,
             bytes_in_memory=self._bytes_in_memory,
             bytes_in_memory_peak=self._bytes_in_memory_peak,
@@ -333,7 +318,6 @@ class SpillQueue(SpillLog):
             bytes_on_disk_peak=self._disk.size_bytes_peak,
             batches_on_disk=self._disk.count,
             batches_spilled=self._disk.batches_written,
-            bytes_spilled=self._disk.bytes_written,
         )
 
     def _read_back(self) -> None:
