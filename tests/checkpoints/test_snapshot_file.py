@@ -137,11 +137,17 @@ def test_a_reader_made_after_the_documentation_reads_it(file: Path) -> None:
             assert position == section["offset"] + section["bytes"]
     assert position == offset
     assert read == {"read/0": [b"positions"], "größe/0": [b"", *FRAMES]}
-    assert (manifest["flow"], manifest["checkpoint"]) == ("clicks", {"number": 7, "run": "a"})
-    assert manifest["created_at_ms"] == 1_700_000_000_007
-    assert manifest["job_ended"] is False
+    told = manifest["header"]
+    assert (told["flow"], told["id"]) == ("clicks", {"number": 7, "run": "a"})
+    assert told["created_at_ms"] == 1_700_000_000_007
+    assert told["job_ended"] is False
     described = {"definition": {}, "keeps": "its state"}
-    assert manifest["steps"]["read"] == {"parallelism": 2, "operator": "TopicSource", "is_source": True, **described}
+    assert told["steps"]["read"] == {
+        "parallelism": 2,
+        "operator": "TopicSource",
+        "is_source": True,
+        **described,
+    }
 
 
 def test_every_flipped_bit_of_a_file_is_found(file: Path) -> None:

@@ -91,8 +91,6 @@ class Job:
         self._checkpointer = self._make_checkpointer(options)
         self._state: JobState = "running"
         self._is_draining = False
-        self._started_at_s = options.clock.monotonic_s()
-        self._elapsed_s: float | None = None
         self._coordinating: asyncio.Task[None] | None = None
         self._running = set(range(processes))
         """The processes whose followers have not ended."""
@@ -192,7 +190,7 @@ class Job:
             self._stop_followers("abort", but=[0])
             await self._beside.closed()
             await close_each(closing)
-            self._end("aborted")
+            self._state = "aborted"
             raise
         unclosed = [self._beside.failures.error_of(error) for error in await close_each(closing)]
         states = {self._beside.state, *(report.statistics.state for _, report in self._reports.values())}
@@ -201,14 +199,10 @@ class Job:
             state = "finished"
         errors = [*self._errors.values()]
         error = first_failure_of([*errors[:1], *unclosed])
-        self._end(state if error is None else "failed")
+        self._state = state if error is None else "failed"
         if error is not None:
             note_unclosed(error, errors[1:])
             raise error from error.__cause__
-
-    def _end(self, state: JobState) -> None:
-        self._state = state
-        self._elapsed_s = self._clock.monotonic_s() - self._started_at_s
 
     async def _end_if_failed(self, conducting: asyncio.Task[None]) -> None:
         await asyncio.wait([conducting])
@@ -446,14 +440,10 @@ class Job:
 
     def statistics(self) -> JobStatistics:
         """Return the statistics of all processes now; those of other processes are the last that have arrived."""
-        elapsed_s = self._elapsed_s
-        if elapsed_s is None:
-            elapsed_s = self._clock.monotonic_s() - self._started_at_s
         reports = [report for _, report in self._reports.values()]
         own = replace(
             self._beside.statistics(),
             state=self._state,
-            elapsed_s=elapsed_s,
             loops=tuple(
                 loop.statistics(self._scope, [share for report in reports for share in report.shares[number]])
                 for number, loop in enumerate(self._loops)

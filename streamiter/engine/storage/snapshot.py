@@ -166,18 +166,9 @@ class PartsFile(msgspec.Struct, frozen=True, omit_defaults=True):
 class Manifest(msgspec.Struct, frozen=True, omit_defaults=True):
     """The header of the snapshot, the places of its parts, and the files of other processes."""
 
-    flow: str
-    checkpoint: CheckpointId
-    created_at_ms: int
-    job_ended: bool
-    steps: Mapping[str, StepState]
-    notes: Mapping[str, str]
+    header: SnapshotHeader
     parts: Sequence[PartEntry]
     others: tuple[PartsFile, ...] = ()
-
-    @property
-    def header(self) -> SnapshotHeader:
-        return SnapshotHeader(self.flow, self.checkpoint, self.created_at_ms, self.steps, self.job_ended, self.notes)
 
 
 def pack_preamble() -> bytes:
@@ -211,15 +202,11 @@ def frame_head(offset: int, content: bytes) -> bytes:
 
 def pack_manifest(header: SnapshotHeader, parts: Sequence[PartEntry], others: Sequence[PartsFile] = ()) -> bytes:
     """Return the manifest as JSON. Raises ``ConfigurationError`` for a name that is not text."""
-    steps, notes = dict(header.steps), dict(header.notes)
-    manifest = Manifest(
-        header.flow, header.id, header.created_at_ms, header.job_ended, steps, notes, parts, tuple(others)
-    )
     try:
-        return msgspec.json.encode(manifest)
+        return msgspec.json.encode(Manifest(header, parts, tuple(others)))
     except UnicodeEncodeError as problem:
         raise ConfigurationError(
-            f"flow {manifest.flow!r}: expected names of text, given one with half a character "
+            f"flow {header.flow!r}: expected names of text, given one with half a character "
             f"({problem.object!r}); rename it"
         ) from problem
 
