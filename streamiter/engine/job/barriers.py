@@ -65,15 +65,12 @@ class _Sent:
 class Barriers:
     """Sends barriers into the tasks of all processes, one at a time."""
 
-    def __init__(self, beside: JobFollower, clock: Clock, on_abandoned: Callable[[int], None]) -> None:
-        """``beside`` is the follower of process 0.
-
-        ``on_abandoned`` is called for each checkpoint whose barrier is still on its way when it is abandoned.
-        """
+    def __init__(self, beside: JobFollower, clock: Clock) -> None:
+        """``beside`` is the follower of process 0."""
         exchange = self._exchange = beside.exchange
         self._beside = beside.checkpoints
+        self._loops, self._scope = beside.loops, beside.scope
         self._clock = clock
-        self._on_abandoned = on_abandoned
         self._alignments = [*beside.services.alignments.values()]
         exchange.handle("checkpoint passed", self._has_passed)
         exchange.handle("checkpoint taken", self._has_taken)
@@ -191,8 +188,8 @@ class Barriers:
         sent.is_abandoned = True
         self._exchange.tell("checkpoint abandoned", sent.checkpoint, is_late)
         self.resume_reading()
-        if sent.waiting_for:
-            self._on_abandoned(sent.checkpoint)
+        for loop in self._loops if sent.waiting_for else ():
+            loop.checkpoint_abandoned(self._scope, sent.checkpoint)
 
     def _has_passed(self, process: int, checkpoint: int, runs: bool) -> None:
         sent = self._sent

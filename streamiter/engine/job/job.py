@@ -87,7 +87,7 @@ class Job:
         beside = self._beside = JobFollower(flow, steps, plain_data, options, own)
         self._tasks, self._loops, self._scope = beside.tasks, beside.loops, beside.scope
         self._exchange, self._meeting = beside.exchange, beside.meeting
-        self._barriers = Barriers(beside, options.clock, self._checkpoint_abandoned)
+        self._barriers = Barriers(beside, options.clock)
         self._checkpointer = self._make_checkpointer(options)
         self._state: JobState = "running"
         self._is_draining = False
@@ -387,10 +387,6 @@ class Job:
     async def _suspend_without_state(self) -> None:
         async with self._barriers.one_at_a_time:
             release_taken(await self._barriers.take(suspend=True, keeps_state=False))
-
-    def _checkpoint_abandoned(self, checkpoint: int) -> None:
-        for loop in self._loops:
-            loop.checkpoint_abandoned(self._scope, checkpoint)
 
     async def _while_running(self, taking: Coroutine[Any, Any, T], *, survives_cancelling: bool = False) -> T | None:
         """Return the result of ``taking``; None if the job ends before it.

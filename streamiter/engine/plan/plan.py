@@ -174,9 +174,7 @@ class Planner:
             return None
         name = f"{edge.upstream.name}[{source}] → {step.name}[{target}]"
         if departs_from == arrives_in:
-            if edge.feedback is None:
-                return self._bounded_channel(name)
-            return FeedbackChannel(name, spill_queue(name, edge.feedback, self.plain_data))
+            return self._make_channel(name, edge.feedback)
         if edge.feedback is not None:
             return self._half_of_feedback(step, name, number, departs_from, arrives_in)
         if own == departs_from:
@@ -196,6 +194,11 @@ class Planner:
         self.departures.append(departure)
         self.scope.get((head, "departures"), list[FeedbackDeparture]).append(departure)
         return departure
+
+    def _make_channel(self, name: str, feedback: FeedbackLimits | None) -> _AnyChannel:
+        if feedback is None:
+            return self._bounded_channel(name)
+        return FeedbackChannel(name, spill_queue(name, feedback, self.plain_data))
 
     def _neighbours(self, step: Step, target: int) -> int:
         """Return the number of channels from other processes to a subtask."""
