@@ -84,7 +84,7 @@ class Barriers:
         """The caller holds it from the barrier until the collected state is committed or dropped."""
 
     def number_after(self, checkpoint: int) -> None:
-        """Give the next barriers numbers above that of an existing checkpoint."""
+        """Give the next barriers numbers above the number of an existing checkpoint."""
         self._next = max(self._next, checkpoint + 1)
 
     @property

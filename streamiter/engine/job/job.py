@@ -364,7 +364,7 @@ class Job:
         return snapshot
 
     async def checkpoint(self) -> int:
-        """Take a checkpoint now and commit it, besides those of the interval; return its number.
+        """Take a checkpoint now and commit it, besides the checkpoints of the interval; return its number.
 
         Raises ConfigurationError for a job without checkpoints, and CheckpointError if none can be taken now.
         Cancelling this call, for example with ``asyncio.wait_for``, does not cancel the checkpoint.
@@ -435,7 +435,7 @@ class Job:
         return self.statistics()._repr_html_()
 
     def statistics(self) -> JobStatistics:
-        """Return the statistics of all processes now; those of other processes are the last that have arrived."""
+        """Return the statistics of this process now, and the last statistics that the other processes have sent."""
         reports = [report for _, report in self._reports.values()]
         own = replace(
             self._beside.statistics(),

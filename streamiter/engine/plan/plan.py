@@ -430,7 +430,7 @@ class Planner:
         )
 
     def _encoding(self, reader: Step) -> SinkEncoding | None:
-        """Return the encoding for a sink of which all subtasks are in process 0, and this process is another one."""
+        """Return the encoding for a sink whose subtasks are all in process 0, if this process is another one."""
         if not self.own.number or not self._placed[reader].traits.takes_encoded:
             return None
         if reader not in self.encodings:

@@ -40,7 +40,7 @@ _NAMESPACE: Final = "streamiter"
 """The namespace of the detached actors in Ray."""
 
 # The supervisor is on the node of Ray's own tables, without which there is no cluster: so the loss of another node is
-# never that of the supervisor, which Ray would start again only when it has noted the loss.
+# never the loss of the supervisor, which Ray would start again only when it has noted the loss.
 _HEAD: Final = {"node:__internal_head__": 0.001}
 
 # Ray keeps arguments of up to 100 KB with an actor, in all 10 MB, so that it can start the actor again when the program
@@ -74,7 +74,7 @@ class Ray(LossLimits):
     processes: int
     """The number of processes."""
     address: str | None = None
-    """The address of a cluster: "auto" for that of this machine, or host:port. None: Ray on this machine only."""
+    """The address of a cluster: "auto" for the cluster of this machine, or host:port. None: Ray on this machine only."""
     min_processes: int | None = None
     """With how few processes the flow may run if the cluster has no room for all; None: it waits for room for all."""
     cpus: float = 1.0
@@ -225,7 +225,7 @@ async def _on_cluster(ray: Untyped, run: _ClusterRun, shipped: ShippedFlow, firs
 
 
 async def _supervisor(ray: Untyped, run: _ClusterRun, shipped: ShippedFlow) -> Untyped:
-    """Return the actor of the supervisor: a new one, or that of the same flow, which runs already."""
+    """Return the actor of the supervisor: a new one, or the actor of the same flow that runs already."""
     pickled, size = shipped.pickled, len(shipped.pickled)
     if size > _FLOW_BYTES_MAX:
         raise ConfigurationError(

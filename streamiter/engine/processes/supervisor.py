@@ -243,7 +243,7 @@ class Attempt:
         self._told_busy: dict[int, str] = {}
         """What holds Python's lock in each silent process that exists, as the log says already."""
         self._notes: dict[int, tuple[int, int]] = {}
-        """The id of each process on its machine, and where it notes the step that runs; those of Linux tell it."""
+        """The id of each process on its machine, and where it notes the step that runs; only processes on Linux tell it."""
         self._placement: bytes | None = None
         self.collected: list[CollectedPart] = []
         self._addresses: dict[int, Address] = {}
@@ -365,7 +365,7 @@ class Attempt:
             self._lose(number, f"{reason}; give lock_s= above {in_seconds(limits.lock_s):g}, or leave it out")
         else:
             rest_s = in_seconds(limits.silence_s)
-            if limits.lock_s is not None:  # Else a limit a little above that of silence would be twice that long.
+            if limits.lock_s is not None:  # Else a lock_s a little above silence_s would act after twice that time.
                 rest_s = min(rest_s, in_seconds(limits.lock_s) - silent_s)
             self._silent_at_s[number] = now_s + rest_s
             holds = f"step {look.step!r}" if look.step else "a function"

@@ -166,7 +166,7 @@ class Database:
     """
 
     def __init__(self, home: DatabaseHome, number: int, *, owner: str) -> None:
-        """``owner`` begins the messages; ``number`` is that of the database in its home."""
+        """``owner`` begins the messages; ``number`` is the number of the database in its home."""
         self._home = home
         self._number = number
         self._owner = owner

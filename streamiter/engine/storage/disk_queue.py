@@ -39,7 +39,7 @@ def memory_bytes(batch: Batch) -> int:
 
 @dataclass(frozen=True, slots=True)
 class SpillStatistics:
-    """The items in a spill queue now, and the most it has held."""
+    """The numbers of a spill queue now, and their highest values."""
 
     records: int
     """Records in the batches that wait."""
@@ -163,7 +163,7 @@ class SpillLog(abc.ABC):
         return DeferredEntries(self._name, self._plain_data.encode, entries)
 
     def _last(self) -> deque[tuple[QueuedItem, int]]:
-        """Return what is behind all others, with the bytes counted for it."""
+        """Return the items behind all others, each with the bytes counted for it."""
         return deque()
 
     def refill(self, frames: Iterable[PlainValue]) -> None:

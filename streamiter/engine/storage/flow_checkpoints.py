@@ -132,7 +132,7 @@ class FlowCheckpoints:
         return snapshot.header
 
     def peek(self, checkpoint: CheckpointId) -> StoredSnapshot:
-        """Open a snapshot of which only the header and the sizes of its parts are read."""
+        """Open a snapshot to read only its header and the sizes of its parts."""
         return self._opened(checkpoint, self._blobs.peek)
 
     def begin(self, checkpoint: CheckpointId, writer: SnapshotWriter) -> None:

@@ -79,7 +79,7 @@ class FlowRecord:
 
     @property
     def pointer(self) -> CommitPointer | None:
-        """The last run and the last commit, for a job; None if it is unknown what is committed."""
+        """The last run and the last commit, for a job; None if the committed checkpoint is unknown."""
         if self.run is None or self.is_lost:
             return None
         return CommitPointer(self.run, self.committed, self._committed_by_run)
