@@ -142,12 +142,7 @@ def test_a_reader_made_after_the_documentation_reads_it(file: Path) -> None:
     assert told["created_at_ms"] == 1_700_000_000_007
     assert told["job_ended"] is False
     described = {"definition": {}, "keeps": "its state"}
-    assert told["steps"]["read"] == {
-        "parallelism": 2,
-        "operator": "TopicSource",
-        "is_source": True,
-        **described,
-    }
+    assert told["steps"]["read"] == {"parallelism": 2, "operator": "TopicSource", "is_source": True, **described}
 
 
 def test_every_flipped_bit_of_a_file_is_found(file: Path) -> None:

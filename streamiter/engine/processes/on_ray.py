@@ -74,7 +74,7 @@ class Ray(LossLimits):
     processes: int
     """The number of processes."""
     address: str | None = None
-    """The address of a cluster: "auto" for the cluster of this machine, or host:port. None: Ray on this machine only."""
+    """The address of a cluster: "auto" for the cluster of this machine, or host:port. None: Ray on this machine."""
     min_processes: int | None = None
     """With how few processes the flow may run if the cluster has no room for all; None: it waits for room for all."""
     cpus: float = 1.0

@@ -243,7 +243,7 @@ class Attempt:
         self._told_busy: dict[int, str] = {}
         """What holds Python's lock in each silent process that exists, as the log says already."""
         self._notes: dict[int, tuple[int, int]] = {}
-        """The id of each process on its machine, and where it notes the step that runs; only processes on Linux tell it."""
+        """The id of each process on its machine, and where it notes the step that runs; only Linux has both."""
         self._placement: bytes | None = None
         self.collected: list[CollectedPart] = []
         self._addresses: dict[int, Address] = {}

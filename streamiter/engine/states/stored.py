@@ -1,6 +1,6 @@
 """States in snapshots: the databases of earlier subtasks, and the share that a subtask of a new job has of them.
 
-A backend that can use files takes the files of a :class:`StoredDatabase`. Any other reads it as frames, as it would read
+A backend that can use files takes the files of a :class:`StoredDatabase`. Other backends read its frames, as they read
 a snapshot of states in memory.
 """
 
