@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final, NoReturn, final
 
-import orjson
+import msgspec
 
 from streamiter.engine.checkpointing.committed import SourcePositions, id_of
 from streamiter.engine.storage.disk_queue import SpillQueue
@@ -51,7 +51,7 @@ class CommitRecord:
 
     >>> record = CommitRecord("clicks", CheckpointId(7, "a1"))
     >>> record.outgoing().values
-    [b'{"flow":"clicks","checkpoint":7,"run":"a1"}']
+    [b'{"flow":"clicks","checkpoint":{"number":7,"run":"a1"}}']
     """
 
     flow: str
@@ -61,23 +61,14 @@ class CommitRecord:
 
     def outgoing(self) -> OutgoingBatch:
         """Return the record for its topic; its key is the name of the flow."""
-        checkpoint = self.checkpoint
-        value = {
-            "flow": self.flow,
-            "checkpoint": None if checkpoint is None else checkpoint.number,
-            "run": None if checkpoint is None else checkpoint.run,
-        }
-        return OutgoingBatch(values=[orjson.dumps(value)], keys=[self.flow.encode()])
+        return OutgoingBatch(values=[msgspec.json.encode(self)], keys=[self.flow.encode()])
 
     @classmethod
     def read(cls, record: TopicRecord, where: str) -> CommitRecord:
         """Return the commit record that ``outgoing`` made. Raises CheckpointError for another record."""
         try:
-            content = orjson.loads(record.value or b"")
-            number, run = content["checkpoint"], content["run"]
-            checkpoint = None if number is None else CheckpointId(int(number), str(run))
-            return cls(str(content["flow"]), checkpoint)
-        except (ValueError, TypeError, KeyError) as error:
+            return msgspec.json.decode(record.value or b"", type=cls)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise CheckpointError(
                 f"{where}, offset {record.offset}: expected a commit record, given {record.value!r}; something else "
                 "writes to this topic; start without state with restore=None, or with the number of a checkpoint"
