@@ -7,6 +7,7 @@ import contextlib
 import importlib
 import inspect
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +16,7 @@ import pytest
 from test_public_names import NAMES
 
 from streamiter import Checkpoints, Flow, LocalProcesses, Ray, epochs_every, hopping, session, sliding, topic, tumbling
-from streamiter.engine.processes.host import PlainOptions, limits_of
+from streamiter.engine.processes.host import PlainOptions
 from streamiter.flow.stream import Stream
 from streamiter.learn import DelayedLabels, PublishSchedule, online_k_means, online_standard_scaler, train_online
 from streamiter.learn.late_labels import LabelJoin
@@ -228,9 +229,9 @@ BY_OPTION: dict[str, Callable[[Any], object]] = {
         lambda each: each.window(tumbling(9), early_every_s=s).aggregate(n="count")
     ),
     "LabelSettings(within_s)": lambda s: plain(settings.LabelSettings("y", within_s=s)),
-    "LocalProcesses(lock_s)": lambda s: plain(limits_of(LocalProcesses(2, lock_s=s))),
-    "LocalProcesses(losses_within_s)": lambda s: plain(limits_of(LocalProcesses(2, losses_within_s=s))),
-    "LocalProcesses(silence_s)": lambda s: plain(limits_of(LocalProcesses(2, silence_s=s))),
+    "LocalProcesses(lock_s)": lambda s: plain(asdict(LocalProcesses(2, lock_s=s))),
+    "LocalProcesses(losses_within_s)": lambda s: plain(asdict(LocalProcesses(2, losses_within_s=s))),
+    "LocalProcesses(silence_s)": lambda s: plain(asdict(LocalProcesses(2, silence_s=s))),
     "LogSettings(every_s)": lambda s: plain(settings.LogSettings(every_s=s)),
     "MapAsync(backoff_max_s)": lambda s: plain(MapAsync(same, backoff_max_s=s)),
     "MapAsync(backoff_s)": lambda s: plain(MapAsync(same, backoff_s=s)),
@@ -240,9 +241,9 @@ BY_OPTION: dict[str, Callable[[Any], object]] = {
     "PublishSchedule(every_s)": lambda s: plain(PublishSchedule(every_s=s)),
     "PublishSchedule.change(every_s)": lambda s: plain([(each := PublishSchedule()).change(every_s=s), each]),
     "PublishSettings(every_s)": lambda s: plain(settings.PublishSettings("memory:m", every_s=s)),
-    "Ray(lock_s)": lambda s: plain(limits_of(Ray(2, lock_s=s))),
-    "Ray(losses_within_s)": lambda s: plain(limits_of(Ray(2, losses_within_s=s))),
-    "Ray(silence_s)": lambda s: plain(limits_of(Ray(2, silence_s=s))),
+    "Ray(lock_s)": lambda s: plain(asdict(Ray(2, lock_s=s))),
+    "Ray(losses_within_s)": lambda s: plain(asdict(Ray(2, losses_within_s=s))),
+    "Ray(silence_s)": lambda s: plain(asdict(Ray(2, silence_s=s))),
     "Ray(wait_s)": lambda s: Ray(2, wait_s=s)._room(None).wait_s,
     "ServedModel.predict_when_ready(timeout_s)": lambda s: waited(lambda m: m.predict_when_ready([1], timeout_s=s)),
     "ServedModel.ready(timeout_s)": lambda s: waited(lambda model: model.ready(timeout_s=s)),

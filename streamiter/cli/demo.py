@@ -518,7 +518,7 @@ async def train_flights(
         job = await _training_flow(topics, labels, mini_batch, progress, observations).start()
         observations.job = job
         observations.enter("running")
-        with stopping_on_signals(job) as stops:
+        with stopping_on_signals(job.stop_on_signal) as stops:
             async with watched(job, progress.render, stops=stops):
                 statistics = await job.wait()
         observations.enter(statistics.state)  # Pages that are open end now.

@@ -310,7 +310,7 @@ class _OfflineRun:
         """Start the job, wait for its end and return its statistics; the job may have failed or been stopped."""
         job = await self.flow.start(channel_limits=self.channel_limits)
         self._started = job, asyncio.get_running_loop()
-        with stopping_on_signals(job, first=self.first_stop) as stops:
+        with stopping_on_signals(job.stop_on_signal, first=self.first_stop) as stops:
             if self.display is None:
                 return await job.wait()
             showing = asyncio.create_task(self._show_for_ever(self.display, job, stops), name="progress")

@@ -9,7 +9,7 @@ megabyte, with other work between two frames. Here are the base class, the two k
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Container, Generator, Iterable, Iterator, Sequence
+from collections.abc import Container, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeAlias, final
@@ -104,22 +104,14 @@ class DeferredEntries(Deferred):
     """State that is a sequence of entries: plain data, mostly tuples that contain the bytes of a batch.
 
     ``entries`` is a generator that makes each entry when its frame is written. It must forget an entry as soon as
-    it is given. ``release`` frees what it reads from, such as files; it is called once. ``encode`` is
-    ``PlainData.encode``. A second reading, or one after the release, is an error: the state would be incomplete.
+    it is given; what it reads, such as files, is freed with the generator. ``encode`` is ``PlainData.encode``. A second
+    reading, or one after the release, is an error: the state would be incomplete.
     """
 
-    def __init__(
-        self,
-        name: str,
-        encode: Encode,
-        entries: Generator[tuple[PlainValue, ...], None, None],
-        *,
-        release: Callable[[], None],
-    ) -> None:
+    def __init__(self, name: str, encode: Encode, entries: Generator[tuple[PlainValue, ...], None, None]) -> None:
         self.name = name
         self._encode = encode
         self._entries = entries
-        self._release = release
         self._is_released = False
         self._was_read = False
 
@@ -132,7 +124,6 @@ class DeferredEntries(Deferred):
         if not self._is_released:
             self._is_released = True
             self._entries.close()
-            self._release()
 
     def _frames(self) -> Iterator[bytes]:
         gathered: list[tuple[PlainValue, ...]] = []

@@ -131,7 +131,7 @@ class PlainData:
 
         >>> from streamiter.values.deferred import DeferredEntries
         >>> plain = PlainData()
-        >>> seen = DeferredEntries("seen", plain.encode, ((number,) for number in (3, 4)), release=lambda: None)
+        >>> seen = DeferredEntries("seen", plain.encode, ((number,) for number in (3, 4)))
         >>> data, deferred = plain.encode_state({"seen": seen})
         >>> restored = plain.decode_state(data, lambda number: map(plain.decode, deferred[number].frames()))
         >>> list(restored["seen"])

@@ -35,7 +35,7 @@ async def save_in_three(store: CheckpointStore, make_store: MakeStore, number: i
         other = make_store()
         await other.follow("clicks", run, process)
         files.append(await other.save_parts(header(number, run), [part], process))
-    await store.save_manifest(header(number, run), parts()[:1], ready(files))
+    await store.save(header(number, run), parts()[:1], ready(files))
     return files
 
 
@@ -128,7 +128,7 @@ async def test_a_folder_that_another_process_does_not_see_is_refused(store: Chec
 async def test_a_snapshot_waits_for_the_files_of_all_processes(store: CheckpointStore, make_store: MakeStore) -> None:
     """A manifest without the last file could be committed."""
     answered: asyncio.Future[list[PartsFile]] = asyncio.get_running_loop().create_future()
-    saving = asyncio.ensure_future(store.save_manifest(header(7), parts(), lambda: answered))
+    saving = asyncio.ensure_future(store.save(header(7), parts(), lambda: answered))
     await asyncio.sleep(0.1)
     assert await ids(store) == []
     answered.set_result([])

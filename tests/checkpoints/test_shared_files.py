@@ -12,7 +12,7 @@ from checkpoints.snapshots import header
 from checkpoints.store_contract import MakeStore
 from support.examples import random_examples
 
-from streamiter.engine.storage.flow_record import FlowRecord, removable_shared, shared_name, shared_of
+from streamiter.engine.storage.flow_record import FlowRecord, StoredName, removable_shared, shared_of
 from streamiter.engine.storage.snapshot import CheckpointId, SharedFile, SnapshotPart
 from streamiter.engine.storage.store import CheckpointStore, MemoryStore, store_at
 from streamiter.errors import CheckpointError
@@ -56,7 +56,7 @@ class Model:
         self.number += 1
         checkpoint = CheckpointId(self.number, self.run)
         for process, live in enumerate(self.live):
-            new = {shared_name(checkpoint, process, count) for count in range(choice % 3)}
+            new = {str(StoredName(checkpoint, process, count)) for count in range(choice % 3)}
             self.names |= new
             live |= new
         # Of each second snapshot that is saved, no manifest is published: its checkpoint was given up.
@@ -144,7 +144,7 @@ def test_after_the_next_commit_and_pruning_only_needed_files_are_left(events: li
 def test_names_of_shared_files_are_those_of_no_other_file() -> None:
     """A run with a dot in its name was taken for another run."""
     for run in ("a", "a.1-2", "Ä/.shared", "a.checkpoint"):
-        name = shared_name(CheckpointId(12, run), 3, 4)
+        name = str(StoredName(CheckpointId(12, run), 3, 4))
         assert shared_of(name) == CheckpointId(12, run)
     for other in ("record.json", "0000000017-a.checkpoint", "0000000017-a.1.parts", "7-a.0-0.shared", "x.shared"):
         assert shared_of(other) is None

@@ -143,7 +143,7 @@ class QueueBesideADeque:
     def check(self):
         """Check the counts and the limits of the queue."""
         statistics = self.queue.statistics()
-        assert len(self.queue) == statistics.items == len(self.expected)
+        assert len(self.queue) == len(self.expected)
         assert statistics.records == self.records
         assert self.queue.bytes_in_memory <= max(self.memory_limit_bytes, self.largest)
         assert self.queue.bytes_on_disk <= self.disk_limit_bytes
@@ -309,7 +309,7 @@ def test_disk_use_stays_bounded_for_a_queue_that_is_never_empty(make_queue):
         queue.put(batch)
         queue.take()
         assert queue.bytes_on_disk <= peak
-    assert queue.statistics().bytes_spilled > 10 * 160_000
+    assert queue.statistics().batches_spilled * 80_000 > 10 * 160_000
     assert len(queue) == 20
 
 
@@ -388,7 +388,7 @@ def test_a_full_disk_is_reported_and_changes_nothing(make_queue, monkeypatch):
         with pytest.raises(StorageFull, match=r"^train: expected room for \d+ bytes in .*, given No space left.* free"):
             queue.put(fed[3])
     statistics = queue.statistics()
-    assert (statistics.items, statistics.records, statistics.batches_on_disk) == (3, 300, 2)
+    assert (len(queue), statistics.records, statistics.batches_on_disk) == (3, 300, 2)
     assert same_items(fed[:3], drained(queue))
 
 
@@ -514,7 +514,7 @@ def test_statistics_report_peaks_and_totals(make_queue):
         queue.put(item)
     drained(queue)
     statistics = queue.statistics()
-    assert (statistics.items, statistics.items_peak, statistics.records) == (0, 6, 0)
+    assert (len(queue), statistics.records) == (0, 0)
     assert (statistics.batches_spilled, statistics.batches_on_disk) == (3, 0)
-    assert statistics.bytes_on_disk_peak == statistics.bytes_spilled > 3 * 800
+    assert statistics.bytes_on_disk_peak > 3 * 800
     assert statistics.bytes_in_memory_peak == 2 * 928

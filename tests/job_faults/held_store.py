@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from streamiter.engine.storage.snapshot import SnapshotHeader, SnapshotPart
-from streamiter.engine.storage.store import CheckpointStore, blobs_at
+from streamiter.engine.storage.store import CheckpointStore, OtherFiles, blobs_at
 
 __all__ = ["HeldStore"]
 
@@ -20,7 +20,9 @@ class HeldStore(CheckpointStore):
         self.saves = asyncio.Event()
         self.may_save = asyncio.Event()
 
-    async def save(self, header: SnapshotHeader, parts: Iterable[SnapshotPart]) -> int:
+    async def save(
+        self, header: SnapshotHeader, parts: Iterable[SnapshotPart], others: OtherFiles | None = None
+    ) -> int:
         self.saves.set()
         await self.may_save.wait()
-        return await super().save(header, parts)
+        return await super().save(header, parts, others)

@@ -19,7 +19,7 @@ from streamiter import Flow, tumbling
 from streamiter.engine.job.job import Job, StopMode
 from streamiter.engine.job.running import run_jobs
 from streamiter.engine.storage.snapshot import CheckpointId, SnapshotHeader, SnapshotPart
-from streamiter.engine.storage.store import CheckpointStore, blobs_at, store_at
+from streamiter.engine.storage.store import CheckpointStore, OtherFiles, blobs_at, store_at
 from streamiter.errors import (
     CheckpointError,
     ConfigurationError,
@@ -265,7 +265,9 @@ async def test_nothing_is_committed_where_its_snapshot_cannot_be_stored(broker: 
 class FullStore(CheckpointStore):
     """A store on a full disk."""
 
-    async def save(self, header: SnapshotHeader, parts: Iterable[SnapshotPart]) -> int:
+    async def save(
+        self, header: SnapshotHeader, parts: Iterable[SnapshotPart], others: OtherFiles | None = None
+    ) -> int:
         raise StorageFull(f"flow {header.flow!r}: no room for checkpoint {header.id.number}")  # as files do
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from random import Random
 from typing import Any
 
 import pytest
 
-from streamiter.engine.job.barriers import ClockCoordinator
 from streamiter.engine.tasks.task_barriers import ClockAlignment
 
 STALENESS = 2
@@ -39,26 +39,24 @@ class Processes:
 
     random: Random
     count: int
-    messages: dict[int, deque[Callable[[], None]]] = field(default_factory=dict)
+    messages: dict[tuple[int, int], deque[Callable[[], None]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        together = self.together = ClockCoordinator(self.count, self._tell)
-        self.messages = {number: deque() for number in range(1 - self.count, self.count)}
-        self.alignments = [ClockAlignment(lambda *report: together.reported(0, *report))]
-        self.alignments += [ClockAlignment(self._sender(number)) for number in range(1, self.count)]
+        numbers = range(self.count)
+        self.messages = {(number, other): deque() for number in numbers for other in numbers if other != number}
+        self.alignments = [ClockAlignment(self.count, partial(self._tell, number)) for number in numbers]
+        self.together = self.alignments[0]
         self.workers: list[tuple[Worker, ClockAlignment, str]] = []
         for number in range(4):
             worker, alignment = Worker(self.random.randrange(STALENESS + 1)), self.random.choice(self.alignments)
             alignment.add(str(number), worker, worker.call_again)  # type: ignore[arg-type]
             self.workers.append((worker, alignment, str(number)))
 
-    def _sender(self, number: int) -> Callable[..., None]:
-        return lambda *report: self.messages[-number].append(lambda: self.together.reported(number, *report))
-
-    def _tell(self, *told: Any) -> None:
-        for number in range(1, self.count):
-            self.messages[number].append(lambda number=number: self.alignments[number].told(*told))  # type: ignore[misc]
-        self.alignments[0].told(*told)
+    def _tell(self, number: int, *told: Any) -> None:
+        for (sender, other), messages in self.messages.items():
+            if sender == number:
+                messages.append(partial(self.alignments[other].told, number, *told))
+        self.alignments[number].told(number, *told)
 
     def go_on(self) -> None:
         waiting = [queue for queue in self.messages.values() if queue]
@@ -95,7 +93,7 @@ def test_all_workers_stand_at_one_clock_when_the_alignment_is_done(count: int) -
 
 def test_a_process_that_has_not_answered_is_named() -> None:
     """A checkpoint that came too late because of a connection named no task, and the cause was sought in the flow."""
-    together = ClockCoordinator(2, lambda number, clocks: None)
+    together = ClockAlignment(2, lambda *told: None)
     together.seek()
-    together.reported(0, 1, {"w": 3}, ["work[0]"])
+    together.told(0, 1, {"w": 3}, ["work[0]"])
     assert together.behind() == ["work[0]", "process 1"]

@@ -17,7 +17,6 @@ from streamiter.engine.inbox.alignment import FeedbackLog
 from streamiter.engine.inbox.inbox import Inbox
 from streamiter.engine.job.checkpointer import Checkpointer
 from streamiter.engine.states.rocks_state import RocksJobStates
-from streamiter.engine.storage.disk_batches import HeldDiskBatches
 from streamiter.engine.storage.snapshot_file import StoredSnapshot
 from streamiter.topics.connecting import closed_on_failure
 from streamiter.values.helpers.closing import close_all, close_each, closed_after
@@ -64,12 +63,6 @@ def cases() -> Iterator[tuple[type[Any], list[Part], Any]]:
     yield Inbox, [first, second], inbox
     first, second = Part("first"), Part("second")
     yield FeedbackLog, [first, second], closed_by(FeedbackLog, logs={0: first, 1: second})
-    first, second = Part("first"), Part("second")
-    segments = [(first, 0, 0), (second, 0, 0)]
-    held = HeldDiskBatches(())
-    held._segments.extend(segments)  # type: ignore[arg-type]
-    held.close = held.release  # type: ignore[attr-defined]
-    yield HeldDiskBatches, [first, second], held
     first, second = Part("first"), Part("second")
     added = [closed_by(StoredSnapshot, reader=second, added=[])]
     yield StoredSnapshot, [first, second], closed_by(StoredSnapshot, reader=first, added=added)

@@ -12,7 +12,8 @@ import pytest
 from support.waiting import PATIENCE_S, until
 
 from streamiter import Checkpoints, Flow, IterationBodyResult, iterate_unbounded_streams
-from streamiter.engine.checkpointing.commit import HeldBatches, TransactionalWriter
+from streamiter.engine.checkpointing.commit import TransactionalWriter, held_batches
+from streamiter.engine.storage.disk_queue import SpillQueue
 from streamiter.topics import MemoryBroker, OutgoingBatch, Topic
 from streamiter.values.plain_data import PlainData
 
@@ -39,9 +40,9 @@ def written() -> Written:
 
 
 @pytest.fixture
-def held() -> Iterator[HeldBatches]:
+def held() -> Iterator[SpillQueue]:
     """Return a queue with three bytes in memory, and some ten batches on disk."""
-    held = HeldBatches("sink", PlainData(), memory_limit_bytes=3, disk_limit_bytes=1000)
+    held = held_batches("sink", PlainData(), memory_limit_bytes=3, disk_limit_bytes=1000)
     yield held
     held.close()
 
@@ -50,7 +51,7 @@ def batch(number: int) -> OutgoingBatch:
     return OutgoingBatch([b"%d" % number], keys=[b"key"], headers=[(("name", b"value"),)], partition=2)
 
 
-async def test_held_batches_are_written_in_order_and_unchanged(written: Written, held: HeldBatches) -> None:
+async def test_held_batches_are_written_in_order_and_unchanged(written: Written, held: SpillQueue) -> None:
     """Batches from disk came after later batches, or without their headers."""
     writer = TransactionalWriter(TOPIC, written, held, step="sink")
     await writer.write(batch(0))
@@ -63,9 +64,7 @@ async def test_held_batches_are_written_in_order_and_unchanged(written: Written,
     assert written.batches == [batch(number) for number in range(9)]
 
 
-async def test_a_sink_that_never_stops_does_not_keep_the_commit_from_ending(
-    written: Written, held: HeldBatches
-) -> None:
+async def test_a_sink_that_never_stops_does_not_keep_the_commit_from_ending(written: Written, held: SpillQueue) -> None:
     """A sink held new batches as fast as it wrote old ones, and no second checkpoint started."""
     writer = TransactionalWriter(TOPIC, written, held, step="sink")
     writer.seal()
@@ -79,7 +78,7 @@ async def test_a_sink_that_never_stops_does_not_keep_the_commit_from_ending(
 
     writing = asyncio.create_task(write_for_ever())
     async with asyncio.timeout(PATIENCE_S):
-        while held.first() is None:
+        while not len(held):
             await asyncio.sleep(0)
         for _ in range(3):
             await writer.unseal()
@@ -89,7 +88,7 @@ async def test_a_sink_that_never_stops_does_not_keep_the_commit_from_ending(
     assert written.values() == list(range(len(written.batches)))
 
 
-async def test_without_room_for_held_batches_the_sink_waits(written: Written, held: HeldBatches) -> None:
+async def test_without_room_for_held_batches_the_sink_waits(written: Written, held: SpillQueue) -> None:
     """Records between barrier and commit filled the disk of the machine."""
     writer = TransactionalWriter(TOPIC, written, held, step="sink")
     writer.seal()

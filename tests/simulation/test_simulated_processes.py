@@ -99,7 +99,8 @@ def test_a_bug_of_the_supervisor_is_found(
     """The simulation decided about losses by itself, so no bug of the supervisor could show."""
     plant(monkeypatch)
     only_losses = Faults(crashes=0, stuck=False, failing=False, fenced=False, storage_full=False)
-    assert re.search(expected, failure(floats_in_order, processes=3, faults=only_losses).what)
+    found = failure(floats_in_order, range(80), processes=3, faults=only_losses)
+    assert re.search(expected, found.what)
 
 
 def test_a_number_of_processes_below_one_is_refused() -> None:

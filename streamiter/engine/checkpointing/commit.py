@@ -3,13 +3,14 @@
 Records in transactional outputs become visible when the checkpoint that they belong to is committed. All sinks in one
 *commit domain* (for example one Kafka cluster) write into one transaction, :class:`JobTransaction`. With the outputs it
 commits a :class:`CommitRecord`, which names the checkpoint; after a crash, that record says what is committed. From its
-barrier on, a sink's :class:`TransactionalWriter` holds new records back in :class:`HeldBatches`, until the checkpoint
+barrier on, a sink's :class:`TransactionalWriter` holds new records back, until the checkpoint
 is committed and the next transaction has begun. :func:`snapshot_in_memory` is a snapshot without a store.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import tempfile
 from collections.abc import Awaitable, Callable, Sequence
@@ -17,7 +18,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final, NoReturn, final
 
-import orjson
+import msgspec
 
 from streamiter.engine.checkpointing.committed import SourcePositions, id_of
 from streamiter.engine.storage.disk_queue import SpillQueue
@@ -50,7 +51,7 @@ class CommitRecord:
 
     >>> record = CommitRecord("clicks", CheckpointId(7, "a1"))
     >>> record.outgoing().values
-    [b'{"flow":"clicks","checkpoint":7,"run":"a1"}']
+    [b'{"flow":"clicks","checkpoint":{"number":7,"run":"a1"}}']
     """
 
     flow: str
@@ -60,23 +61,14 @@ class CommitRecord:
 
     def outgoing(self) -> OutgoingBatch:
         """Return the record for its topic; its key is the name of the flow."""
-        checkpoint = self.checkpoint
-        value = {
-            "flow": self.flow,
-            "checkpoint": None if checkpoint is None else checkpoint.number,
-            "run": None if checkpoint is None else checkpoint.run,
-        }
-        return OutgoingBatch(values=[orjson.dumps(value)], keys=[self.flow.encode()])
+        return OutgoingBatch(values=[msgspec.json.encode(self)], keys=[self.flow.encode()])
 
     @classmethod
     def read(cls, record: TopicRecord, where: str) -> CommitRecord:
         """Return the commit record that ``outgoing`` made. Raises CheckpointError for another record."""
         try:
-            content = orjson.loads(record.value or b"")
-            number, run = content["checkpoint"], content["run"]
-            checkpoint = None if number is None else CheckpointId(int(number), str(run))
-            return cls(str(content["flow"]), checkpoint)
-        except (ValueError, TypeError, KeyError) as error:
+            return msgspec.json.decode(record.value or b"", type=cls)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise CheckpointError(
                 f"{where}, offset {record.offset}: expected a commit record, given {record.value!r}; something else "
                 "writes to this topic; start without state with restore=None, or with the number of a checkpoint"
@@ -159,8 +151,7 @@ class JobTransaction(Outputs):
         if at_least_once or topic.commit_domain != self.commit_domain:
             return await topic.open_writer()
         await topic.describe()  # A missing topic must be found now, not with the first record.
-        held = HeldBatches(step, self._plain_data)
-        writer = TransactionalWriter(topic, self._write, held, step=step)
+        writer = TransactionalWriter(topic, self._write, held_batches(step, self._plain_data), step=step)
         self._writers.append(writer)
         return writer
 
@@ -226,15 +217,12 @@ class JobTransaction(Outputs):
                     await self._opened.write(self._commits, CommitRecord(self._flow, checkpoint).outgoing())
                 await self._opened.commit()
                 if continues:
-                    await self._begin_next()
+                    try:
+                        await self._begin()
+                    except StorageFull as error:  # A StorageFull would mean that nothing is committed.
+                        raise TopicError(f"the next transaction cannot begin: {error}") from error
             except ProducerFenced as error:
                 await self._raise_explained(error)
-
-    async def _begin_next(self) -> None:
-        try:
-            await self._begin()
-        except StorageFull as error:  # A StorageFull would mean that nothing is committed.
-            raise TopicError(f"the next transaction cannot begin: {error}") from error
 
     async def checkpoint_over(self) -> None:
         """The checkpoint is committed or given up: write the records that were held back into the open transaction."""
@@ -282,58 +270,17 @@ _MEMORY_BYTES: Final = 32 << 20
 _DISK_BYTES: Final = 8 << 30
 
 
-@final
-class HeldBatches:
-    """The batches that one sink subtask holds back between its barrier and the commit: in memory, then on disk.
-
-    First in, first out. Its owner closes it.
-
-    >>> held = HeldBatches("clicks", PlainData(), memory_limit_bytes=3)
-    >>> [held.put(OutgoingBatch([value])) for value in (b"abc", b"on disk")]
-    [True, True]
-    >>> held.drop_first()
-    >>> held.first()
-    OutgoingBatch(values=[b'on disk'], keys=None, headers=None, timestamps_ms=None, partition=None)
-    >>> held.close()
-    """
-
-    def __init__(
-        self,
-        step: str,
-        plain_data: PlainData,
-        *,
-        memory_limit_bytes: int = _MEMORY_BYTES,
-        disk_limit_bytes: int = _DISK_BYTES,
-    ) -> None:
-        self._queue = SpillQueue(
-            name=f"outputs of {step}",
-            plain_data=plain_data,
-            memory_limit_bytes=memory_limit_bytes,
-            disk_limit_bytes=disk_limit_bytes,
-            directory=tempfile.gettempdir(),
-        )
-
-    def put(self, batch: OutgoingBatch) -> bool:
-        """Add a batch and return True; return False if there is no room."""
-        try:
-            self._queue.put(DataBatch([batch.plain()]))
-        except (LoopOverflow, StorageFull):
-            return False
-        return True
-
-    def first(self) -> OutgoingBatch | None:
-        """Return the first batch without removing it; None if there is none."""
-        if not len(self._queue):
-            return None
-        item = self._queue.peek()
-        assert isinstance(item, DataBatch)
-        return OutgoingBatch(*item.records[0])
-
-    def drop_first(self) -> None:
-        self._queue.take()
-
-    def close(self) -> None:
-        self._queue.close()
+def held_batches(
+    step: str, plain_data: PlainData, *, memory_limit_bytes: int = _MEMORY_BYTES, disk_limit_bytes: int = _DISK_BYTES
+) -> SpillQueue:
+    """Return a queue for the batches that one sink subtask holds back between its barrier and the commit."""
+    return SpillQueue(
+        name=f"outputs of {step}",
+        plain_data=plain_data,
+        memory_limit_bytes=memory_limit_bytes,
+        disk_limit_bytes=disk_limit_bytes,
+        directory=tempfile.gettempdir(),
+    )
 
 
 Write = Callable[[Topic, OutgoingBatch], Awaitable[None]]
@@ -361,7 +308,7 @@ class TransactionalWriter(TopicWriter):
     then.
     """
 
-    def __init__(self, topic: Topic, write: Write, held: HeldBatches, *, step: str) -> None:
+    def __init__(self, topic: Topic, write: Write, held: SpillQueue, *, step: str) -> None:
         self._topic = topic
         self._step = step
         self._write = write
@@ -371,8 +318,10 @@ class TransactionalWriter(TopicWriter):
 
     async def write(self, batch: OutgoingBatch) -> None:
         while self._seal is not _Seal.OPEN:
-            if self._seal is _Seal.SEALED and self._held.put(batch):
-                return
+            if self._seal is _Seal.SEALED:
+                with contextlib.suppress(LoopOverflow, StorageFull):
+                    self._held.put(DataBatch([batch.plain()]))
+                    return
             self._changed.clear()
             await self._changed.wait()
         await self._write(self._topic, batch)
@@ -394,12 +343,14 @@ class TransactionalWriter(TopicWriter):
         nevertheless, so it must not be written again.
         """
         self._seal = _Seal.DRAINING
-        while (batch := self._held.first()) is not None:
+        while len(self._held):
+            item = self._held.peek()
+            assert isinstance(item, DataBatch)
             try:
-                await self._write(self._topic, batch)
+                await self._write(self._topic, OutgoingBatch(*item.records[0]))
             except StreamiterError as error:
                 raise RecordFailure(self._step) from error
-            self._held.drop_first()
+            self._held.take()
         self._seal = _Seal.OPEN
         self._changed.set()
 

@@ -32,7 +32,7 @@ PositionsByStep: TypeAlias = dict[str, list[Positions]]
 
 
 def joined_positions(all_positions: Iterable[PositionsByStep]) -> PositionsByStep:
-    """Return the positions of several processes as those of one."""
+    """Return the positions of several processes as the positions of one process."""
     joined: PositionsByStep = {}
     for positions in all_positions:
         for step, of_step in positions.items():

@@ -164,15 +164,22 @@ def _of_operators(
             f"keep parallelism={len(states)}, or define redistribute(states, parallelism) in "
             f"{type(operator).__name__}",
         )
+    shared = _asked(old, step, share_out, states, given)
+    return _checked(old, step, f"{type(operator).__name__}.redistribute", "states", shared)
+
+
+def _asked(
+    old: OldJob, step: Step, share_out: Callable[..., Any], of_old: Sequence[PlainValue], given: PlainValue
+) -> PlainValue:
     try:
-        shared = share_out(states, given)
+        return share_out(of_old, given)
     except StreamiterError as error:
+        before = len(of_old)
         raise old.refusal(
             step.name,
-            f"its {len(states)} subtasks cannot become {count}: {error}; keep parallelism={len(states)}, or take "
+            f"its {before} subtasks cannot become {step.parallelism}: {error}; keep parallelism={before}, or take "
             "another checkpoint with it",
         ) from error
-    return _checked(old, step, f"{type(operator).__name__}.redistribute", "states", shared)
 
 
 def _checked(old: OldJob, step: Step, method: str, what: str, shared: PlainValue) -> Sequence[PlainValue]:
@@ -192,12 +199,7 @@ def redistribute_positions(
     count, before = step.parallelism, len(positions)
     if count == before:
         return positions
-    try:
-        shared: PlainValue = feeder.redistribute(positions, count)
-    except StreamiterError as error:
-        raise old.refusal(
-            step.name, f"its {before} subtasks cannot become {count}: {error}; keep parallelism={before}"
-        ) from error
+    shared = _asked(old, step, feeder.redistribute, positions, count)
     if shared is None:
         if not any(positions):
             return [{}] * count

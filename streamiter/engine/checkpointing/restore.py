@@ -63,16 +63,6 @@ def choose_checkpoint(
         return None
     if isinstance(restore, int):
         return _by_number(flow, restore, record, pointer, stored)
-    return _committed(flow, record, pointer, stored, commits_in)
-
-
-def _committed(
-    flow: str,
-    record: CommitRecord | None,
-    pointer: CommitPointer | None,
-    stored: Sequence[SnapshotHeader],
-    commits_in: str | None,
-) -> CheckpointId | None:
     if commits_in is None:
         if pointer is None and stored:
             raise CheckpointError(

@@ -63,23 +63,26 @@ class JobServices:
                     if (task := by_name.get(f"{step.name}[{subtask}]")) is not None:
                         here[first + subtask] = task
         _check_names(flow, list(self._tasks), steps)
-        self._alignments: dict[Service, ClockAlignment] = {}
+        self.alignments: dict[Service, ClockAlignment] = {}
+        """By service: what lets its workers in all processes stop at the same clock before a barrier."""
         for service in self._tasks:
             self._connect(service, messages, exchange)
         self._begun: list[Service] = []
         """The services that serve this job. A service that has refused the job may serve another job."""
 
     def _connect(self, service: Service, messages: Messages | None, exchange: Exchange) -> None:
-        """Connect the parts of a service in all processes, and its alignment with the coordinator."""
+        """Connect the parts of a service in all processes, and their alignments."""
         if messages is not None:
-            kind = f"service {service.name}"
+            of_service = f"service {service.name}"
             service.divide(
-                exchange.own, exchange.processes, lambda process, *contents: messages.send(process, kind, *contents)
+                exchange.own,
+                exchange.processes,
+                lambda process, *contents: messages.send(process, of_service, *contents),
             )
-            messages.handle(kind, service.received)
-        alignment = ClockAlignment(partial(exchange.send, 0, f"clocks of {service.name}"))
-        self._alignments[service] = alignment
-        exchange.handle(f"align {service.name}", lambda process, *contents: alignment.told(*contents))
+            messages.handle(of_service, service.received)
+        kind = f"align {service.name}"
+        alignment = self.alignments[service] = ClockAlignment(exchange.processes, partial(exchange.tell, kind))
+        exchange.handle(kind, alignment.told)
 
     def __bool__(self) -> bool:
         return bool(self._tasks)
@@ -102,7 +105,7 @@ class JobServices:
                     self._flow, self._workers[service], given, here=list(tasks), has_checkpoints=self._has_checkpoints
                 )
             self._begun.append(service)
-            alignment = self._alignments[service]
+            alignment = self.alignments[service]
             for task, worker in zip(tasks.values(), workers, strict=True):
                 alignment.add(task.name, worker, partial(task.inbox.post, nothing))
                 task.serve_with(worker, alignment, keeps_last_state=self._has_checkpoints)
@@ -117,7 +120,7 @@ class JobServices:
             return
         step = task.first.step
         assert step.service is not None
-        self._alignments[step.service].ended(task.name)
+        self.alignments[step.service].ended(task.name)
         if not (task.suspended and self._has_checkpoints):
             with FailuresOf(step.name):
                 await task.barriers.worker.leave(f"step {step.name!r} has ended")

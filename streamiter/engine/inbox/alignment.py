@@ -2,14 +2,14 @@
 
 A barrier passes a task when every channel has brought it (:class:`BarrierAlignment`). Feedback channels take no part:
 the barrier returns there later, after one way through the loop. A checkpoint has the feedback between the snapshot of
-the head and that return (:class:`FeedbackLog`). :class:`TableAlignment` does the same for ``ReadToEnd``.
+the head and that return (:class:`FeedbackLog`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
-from typing import Final, final
+from typing import final
 
 from streamiter.engine.graph.feedback import FeedbackChannel, ReturnPath, TopicRange
 from streamiter.engine.inbox.port_log import Port
@@ -96,55 +96,6 @@ class BarrierAlignment:
         self._last = self._last if triggered is None else triggered.checkpoint
         self._announced = self._triggered = None
         return triggered
-
-
-# A message names so many channels at most.
-_SHOWN_CHANNELS: Final = 3
-
-
-@final
-class TableAlignment:
-    """Waits until every channel has brought ``ReadToEnd``, or has ended. It begins anew at each start of a job.
-
-    The other inputs of a step with an ``awaited_input`` are not read until all channels of that input have. Without
-    ports, there is nothing to wait for.
-    """
-
-    def __init__(self, ports: Sequence[Port], awaited_input: str | None) -> None:
-        self._awaited = [port for port in ports if port.input_name == awaited_input]
-        self._read = Frontier((port.index for port in ports), 0)
-        """By port: 1 if it has brought it."""
-
-    def bring(self, port: Port) -> bool:
-        """Note that a port has brought it; return, once, whether the task must pass it on now."""
-        if port.index in self._read:
-            self._read.reach(port.index, 1)
-        return self._read.settle()
-
-    def end(self, port: Port) -> bool:
-        """Note that a port has ended; return as ``bring``. If all have ended before, their ends say enough."""
-        if port.index in self._read:
-            self._read.end(port.index)
-        return self._read.settle()
-
-    def is_over_for(self, port: Port) -> bool:
-        """Return whether a port of the awaited input has brought it."""
-        return port in self._awaited and self._read.reached(port.index) > 0
-
-    def waits_for(self) -> str | None:
-        """Return in words what the other inputs wait for; None if they do not wait."""
-        missing = [
-            port.channel.name
-            for port in self._awaited
-            if not (self._read.reached(port.index) or self._read.has_ended(port.index))
-        ]
-        if not missing:
-            return None
-        more = f" and {len(missing) - _SHOWN_CHANNELS} more" if len(missing) > _SHOWN_CHANNELS else ""
-        return (
-            f"its input {self._awaited[0].input_name!r} must first be read to the end that was found at the start: "
-            f"{', '.join(missing[:_SHOWN_CHANNELS])}{more}"
-        )
 
 
 @final

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final, final
 
-from streamiter.engine.inbox.alignment import BarrierAlignment, BarrierReturned, FeedbackLog, TableAlignment
+from streamiter.engine.inbox.alignment import BarrierAlignment, BarrierReturned, FeedbackLog
 from streamiter.engine.inbox.order import ARRIVAL, ASIDE, NOW, STAYS, Arrival, Fate, WantedInputs, next_of_rest
 from streamiter.engine.inbox.port_log import Port, ReadyPorts
 from streamiter.engine.inbox.port_progress import InputEnded, PortProgress
@@ -80,7 +80,7 @@ class Inbox:
 
         ``make_queue`` makes a queue for records whose epoch's turn has not come, ``make_feedback_queue`` one for the
         feedback of a checkpoint; both have the limits of the loop. ``timed_ports`` bring event-time watermarks, by
-        index. The other inputs are not read until all channels of ``awaited_input`` have brought ``ReadToEnd``.
+        index. ``PortProgress`` describes ``awaited_input``.
         """
         self.ports = list(ports)
         self.sets_aside = order.sets_aside
@@ -95,15 +95,19 @@ class Inbox:
         self.feedback = FeedbackLog(self.ports, make_feedback_queue)
         self.has_feedback = bool(self.feedback.ports)
         self._progress = PortProgress(
-            self.ports, timed_ports, order=order, on_due=self._ready.add, on_data_ended=self.reconsider_wanted
+            self.ports,
+            timed_ports,
+            order=order,
+            on_due=self._ready.add,
+            on_data_ended=self.reconsider_wanted,
+            awaited_input=awaited_input,
         )
+        self.waits_for_table = self._progress.waits_for_table
         self._epochs = self._progress.epochs
         self.times = self._progress.times
         """The event time of the ports; None if none brings any."""
         self._idle = self._progress.idle
         self.barriers = BarrierAlignment(self.ports)
-        """Only the inbox changes it."""
-        self.tables = TableAlignment(self.ports, awaited_input)
         """Only the inbox changes it."""
         self.stands_still = False
         """Whether it reads only barriers: a barrier passes before the records in the channels, which are set aside or
@@ -405,7 +409,7 @@ class Inbox:
         """Return whether a port brings nothing more, or nothing more of the current epoch if epochs are in order."""
         if self._epochs.has_ended(port.index) and not port.held:
             return True
-        if self.tables.is_over_for(port):
+        if self._progress.is_read(port):
             return True
         return self._in_order and self._progress.is_complete(
             port, self._epochs.value + 1 if self._rest is None else self._rest
@@ -423,7 +427,7 @@ class Inbox:
     def waits_for(self) -> str | None:
         """Return in words what the records that are not read wait for; None if they only are not wanted."""
         if not self._by_port:
-            return self.tables.waits_for()
+            return self.waits_for_table()
         wanted = self.wanted.names
         port = None if self._ready.parked else self._order.next(self.ports, wanted, self._epochs)
         return None if port is None else f"its records come after those of {port.channel.name}"
@@ -441,7 +445,7 @@ class Inbox:
             if self._in_order:
                 self.reconsider_wanted()
             return events
-        if isinstance(control, EventTimeWatermark):
+        if isinstance(control, (EventTimeWatermark, ReadToEnd)):
             return self._progress.bring(port, control)
         if isinstance(control, CheckpointBarrier):
             if port.is_feedback:
@@ -456,10 +460,6 @@ class Inbox:
             return events
         if isinstance(control, Idle):
             return self._progress.bring_idle(port)
-        if isinstance(control, ReadToEnd):
-            is_due = self.tables.bring(port)
-            self.reconsider_wanted()
-            return [ReadToEnd()] if is_due else []
         raise TypeError(f"inbox: expected a control record of a channel, given {control!r}")
 
     def _bring_end(self, port: Port, end: EndOfInput) -> list[Control]:
@@ -482,7 +482,7 @@ class Inbox:
     def _end_port(self, port: Port, end: EndOfInput) -> list[Control]:
         port.end, port.is_blocked = end, False
         self.barriers.end(port)
-        return [ReadToEnd()] if self.tables.end(port) else []
+        return self._progress.end_reading(port)
 
     def _all_ended(self) -> bool:
         return all(port.has_ended for port in self.ports if not port.is_feedback)

@@ -1,4 +1,4 @@
-"""How far the ports of an inbox have come: in epochs, in event time, and to the end of their data.
+"""How far the ports of an inbox have come: in epochs, in event time, to the end found at the start, to their own end.
 
 :class:`PortProgress` lets the control records of the ports act, or wait as marks in the logs, and says what the task is
 told of them: the watermark of all ports, the ends of its inputs.
@@ -7,18 +7,21 @@ told of them: the watermark of all ports, the ends of its inputs.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, Final, final
 
 from streamiter.engine.inbox.order import BEFORE_ALL_EPOCHS, Arrival
 from streamiter.engine.inbox.port_log import Port
 from streamiter.errors import InternalError
 from streamiter.operators.frontier import Frontier
 from streamiter.values.deferred import PlainValue
-from streamiter.values.records import Control, EndOfData, EpochWatermark, EventTimeWatermark, Idle
+from streamiter.values.records import Control, EndOfData, EpochWatermark, EventTimeWatermark, Idle, ReadToEnd
 from streamiter.values.times import MAX_TIME, MIN_TIME
 
 if TYPE_CHECKING:
     from streamiter.values.plain_data import PlainData
+
+# A message names so many channels at most.
+_SHOWN_CHANNELS: Final = 3
 
 
 @final
@@ -43,11 +46,15 @@ class PortProgress:
         order: Arrival,
         on_due: Callable[[Port], None],
         on_data_ended: Callable[[], None],
+        awaited_input: str | None = None,
     ) -> None:
         """If the order of ports is fixed, the end of data takes its turn like a record.
 
+        The other inputs of a step with an ``awaited_input`` are not read until all channels of that input have brought
+        ``ReadToEnd``, or have ended. Without such channels, there is nothing to wait for.
+
         ``on_due`` is called with a port that has records of the epoch whose turn has come, ``on_data_ended`` when the
-        data of a port has ended.
+        data of a port has ended, or a table is read.
         """
         self.epochs = Frontier(range(len(ports)), BEFORE_ALL_EPOCHS)
         """By port: the last epoch that it has brought and that the task has handled. Others only read it."""
@@ -55,6 +62,9 @@ class PortProgress:
         """The event time of the ports; None if none brings any. Others only read it."""
         self.idle: set[int] = set()
         """The ports that have brought ``Idle`` and no data since, by index."""
+        self._read = Frontier(range(len(ports)), 0)
+        """By port: 1 if it has brought ``ReadToEnd``, which each start of a job begins anew."""
+        self._awaited = [port for port in ports if port.input_name == awaited_input]
         self._ports = ports
         self._by_port = order.by_port
         self._tells_due = order.sets_aside and not order.by_port
@@ -84,7 +94,7 @@ class PortProgress:
         self.idle.add(port.index)
         return self._all_idle()
 
-    def bring(self, port: Port, mark: EpochWatermark | EventTimeWatermark) -> list[Control]:
+    def bring(self, port: Port, mark: EpochWatermark | EventTimeWatermark | ReadToEnd) -> list[Control]:
         """Let a mark act, or wait in the log of its port for the records in front of it."""
         if port.lowest is None:
             return self._act(port, mark)
@@ -95,6 +105,10 @@ class PortProgress:
         if isinstance(mark, EpochWatermark):
             self.epochs.reach(port.index, mark.epoch)
             return self._moved()
+        if isinstance(mark, ReadToEnd):
+            self._read.reach(port.index, 1)
+            self._on_data_ended()
+            return self._all_read()
         assert isinstance(mark, EventTimeWatermark)
         times = self.times
         if times is None or port.index not in times:
@@ -140,6 +154,30 @@ class PortProgress:
 
     def end_time(self, port: Port) -> list[Control]:
         return [] if self.times is None else self.bring(port, EventTimeWatermark(MAX_TIME))
+
+    def end_reading(self, port: Port) -> list[Control]:
+        """Note that a channel has ended. If all channels have ended so, their ends say enough."""
+        self._read.end(port.index)
+        return self._all_read()
+
+    def _all_read(self) -> list[Control]:
+        """Return ``ReadToEnd``, once, if the task must pass it on now."""
+        return [ReadToEnd()] if self._read.settle() else []
+
+    def is_read(self, port: Port) -> bool:
+        """Return whether a port of the awaited input has brought ``ReadToEnd``."""
+        return port in self._awaited and self._read.reached(port.index) > 0
+
+    def waits_for_table(self) -> str | None:
+        """Return in words what the inputs other than the awaited one wait for; None if they do not wait."""
+        unread = (port for port in self._awaited if not (self.is_read(port) or self._read.has_ended(port.index)))
+        if not (missing := [port.channel.name for port in unread]):
+            return None
+        more = f" and {len(missing) - _SHOWN_CHANNELS} more" if len(missing) > _SHOWN_CHANNELS else ""
+        return (
+            f"its input {self._awaited[0].input_name!r} must first be read to the end that was found at the start: "
+            f"{', '.join(missing[:_SHOWN_CHANNELS])}{more}"
+        )
 
     def bring_end_of_data(self, port: Port, epoch: int = BEFORE_ALL_EPOCHS) -> list[Control]:
         """Let the end of the data, which completes an epoch, act or wait. The end of the input brings it, too."""

@@ -3,7 +3,8 @@
 :class:`Barriers` lets the :class:`~streamiter.engine.checkpointing.checkpoint_follower.CheckpointFollower` of each
 process send a barrier into its tasks, and waits until it has passed all tasks and their state is taken. If that takes
 too long, the checkpoint is *abandoned*: its barrier still passes all tasks, but their state is dropped. Before a
-barrier, the workers of each parameter server stop at the same clock (:class:`ClockCoordinator`).
+barrier, the workers of each parameter server stop at the same clock
+(:class:`~streamiter.engine.tasks.task_barriers.ClockAlignment`).
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Final, final
 
 import msgspec
@@ -65,20 +65,13 @@ class _Sent:
 class Barriers:
     """Sends barriers into the tasks of all processes, one at a time."""
 
-    def __init__(self, beside: JobFollower, clock: Clock, on_abandoned: Callable[[int], None]) -> None:
-        """``beside`` is the follower of process 0.
-
-        ``on_abandoned`` is called for each checkpoint whose barrier is still on its way when it is abandoned.
-        """
+    def __init__(self, beside: JobFollower, clock: Clock) -> None:
+        """``beside`` is the follower of process 0."""
         exchange = self._exchange = beside.exchange
         self._beside = beside.checkpoints
+        self._loops, self._scope = beside.loops, beside.scope
         self._clock = clock
-        self._on_abandoned = on_abandoned
-        self._alignments: list[ClockCoordinator] = []
-        for name in beside.services.names():
-            alignment = ClockCoordinator(exchange.processes, partial(exchange.tell, f"align {name}"))
-            exchange.handle(f"clocks of {name}", alignment.reported)
-            self._alignments.append(alignment)
+        self._alignments = [*beside.services.alignments.values()]
         exchange.handle("checkpoint passed", self._has_passed)
         exchange.handle("checkpoint taken", self._has_taken)
         self._next = FIRST_CHECKPOINT
@@ -91,7 +84,7 @@ class Barriers:
         """The caller holds it from the barrier until the collected state is committed or dropped."""
 
     def number_after(self, checkpoint: int) -> None:
-        """Give the next barriers numbers above that of an existing checkpoint."""
+        """Give the next barriers numbers above the number of an existing checkpoint."""
         self._next = max(self._next, checkpoint + 1)
 
     @property
@@ -166,17 +159,7 @@ class Barriers:
             alignment.give_up()
 
     async def _until_passed(self, sent: _Sent, due_s: float | None) -> None:
-        timer = None
-        if due_s is not None and sent.waiting_for:
-            timer = self._clock.call_later(max(0.0, due_s - self._clock.monotonic_s()), sent.passed.set)
-        try:
-            await sent.passed.wait()
-        finally:
-            if timer is not None:
-                timer.cancel()
-            if sent.waiting_for:  # The timer has set it.
-                sent.passed.clear()
-        if sent.waiting_for:
+        if not sent.passed.is_set() and not await self._in_time(sent.passed.wait(), due_s) and sent.waiting_for:
             others = [f"process {process}" for process in sorted(sent.waiting_for) if process]
             late = some([*others, *self._beside.delayed_by(sent.checkpoint)])
             raise CheckpointTimedOut(
@@ -186,18 +169,15 @@ class Barriers:
 
     async def _in_time(self, waiting: Coroutine[object, object, object], due_s: float | None) -> bool:
         """Wait until a coroutine is done or the time is over; return whether it is done. If not, it is cancelled."""
-        done: asyncio.Future[object] = asyncio.ensure_future(waiting)
-        is_late = asyncio.Event()
-        late: asyncio.Future[object] = asyncio.ensure_future(is_late.wait())
-        timer = None
-        if due_s is not None:
-            timer = self._clock.call_later(max(0.0, due_s - self._clock.monotonic_s()), is_late.set)
+        if due_s is None:
+            await waiting
+            return True
+        limit = self._clock.sleep(max(0.0, due_s - self._clock.monotonic_s()))
+        done, late = asyncio.ensure_future(waiting), asyncio.ensure_future(limit)
         try:
             await asyncio.wait([done, late], return_when=asyncio.FIRST_COMPLETED)
             return done.done()
         finally:
-            if timer is not None:
-                timer.cancel()
             late.cancel()
             done.cancel()
 
@@ -208,8 +188,8 @@ class Barriers:
         sent.is_abandoned = True
         self._exchange.tell("checkpoint abandoned", sent.checkpoint, is_late)
         self.resume_reading()
-        if sent.waiting_for:
-            self._on_abandoned(sent.checkpoint)
+        for loop in self._loops if sent.waiting_for else ():
+            loop.checkpoint_abandoned(self._scope, sent.checkpoint)
 
     def _has_passed(self, process: int, checkpoint: int, runs: bool) -> None:
         sent = self._sent
@@ -253,53 +233,3 @@ class Barriers:
     async def positions(self) -> PositionsByStep:
         """Return the positions of the sources of all processes at the last barrier."""
         return joined_positions(positions for [_, positions, _] in (await self._answers()).values())
-
-
-@final
-class ClockCoordinator:
-    """Aligns the workers of one service in all processes: it tells each :class:`ClockAlignment` the highest clocks."""
-
-    def __init__(self, processes: int, tell: Callable[[int, Mapping[str, int] | None], None]) -> None:
-        """``tell`` calls ``ClockAlignment.told`` in all processes."""
-        self._processes = processes
-        self._tell = tell
-        self._number = 0
-        self._furthest: dict[str, int] = {}
-        self._reports: dict[int, tuple[Mapping[str, int], list[str]]] = {}
-        """The last report of each process."""
-        self._all_stopped = asyncio.Event()
-
-    def seek(self) -> asyncio.Event:
-        """Start the alignment; the event is set when all tasks have stopped at the same clock."""
-        self._number += 1
-        self._furthest = {}
-        self._reports.clear()
-        self._all_stopped.clear()
-        self._tell(self._number, {})
-        return self._all_stopped
-
-    def reported(self, process: int, number: int, clocks: Mapping[str, int], behind: list[str]) -> None:
-        """Take the report of a process."""
-        if number != self._number or self._all_stopped.is_set():
-            return
-        self._reports[process] = clocks, behind
-        further = {name: clock for name, clock in clocks.items() if clock > self._furthest.get(name, -1)}
-        self._furthest |= further
-        if further and self._processes > 1:
-            self._tell(self._number, dict(self._furthest))
-        if len(self._reports) < self._processes or self._all_stopped.is_set():
-            return
-        if not self._furthest:  # No worker waits for another, so the barrier may reach each at any clock.
-            self._all_stopped.set()
-            self.give_up()
-        elif all(not late and reached == self._furthest for reached, late in self._reports.values()):
-            self._all_stopped.set()
-
-    def give_up(self) -> None:
-        """No barrier is sent: let all tasks continue."""
-        self._tell(self._number, None)
-
-    def behind(self) -> list[str]:
-        """Return the tasks that the others wait for, and the processes that have not answered."""
-        silent = [f"process {process}" for process in range(self._processes) if process not in self._reports]
-        return [task for _, behind in self._reports.values() for task in behind] + silent

@@ -370,9 +370,9 @@ class Checkpointer:
                 self._positions.now = await self._barriers.positions()
             if self._store is None:
                 return 0
-            if self._beside.exchange.processes > 1:
-                return await self._store.save_manifest(header, parts, self._barriers.files)
-            return await self._store.save(header, parts)
+            return await self._store.save(
+                header, parts, self._barriers.files if self._beside.exchange.processes > 1 else None
+            )
         finally:
             release_taken(taken)
 

@@ -175,7 +175,7 @@ class JobFollower:
             await asyncio.wait([self._running])
 
     def abort(self) -> None:
-        """End the tasks immediately; the coordinator then ends those of the other processes."""
+        """End the tasks immediately; the coordinator then ends the tasks of the other processes."""
         # Only once: a second cancellation would interrupt the closing of the steps.
         if not self._is_aborting and self.state == "running":
             self._is_aborting = True

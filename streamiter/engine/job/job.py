@@ -87,12 +87,10 @@ class Job:
         beside = self._beside = JobFollower(flow, steps, plain_data, options, own)
         self._tasks, self._loops, self._scope = beside.tasks, beside.loops, beside.scope
         self._exchange, self._meeting = beside.exchange, beside.meeting
-        self._barriers = Barriers(beside, options.clock, self._checkpoint_abandoned)
+        self._barriers = Barriers(beside, options.clock)
         self._checkpointer = self._make_checkpointer(options)
         self._state: JobState = "running"
         self._is_draining = False
-        self._started_at_s = options.clock.monotonic_s()
-        self._elapsed_s: float | None = None
         self._coordinating: asyncio.Task[None] | None = None
         self._running = set(range(processes))
         """The processes whose followers have not ended."""
@@ -192,7 +190,7 @@ class Job:
             self._stop_followers("abort", but=[0])
             await self._beside.closed()
             await close_each(closing)
-            self._end("aborted")
+            self._state = "aborted"
             raise
         unclosed = [self._beside.failures.error_of(error) for error in await close_each(closing)]
         states = {self._beside.state, *(report.statistics.state for _, report in self._reports.values())}
@@ -201,14 +199,10 @@ class Job:
             state = "finished"
         errors = [*self._errors.values()]
         error = first_failure_of([*errors[:1], *unclosed])
-        self._end(state if error is None else "failed")
+        self._state = state if error is None else "failed"
         if error is not None:
             note_unclosed(error, errors[1:])
             raise error from error.__cause__
-
-    def _end(self, state: JobState) -> None:
-        self._state = state
-        self._elapsed_s = self._clock.monotonic_s() - self._started_at_s
 
     async def _end_if_failed(self, conducting: asyncio.Task[None]) -> None:
         await asyncio.wait([conducting])
@@ -370,7 +364,7 @@ class Job:
         return snapshot
 
     async def checkpoint(self) -> int:
-        """Take a checkpoint now and commit it, besides those of the interval; return its number.
+        """Take a checkpoint now and commit it, besides the checkpoints of the interval; return its number.
 
         Raises ConfigurationError for a job without checkpoints, and CheckpointError if none can be taken now.
         Cancelling this call, for example with ``asyncio.wait_for``, does not cancel the checkpoint.
@@ -393,10 +387,6 @@ class Job:
     async def _suspend_without_state(self) -> None:
         async with self._barriers.one_at_a_time:
             release_taken(await self._barriers.take(suspend=True, keeps_state=False))
-
-    def _checkpoint_abandoned(self, checkpoint: int) -> None:
-        for loop in self._loops:
-            loop.checkpoint_abandoned(self._scope, checkpoint)
 
     async def _while_running(self, taking: Coroutine[Any, Any, T], *, survives_cancelling: bool = False) -> T | None:
         """Return the result of ``taking``; None if the job ends before it.
@@ -445,15 +435,11 @@ class Job:
         return self.statistics()._repr_html_()
 
     def statistics(self) -> JobStatistics:
-        """Return the statistics of all processes now; those of other processes are the last that have arrived."""
-        elapsed_s = self._elapsed_s
-        if elapsed_s is None:
-            elapsed_s = self._clock.monotonic_s() - self._started_at_s
+        """Return the statistics of this process now, and the last statistics that the other processes have sent."""
         reports = [report for _, report in self._reports.values()]
         own = replace(
             self._beside.statistics(),
             state=self._state,
-            elapsed_s=elapsed_s,
             loops=tuple(
                 loop.statistics(self._scope, [share for report in reports for share in report.shares[number]])
                 for number, loop in enumerate(self._loops)

@@ -165,7 +165,7 @@ async def run_jobs(
     too_slow = TooSlow()
     while True:
         job = await start(**options)
-        with stopping_on_signals(job, first=first) as stops:
+        with stopping_on_signals(job.stop_on_signal, first=first) as stops:
             try:
                 async with while_running(job, stops):
                     return await job.wait()
@@ -207,33 +207,29 @@ def causes_of(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__
 
 
-class Stoppable(Protocol):
-    """A job, or several processes with one."""
-
-    async def stop_on_signal(self, mode: StopMode) -> object:
-        """End it, also if the servers of its outputs do not answer."""
-
-
 @contextlib.contextmanager
 def stopping_on_signals(
-    job: Stoppable, *, first: StopMode = "suspend", third: Callable[[], object] | None = None
+    stop: Callable[[StopMode], Awaitable[object]],
+    *,
+    first: StopMode = "suspend",
+    third: Callable[[], object] | None = None,
 ) -> Iterator[Sequence[StopMode]]:
     """In this block SIGTERM and Ctrl-C suspend the job, or stop it as ``first`` says; a second signal aborts it.
 
-    Yields the growing list of the stops that signals have asked for. A third signal raises KeyboardInterrupt at the
-    current line of the program, because a step that does not return to the event loop prevents any other stop; or the
-    event loop calls ``third``, for steps in other processes.
+    ``stop`` stops it, such as ``job.stop_on_signal``. Yields the growing list of the stops that signals have asked for.
+    A third signal raises KeyboardInterrupt at the current line of the program, because a step that does not return to
+    the event loop prevents any other stop; or the event loop calls ``third``, for steps in other processes.
     """
     loop = asyncio.get_running_loop()
     modes: list[StopMode] = []
     stopping: list[asyncio.Task[None]] = []
 
-    async def stop(mode: StopMode) -> None:
+    async def stopped(mode: StopMode) -> None:
         with contextlib.suppress(Exception):  # job.wait() raises it, too.
-            await job.stop_on_signal(mode)
+            await stop(mode)
 
     def start_stopping(mode: StopMode) -> None:
-        stopping.append(loop.create_task(stop(mode)))
+        stopping.append(loop.create_task(stopped(mode)))
 
     def on_signal(*_: object) -> None:
         if len(modes) == 2:

@@ -62,7 +62,7 @@ class Exchange:
         self._handlers: dict[str, Handler] = {}
 
     def handle(self, kind: str, handler: Handler) -> None:
-        """Give the messages of this kind to ``handler``, also those of this process."""
+        """Give the messages of this kind to ``handler``, also the messages of this process to itself."""
         self._handlers[kind] = handler
         if self._messages is not None:
             self._messages.handle(kind, handler)

@@ -47,7 +47,6 @@ from streamiter.values.plain_data import PlainData
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
-    from streamiter.engine.storage.disk_queue import SpillQueue
 
 _AnyChannel: TypeAlias = Channel | FeedbackChannel | FeedbackDeparture
 
@@ -147,7 +146,7 @@ class Planner:
     # -- channels --------------------------------------------------------------------------------------
 
     def _make_channels(self, step: Step, edge: Edge, numbers: PlacedEdge) -> list[list[_AnyChannel | None]]:
-        """Return a channel for each upstream and downstream subtask; None for a pair that has none in this process."""
+        """Return a channel for each upstream and downstream subtask; None for a pair without one in this process."""
         return [
             [self._channel_between(step, edge, numbers, source, target) for target in range(step.parallelism)]
             for source in range(edge.upstream.parallelism)
@@ -274,9 +273,6 @@ class Planner:
         return operator if isinstance(operator, DecodeValues) else None
 
     def _make_inbox(self, first: Step, name: str, ports: Sequence[Port]) -> Inbox:
-        def feedback_queue() -> SpillQueue:
-            return spill_queue(f"{name}, feedback of a checkpoint", first.limits, self.plain_data)
-
         traits, by_port = self._placed[first].traits, self._merges_in_order(first, ports)
         in_order = traits.epochs_in_order and not traits.boundary
         return Inbox(
@@ -284,7 +280,7 @@ class Planner:
             order=BY_EPOCH_THEN_PORT if by_port else BY_EPOCH if in_order else ARRIVAL,
             epochs_in_order=in_order,
             make_queue=lambda: spill_queue(name, first.limits, self.plain_data),
-            make_feedback_queue=feedback_queue,
+            make_feedback_queue=lambda: spill_queue(f"{name}, feedback of a checkpoint", first.limits, self.plain_data),
             timed_ports=self._timed_ports(first, ports),
             awaited_input=first.awaited_input if first.loop is None else None,  # In a loop, the table ends.
         )
@@ -434,7 +430,7 @@ class Planner:
         )
 
     def _encoding(self, reader: Step) -> SinkEncoding | None:
-        """Return the encoding for a sink of which all subtasks are in process 0, and this process is another one."""
+        """Return the encoding for a sink whose subtasks are all in process 0, if this process is another one."""
         if not self.own.number or not self._placed[reader].traits.takes_encoded:
             return None
         if reader not in self.encodings:

@@ -508,7 +508,7 @@ class ProcessLink(asyncio.BufferedProtocol):
         self._drop(start)
 
     def _body_memory(self, length: int) -> memoryview:
-        """Return memory for a long body: that of the last one, if it is as long and no array is in it any more."""
+        """Return memory for a long body: the last one again, if it has this length and no array is in it any more."""
         if length <= _LONG_BYTES:
             return np.empty(length, np.uint8).data
         # A reference of this link, and one of the call.
@@ -559,7 +559,7 @@ async def listen(address: Address, new_link: Callable[[], ProcessLink]) -> async
 
 
 def address_of(server: asyncio.Server) -> Address:
-    """Return the address at which a server listens; a port 0 has become that of a free port."""
+    """Return the address at which a server listens, with the number of a free port in place of port 0."""
     address = server.sockets[0].getsockname()
     if isinstance(address, bytes):  # a name that is no file
         return os.fsdecode(address)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, final
 import msgspec
 
 from streamiter.engine.graph.graph import RunnableFlow
-from streamiter.engine.processes.host import LossLimits, ProcessSettings, check_topics, limits_of
+from streamiter.engine.processes.host import LossLimits, ProcessSettings, check_topics
 from streamiter.engine.processes.link import Address
 from streamiter.engine.processes.silence import ProcessLook, look_at_process
 from streamiter.engine.processes.supervisor import Attempt, run_supervised
@@ -62,7 +62,7 @@ class LocalProcesses(LossLimits):
         check_topics(flow, many_machines=False)
         reference = self.flow or reference_to(flow)
         host = _Local(self.processes)
-        return await run_supervised(flow, reference, host, options, first, while_running, limits_of(self))
+        return await run_supervised(flow, reference, host, options, first, while_running, self)
 
 
 def reference_to(flow: RunnableFlow) -> str:

@@ -48,7 +48,7 @@ class ProcessMesh:
         self._calls: dict[ProcessLink, int] = {}
         """The links that this process makes, and to which process."""
         self._handshaking: set[ProcessLink] = set()
-        """The links that are not open yet, also those of strangers."""
+        """The links that are not open yet, also the links of strangers."""
         self._ended: set[int] = set()
         self._has_failed = False
         self._changed = asyncio.Event()

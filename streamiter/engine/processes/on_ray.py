@@ -23,7 +23,7 @@ from streamiter.engine.graph.statistics import JobStatistics
 from streamiter.engine.job.job import StopMode
 from streamiter.engine.job.running import OnInterrupt, WhileRunning, stopping_on_signals
 from streamiter.engine.plan.placement import Placement, fingerprint
-from streamiter.engine.processes.host import LossLimits, PlainOptions, check_topics, limits_of
+from streamiter.engine.processes.host import LossLimits, PlainOptions, check_topics
 from streamiter.engine.processes.ray_cluster import RayCluster, Untyped
 from streamiter.engine.processes.ray_host import NodeFacts, RayHost, Room, ShippedFlow
 from streamiter.engine.processes.supervisor import Attempt, CollectedPart, Supervisor, put_collected, run_supervised
@@ -40,7 +40,7 @@ _NAMESPACE: Final = "streamiter"
 """The namespace of the detached actors in Ray."""
 
 # The supervisor is on the node of Ray's own tables, without which there is no cluster: so the loss of another node is
-# never that of the supervisor, which Ray would start again only when it has noted the loss.
+# never the loss of the supervisor, which Ray would start again only when it has noted the loss.
 _HEAD: Final = {"node:__internal_head__": 0.001}
 
 # Ray keeps arguments of up to 100 KB with an actor, in all 10 MB, so that it can start the actor again when the program
@@ -74,7 +74,7 @@ class Ray(LossLimits):
     processes: int
     """The number of processes."""
     address: str | None = None
-    """The address of a cluster: "auto" for that of this machine, or host:port. None: Ray on this machine only."""
+    """The address of a cluster: "auto" for the cluster of this machine, or host:port. None: Ray on this machine."""
     min_processes: int | None = None
     """With how few processes the flow may run if the cluster has no room for all; None: it waits for room for all."""
     cpus: float = 1.0
@@ -124,13 +124,11 @@ class Ray(LossLimits):
             if self.address is None:
                 host = RayHost(cluster.ray, room, shipped, NodeFacts.here())
                 try:
-                    given = flow, self.flow or "", host, options, first, while_running, limits_of(self)
+                    given = flow, self.flow or "", host, options, first, while_running, self
                     return await run_supervised(*given)
                 finally:
                     host.release()
-            run = _ClusterRun(
-                flow.name, fingerprint(flow.name, flow.steps), plain, limits_of(self), room, NodeFacts.here()
-            )
+            run = _ClusterRun(flow.name, fingerprint(flow.name, flow.steps), plain, self, room, NodeFacts.here())
             outcome = await _on_cluster(cluster.ray, run, shipped, first)
         finally:
             await asyncio.to_thread(cluster.close)
@@ -215,7 +213,7 @@ async def _on_cluster(ray: Untyped, run: _ClusterRun, shipped: ShippedFlow, firs
     """Start the run, or find it; return its outcome."""
     actor = await _supervisor(ray, run, shipped)
     try:
-        with stopping_on_signals(_Stopping(actor), first=first):
+        with stopping_on_signals(actor.stop.remote, first=first):
             outcome: _Outcome = await actor.outcome.remote()
     except ray.exceptions.RayActorError as error:
         raise ProcessLost(
@@ -227,7 +225,7 @@ async def _on_cluster(ray: Untyped, run: _ClusterRun, shipped: ShippedFlow, firs
 
 
 async def _supervisor(ray: Untyped, run: _ClusterRun, shipped: ShippedFlow) -> Untyped:
-    """Return the actor of the supervisor: a new one, or that of the same flow, which runs already."""
+    """Return the actor of the supervisor: a new one, or the actor of the same flow that runs already."""
     pickled, size = shipped.pickled, len(shipped.pickled)
     if size > _FLOW_BYTES_MAX:
         raise ConfigurationError(
@@ -267,17 +265,6 @@ async def _end(ray: Untyped, actor: Untyped, name: str) -> None:
     ray.kill(actor)
     while {"namespace": _NAMESPACE, "name": name} in ray.util.list_named_actors(all_namespaces=True):
         await SystemClock().sleep(0.05)
-
-
-class _Stopping:
-    """The run on the cluster, for signals in this program."""
-
-    def __init__(self, actor: Untyped) -> None:
-        self._actor = actor
-
-    async def stop_on_signal(self, mode: StopMode) -> None:
-        """Stop the run."""
-        await self._actor.stop.remote(mode)
 
 
 class _SupervisorActor:

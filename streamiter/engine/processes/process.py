@@ -112,7 +112,7 @@ def _give_signs(settings: ProcessSettings, is_over: threading.Event) -> None:
 async def run_part(
     settings: ProcessSettings, load: Callable[[], RunnableFlow], options: JobOptions, note: ProcessNote | None = None
 ) -> None:
-    """Do the part of a process without signs of life; ``options`` are those of its job."""
+    """Do the part of a process without signs of life; ``options`` are the options of its job."""
     await _Process(settings, load, options, note).run()
 
 

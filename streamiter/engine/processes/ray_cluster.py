@@ -38,7 +38,7 @@ _CONNECT_S: Final = 5.0
 
 @final
 class RayCluster:
-    """The Ray of the user, if this process has called ``ray.init``; otherwise that of an address, or one of our own.
+    """The Ray of the user, if this process has called ``ray.init``; otherwise the Ray at an address, or a new one.
 
     A Ray that is started here is on this machine only, has no dashboard and sends no usage statistics. Starting it
     takes some seconds. ``close`` ends it, or the connection to the cluster. ``user`` is the begin of errors.

@@ -21,7 +21,7 @@ from streamiter.values.records import WATERMARKS, Control, DataBatch
 
 # A channel between processes has room for eight times the records of a channel within one, because batches are on their
 # way while the consumer handles others. Measured with columns of 10,000 records: 101 instead of 168 µs for a batch. The
-# limit in bytes is that of all channels.
+# limit in bytes is the limit of all channels.
 TIMES_RECORDS: Final = 8
 # Up to eight channels into a task have the full limits. More channels share the limits of eight, so that the memory of
 # a task does not grow with the number of processes.

@@ -24,7 +24,7 @@ from streamiter.values.records import Control, DataBatch
 
 @final
 class DepartingFeedback:
-    """The producer's half, which a ``FeedbackWriter`` uses. The limits of the loop are those of ``queue``."""
+    """The producer's half, which a ``FeedbackWriter`` uses. ``queue`` has the limits of the loop."""
 
     def __init__(self, name: str, link: ProcessLink, number: int, queue: SpillQueue) -> None:
         self.name = name

@@ -88,7 +88,7 @@ async def run_supervised(
     """Run a flow in the processes of a host, with a supervisor in this event loop."""
     check = partial(Placement.check, flow=flow.name, steps=flow.steps)
     supervisor = Supervisor(flow.name, reference, host, PlainOptions.of(flow.name, options), check, limits=limits)
-    with stopping_on_signals(supervisor, first=first, third=supervisor.kill):
+    with stopping_on_signals(supervisor.stop_on_signal, first=first, third=supervisor.kill):
         statistics = await supervisor.run(while_running)
     put_collected(flow, supervisor.collected)
     return statistics
@@ -243,7 +243,7 @@ class Attempt:
         self._told_busy: dict[int, str] = {}
         """What holds Python's lock in each silent process that exists, as the log says already."""
         self._notes: dict[int, tuple[int, int]] = {}
-        """The id of each process on its machine, and where it notes the step that runs; those of Linux tell it."""
+        """The id of each process on its machine, and where it notes the step that runs; only Linux has both."""
         self._placement: bytes | None = None
         self.collected: list[CollectedPart] = []
         self._addresses: dict[int, Address] = {}
@@ -365,7 +365,7 @@ class Attempt:
             self._lose(number, f"{reason}; give lock_s= above {in_seconds(limits.lock_s):g}, or leave it out")
         else:
             rest_s = in_seconds(limits.silence_s)
-            if limits.lock_s is not None:  # Else a limit a little above that of silence would be twice that long.
+            if limits.lock_s is not None:  # Else a lock_s a little above silence_s would act after twice that time.
                 rest_s = min(rest_s, in_seconds(limits.lock_s) - silent_s)
             self._silent_at_s[number] = now_s + rest_s
             holds = f"step {look.step!r}" if look.step else "a function"

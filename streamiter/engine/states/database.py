@@ -166,7 +166,7 @@ class Database:
     """
 
     def __init__(self, home: DatabaseHome, number: int, *, owner: str) -> None:
-        """``owner`` begins the messages; ``number`` is that of the database in its home."""
+        """``owner`` begins the messages; ``number`` is the number of the database in its home."""
         self._home = home
         self._number = number
         self._owner = owner
@@ -254,7 +254,7 @@ class Database:
         """Give the rows from ``begin`` to before ``end``, in order, as they are now."""
         if not self.is_making_checkpoint:
             self.settle()
-        rows, waiting = _rows_of(self._rows, begin, end), dict(self._waiting)
+        rows, waiting = rows_in(self._rows, begin, end), dict(self._waiting)
         if not waiting:
             return rows
         written = sorted((key, value) for key, value in waiting.items() if begin <= key < end and value is not None)
@@ -346,11 +346,7 @@ def opened(folder: Path, *, owner: str) -> Iterator[Rdict]:
 
 
 def rows_in(rows: Rdict, begin: bytes, end: bytes) -> Iterator[StoredRow]:
-    """Give the rows of an open checkpoint from ``begin`` to before ``end``, in order."""
-    return _rows_of(rows, begin, end)
-
-
-def _rows_of(rows: Rdict, begin: bytes, end: bytes) -> Iterator[StoredRow]:
+    """Give the rows of an open database or checkpoint from ``begin`` to before ``end``, in order."""
     options = ReadOptions()
     options.set_iterate_upper_bound(end)
     options.fill_cache(False)  # type: ignore[call-arg]

@@ -122,7 +122,7 @@ class RocksJobStates:
 
 
 class _StatesTime:
-    """The clock of the times of last use: that of the job, moved so that it stood still while no job ran."""
+    """The clock of the times of last use: the clock of the job, moved so that it stood still while no job ran."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -137,7 +137,7 @@ class _StatesTime:
 
 @final
 class RocksStates:
-    """The states of one subtask, in a database; those of the current batch are objects in a dict.
+    """The states of one subtask, in a database; the states of the current batch are objects in a dict.
 
     A row has the key group and the encoding of the key as its key, and the encoding of the state as its value.
     """

@@ -1,6 +1,6 @@
 """States in snapshots: the databases of earlier subtasks, and the share that a subtask of a new job has of them.
 
-A backend that can use files takes those of a :class:`StoredDatabase`. Any other reads it as frames, as it would read
+A backend that can use files takes the files of a :class:`StoredDatabase`. Other backends read its frames, as they read
 a snapshot of states in memory.
 """
 
@@ -88,7 +88,7 @@ class StoredDatabase(Iterable[StateFrame]):
     def __init__(
         self, stored: StoredSnapshot, part: str, number: int, files: Sequence[SharedFile], plain_data: PlainData
     ) -> None:
-        """``number`` is that of the deferred piece in its part, which has these ``files``."""
+        """``number`` is the number of the deferred piece in its part; the piece has these ``files``."""
         self._stored = stored
         self._part = part
         self._number = number
@@ -134,7 +134,7 @@ class StoredDatabase(Iterable[StateFrame]):
 
 
 def frames_of(database: Any, clock: StatesClock, plain_data: PlainData) -> Iterator[StateFrame]:
-    """Give the rows of an open database as frames, as those of states in memory."""
+    """Give the rows of an open database as the frames that states in memory have."""
     from streamiter.engine.states.database import rows_in
 
     iterator = rows_in(database, b"", END)

@@ -81,7 +81,7 @@ class Blobs(abc.ABC):
 
     @abc.abstractmethod
     def folders(self) -> list[str]:
-        """Return the folders in the order of their names, also those of other programs."""
+        """Return the folders in the order of their names, also folders of other programs."""
 
     @abc.abstractmethod
     def names(self, folder: str) -> list[str]:
@@ -104,22 +104,22 @@ class Blobs(abc.ABC):
         """Return a file to write a large blob into; ``publish`` gives it the name, or ``abandon`` removes it."""
 
     def complete(self, file: BinaryIO) -> None:  # noqa: B027 only the bytes of a disk are not durable yet
-        """Make what was written durable; called before ``publish``, which is fast then."""
+        """Make the bytes of the file durable; called before ``publish``, which is fast then."""
 
     @abc.abstractmethod
     def publish(self, file: BinaryIO, name: str) -> None:
-        """Make a blob of what was written."""
+        """Make a blob of the file that ``create`` returned."""
 
     @abc.abstractmethod
     def abandon(self, file: BinaryIO, name: str, *, is_published: bool) -> None:
-        """Close and remove what was written, or the blob that was made of it."""
+        """Close and remove the file that ``create`` returned, or the blob that ``publish`` made of it."""
 
     @abc.abstractmethod
     def open(self, name: str) -> BlobReader:
         """Open a large blob. Raises ``CheckpointError`` if it cannot be read."""
 
     def peek(self, name: str) -> BlobReader:
-        """Open a large blob of which only the start and the end are read."""
+        """Open a large blob whose start and end alone are read."""
         return self.open(name)
 
     def adopt(self, path: Path, name: str) -> None:

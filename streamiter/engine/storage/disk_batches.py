@@ -1,7 +1,7 @@
 """Batches on disk: encoded as plain data, in temporary files.
 
-:class:`DiskBatches` are encoded batches in order, within a limit. A :class:`TemporaryFile` has their bytes, and a
-:class:`FileHold` keeps the bytes readable for a checkpoint.
+:class:`DiskBatches` are encoded batches in order, within a limit. A :class:`_Segment` has their bytes in a temporary
+file, which is closed with its last reference: so a checkpoint reads the batches that its queue has dropped meanwhile.
 """
 
 from __future__ import annotations
@@ -10,16 +10,15 @@ import errno
 import os
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from io import FileIO
 from struct import Struct
-from typing import Final, NamedTuple, TypeAlias, final
+from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 
-from streamiter.errors import ConfigurationError, InternalError, LoopOverflow, PlainDataError, StorageFull
-from streamiter.values.helpers.closing import close_now
+from streamiter.errors import ConfigurationError, LoopOverflow, PlainDataError, StorageFull
 from streamiter.values.helpers.files import FULL_DISK, NOT_ALLOWED, advice_for
 from streamiter.values.plain_data import PlainData
 from streamiter.values.records import Batch
@@ -90,8 +89,6 @@ class DiskBatches:
         """The highest ``size_bytes``."""
         self.batches_written = 0
         """Batches ever appended."""
-        self.bytes_written = 0
-        """Bytes ever appended."""
 
     # ---- encoding
 
@@ -145,7 +142,6 @@ class DiskBatches:
         self.count += 1
         self.size_bytes += size_bytes
         self.batches_written += 1
-        self.bytes_written += size_bytes
         if self.size_bytes > self.size_bytes_peak:
             self.size_bytes_peak = self.size_bytes
 
@@ -163,7 +159,7 @@ class DiskBatches:
         """Return the first batch without dropping it; raise ``IndexError`` if there is none."""
         if not self.count:
             raise IndexError(f"{self._name}: no batch is on disk")
-        return _read_batch(self._segments[0], self._segments[0].read_position)
+        return self._segments[0].first()
 
     def drop_first(self, encoded: EncodedBatch) -> None:
         """Drop the first batch, which is ``encoded``; remove its segment if that was its last batch."""
@@ -178,19 +174,15 @@ class DiskBatches:
         [segment] = self._segments
         return segment.batch_at(self._positions[number])
 
-    def hold(self) -> HeldDiskBatches:
+    def hold(self) -> Iterator[EncodedBatch]:
         """Return all batches in order; they stay readable when batches are added or dropped, or all is closed."""
-        return HeldDiskBatches(
-            (segment.hold(), segment.read_position, segment.size_bytes) for segment in self._segments
-        )
+        return _held(deque(segment.hold() for segment in self._segments))
 
     def close(self) -> None:
-        """Close the files, which removes all batches. May be called more than once."""
-        segments = [*self._segments]
+        """Remove all batches, and close the files that no checkpoint reads. May be called more than once."""
         self._segments.clear()
         del self._positions[:]
         self.count = self.size_bytes = 0
-        close_now(segment.close for segment in segments)
 
     def _last_segment(self) -> _Segment:
         if not self._segments or (
@@ -200,42 +192,27 @@ class DiskBatches:
         return self._segments[-1]
 
     def _free(self, segment: _Segment) -> None:
-        """Remove the first segment. The last one is emptied for the batches that follow, unless it is held."""
+        """Remove the first segment. The last one is emptied for the batches that follow, unless it was held."""
         self.size_bytes -= segment.size_bytes
-        if len(self._segments) > 1 or segment.is_held:
-            self._segments.popleft().close()
+        if len(self._segments) > 1 or segment.was_held:
+            self._segments.popleft()
         else:
             segment.cut(0)
 
 
-@final
-class HeldDiskBatches:
-    """The batches that were on disk at one moment; they can be read once, and each segment is released when read."""
-
-    def __init__(self, segments: Iterable[tuple[FileHold, int, int]]) -> None:
-        """``segments`` are files, each with the start and the end of the batches that were not dropped."""
-        self._segments = deque(segments)
-
-    def __iter__(self) -> Iterator[EncodedBatch]:
-        while self._segments:
-            file, position, end = self._segments[0]
-            while position < end:
-                encoded = _read_batch(file, position)
-                yield encoded
-                position += encoded.disk_bytes
-            if self._segments:  # otherwise all of it was released during the iteration
-                self._segments.popleft()[0].release()
-
-    def release(self) -> None:
-        """Release the files. May be called more than once."""
-        files = [file for file, _, _ in self._segments]
-        self._segments.clear()
-        close_now(file.release for file in files)
+def _held(files: deque[HeldFile]) -> Iterator[EncodedBatch]:
+    """Give the batches of files in order; each file is released when it is read, all of them with the iterator."""
+    while files:
+        file, position, end = files.popleft()
+        while position < end:
+            encoded = _read_batch(file, position)
+            yield encoded
+            position += encoded.disk_bytes
 
 
-def _read_batch(file: TemporaryFile | FileHold, position: int) -> EncodedBatch:
-    epoch, records, length = _HEAD.unpack(file.read(position, _HEAD.size))
-    return EncodedBatch(epoch, records, file.read(position + _HEAD.size, length))
+def _read_batch(file: _QuietFile, position: int) -> EncodedBatch:
+    epoch, records, length = _HEAD.unpack(file.read_at(position, _HEAD.size))
+    return EncodedBatch(epoch, records, file.read_at(position + _HEAD.size, length))
 
 
 @contextmanager
@@ -247,8 +224,8 @@ def errors_with_name(name: str) -> Iterator[None]:
         raise PlainDataError(f"{name}: {error}") from error
 
 
-class TemporaryFile:
-    """A file without a name: bytes are appended at the end and read anywhere.
+class _Segment:
+    """A temporary file of encoded batches: batches are appended at the end and read anywhere.
 
     It is created in ``directory``, which is created if it is missing; ``ConfigurationError`` if that fails. ``name``
     (the step) begins the message of every error. Where the system allows it, the file has no name, so a process
@@ -256,36 +233,72 @@ class TemporaryFile:
     """
 
     def __init__(self, directory: str | os.PathLike[str], *, name: str) -> None:
-        self._file = _open(os.fspath(directory), name)
-        self._name = name
-        self._holds = 0
-        self._is_closed = False
+        self._file = _QuietFile(_open(os.fspath(directory), name), name)
         self.size_bytes = 0
+        self.read_position = 0
+        """The position of the first batch that is not dropped."""
+        self.was_held = False
+        """Whether a checkpoint may read the file: bytes that were written before must not be cut off."""
 
-    @property
-    def is_held(self) -> bool:
-        """Whether a hold is not yet released: the bytes it reads must not be cut off."""
-        return self._holds > 0
-
-    def append(self, *parts: Content) -> None:
-        """Add the parts one after another; if that fails, the file is unchanged."""
+    def add(self, encoded: EncodedBatch) -> None:
+        """Add a batch; if that fails, the file is unchanged."""
+        epoch, records, content = encoded
         try:
             self._file.seek(self.size_bytes)
-            for part in parts:
-                self._write_all(part)
+            # Two parts: joining the content to its head would copy the content.
+            self._file.write_all(_HEAD.pack(epoch, records, len(content)))
+            self._file.write_all(content)
         except OSError:
             # Free the space of the bytes that did fit. The next part is written at the same position in any case.
             with suppress(OSError):
                 self._file.truncate(self.size_bytes)
             raise
-        self.size_bytes += sum(map(len, parts))
+        self.size_bytes += encoded.disk_bytes
 
-    def read(self, position: int, length: int) -> bytes:
+    def first(self) -> EncodedBatch:
+        """Return the first batch that is not dropped."""
+        return _read_batch(self._file, self.read_position)
+
+    def batch_at(self, position: int) -> EncodedBatch:
+        """Return the batch at a position, its content in new writable memory."""
+        epoch, records, length = _HEAD.unpack(self._file.read_at(position, _HEAD.size))
+        start = position + _HEAD.size
+        # Memory of numpy begins at a multiple of 16, so that arrays can stay in it.
+        room = np.empty(min(length, self.size_bytes - start), np.uint8).data
+        self._file.read_into(start, room)
+        return EncodedBatch(epoch, records, room)
+
+    def cut(self, size_bytes: int) -> None:
+        """Keep the first ``size_bytes`` bytes only, and free the rest of the space."""
+        self._file.truncate(size_bytes)
+        self.size_bytes = size_bytes
+        self.read_position = min(self.read_position, size_bytes)
+
+    def hold(self) -> HeldFile:
+        """Keep the batches that are not dropped readable."""
+        self.was_held = True
+        return self._file, self.read_position, self.size_bytes
+
+
+class _QuietFile(FileIO):
+    """An open file without a name. It is closed with its last reference, without a warning."""
+
+    def __init__(self, file: FileIO, name: str) -> None:
+        with file:
+            super().__init__(os.dup(file.fileno()), "r+")
+        self._step = name
+
+    def write_all(self, content: Content) -> None:
+        rest = memoryview(content)
+        while rest:
+            rest = rest[self.write(rest) :]
+
+    def read_at(self, position: int, length: int) -> bytes:
         """Return ``length`` bytes from ``position`` on."""
-        self._file.seek(position)
-        content = self._file.read(length)
+        self.seek(position)
+        content = self.read(length)
         while len(content) < length:
-            more = self._file.read(length - len(content))
+            more = self.read(length - len(content))
             if not more:
                 raise self._ends_early(length - len(content))
             content += more
@@ -293,112 +306,26 @@ class TemporaryFile:
 
     def read_into(self, position: int, room: memoryview) -> None:
         """Fill ``room`` with the bytes from ``position`` on."""
-        self._file.seek(position)
+        self.seek(position)
         while room:
-            length = self._file.readinto(room)
+            length = self.readinto(room)
             if not length:
                 raise self._ends_early(len(room))
             room = room[length:]
 
-    def cut(self, size_bytes: int) -> None:
-        """Keep the first ``size_bytes`` bytes only, and free the rest of the space."""
-        self._file.truncate(size_bytes)
-        self.size_bytes = size_bytes
-
-    def hold(self) -> FileHold:
-        """Keep the present bytes readable, also when the file is closed, until the hold is released."""
-        self._holds += 1
-        return FileHold(self)
-
-    def end_hold(self) -> None:
-        """Count a hold as released; only holds call this."""
-        self._holds -= 1
-        if self._is_closed and not self._holds:
-            self._file.close()
-
-    def close(self) -> None:
-        """Close the file, which removes its bytes. May be called more than once."""
-        if self._is_closed:
-            return
-        self._is_closed = True
-        if self._holds:
-            self._file = _copy_for_holds(self._file)
-        else:
-            self._file.close()
-
-    def _write_all(self, content: Content) -> None:
-        rest = memoryview(content)
-        while rest:
-            rest = rest[self._file.write(rest) :]
-
     def _ends_early(self, missing_bytes: int) -> OSError:
         return OSError(
             errno.EIO,
-            f"{self._name}: a temporary file of this step ends {missing_bytes} bytes early; something else has "
+            f"{self._step}: a temporary file of this step ends {missing_bytes} bytes early; something else has "
             "cut it, or its disk is failing",
         )
-
-
-class _Segment(TemporaryFile):
-    """One temporary file of encoded batches."""
-
-    def __init__(self, directory: str | os.PathLike[str], *, name: str) -> None:
-        super().__init__(directory, name=name)
-        self.read_position = 0
-        """The position of the first batch that is not dropped."""
-
-    def add(self, encoded: EncodedBatch) -> None:
-        """Add a batch; if that fails, the segment is unchanged."""
-        epoch, records, content = encoded
-        # Two parts: joining the content to its head would copy the content.
-        self.append(_HEAD.pack(epoch, records, len(content)), content)
-
-    def batch_at(self, position: int) -> EncodedBatch:
-        """Return the batch at a position, its content in new writable memory."""
-        epoch, records, length = _HEAD.unpack(self.read(position, _HEAD.size))
-        start = position + _HEAD.size
-        # Memory of numpy begins at a multiple of 16, so that arrays can stay in it.
-        room = np.empty(min(length, self.size_bytes - start), np.uint8).data
-        self.read_into(start, room)
-        return EncodedBatch(epoch, records, room)
-
-    def cut(self, size_bytes: int) -> None:
-        super().cut(size_bytes)
-        self.read_position = min(self.read_position, size_bytes)
-
-
-class _QuietFile(FileIO):
-    """A file that is closed by the garbage collector without a warning: after a failed checkpoint."""
 
     def __del__(self) -> None:
         self.close()
 
 
-def _copy_for_holds(file: FileIO) -> FileIO:
-    with file:
-        return _QuietFile(os.dup(file.fileno()))
-
-
-@final
-class FileHold:
-    """Reads a temporary file, also after its owner has closed it. A hold without references is released."""
-
-    def __init__(self, file: TemporaryFile) -> None:
-        self._file: TemporaryFile | None = file
-
-    def read(self, position: int, length: int) -> bytes:
-        if self._file is None:
-            raise InternalError("a temporary file is read through a hold that was released")
-        return self._file.read(position, length)
-
-    def release(self) -> None:
-        """Release the file. May be called more than once."""
-        file, self._file = self._file, None
-        if file is not None:
-            file.end_hold()
-
-    def __del__(self) -> None:
-        self.release()
+HeldFile: TypeAlias = tuple[_QuietFile, int, int]
+"""A file, with the start and the end of the batches in it that were not dropped."""
 
 
 @contextmanager

@@ -11,11 +11,11 @@ from __future__ import annotations
 import abc
 import os
 from collections import deque
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
 from typing import ClassVar, Final, final
 
-from streamiter.engine.storage.disk_batches import DiskBatches, EncodedBatch, HeldDiskBatches, errors_with_name
+from streamiter.engine.storage.disk_batches import DiskBatches, EncodedBatch, errors_with_name
 from streamiter.errors import ConfigurationError, InternalError
 from streamiter.values.deferred import Deferred, DeferredEntries, PlainValue, entries_of
 from streamiter.values.plain_data import PlainData
@@ -39,12 +39,8 @@ def memory_bytes(batch: Batch) -> int:
 
 @dataclass(frozen=True, slots=True)
 class SpillStatistics:
-    """The items in a spill queue now, and the most it has held."""
+    """The numbers of a spill queue now, and their highest values."""
 
-    items: int
-    """Batches and control records that wait."""
-    items_peak: int
-    """The most that ever waited."""
     records: int
     """Records in the batches that wait."""
     bytes_in_memory: int
@@ -59,8 +55,6 @@ class SpillStatistics:
     """Batches that wait on disk."""
     batches_spilled: int
     """Batches ever written to disk."""
-    bytes_spilled: int
-    """Bytes ever written to disk."""
 
 
 class SpillLog(abc.ABC):
@@ -84,7 +78,6 @@ class SpillLog(abc.ABC):
     on_limit: Callable[[], None] | None = None
     """Called when the first batch has gone to disk, and when the last one has been read back."""
 
-    _items_peak = 0
     _bytes_in_memory_peak = 0
 
     def __init__(
@@ -158,20 +151,19 @@ class SpillLog(abc.ABC):
         read, and batches on disk are copied without being decoded. The snapshot keeps its unread items, which no
         limit counts, until it is released.
         """
-        held = self._disk.hold()
         entries = _entries(
             self._disk.encode,
             memory=deque(self._memory),
-            held=held,
+            held=self._disk.hold(),
             markers=deque(self._markers),
             first_on_disk=self._disk.batches_written - self._disk.count + 1,
             last=self._last(),
             has_sizes=self.is_cut,
         )
-        return DeferredEntries(self._name, self._plain_data.encode, entries, release=held.release)
+        return DeferredEntries(self._name, self._plain_data.encode, entries)
 
     def _last(self) -> deque[tuple[QueuedItem, int]]:
-        """Return what is behind all others, with the bytes counted for it."""
+        """Return the items behind all others, each with the bytes counted for it."""
         return deque()
 
     def refill(self, frames: Iterable[PlainValue]) -> None:
@@ -223,19 +215,13 @@ class SpillLog(abc.ABC):
                 self._keep(batch, size_bytes)
             else:
                 self._spill(encoded)
-        self._count_put(encoded.records)
+        self._records += encoded.records
 
     def _add_control(self, control: Control) -> None:
         if self._disk.count:
             self._markers.append((control, self._disk.batches_written))
         else:
             self._memory.append((control, 0))
-        self._count_put(0)
-
-    def _count_put(self, records: int) -> None:
-        self._records += records
-        if (items := len(self)) > self._items_peak:
-            self._items_peak = items
 
     def _keep(self, batch: DataBatch, size_bytes: int) -> None:
         """Add a batch in memory."""
@@ -294,7 +280,7 @@ class SpillQueue(SpillLog):
                 self._keep(item, size_bytes)
             else:
                 self._spill(self._disk.encode(item.records, item.epoch))
-            self._count_put(len(item.records))
+            self._records += len(item.records)
         else:
             self._add_control(item)
 
@@ -325,8 +311,6 @@ class SpillQueue(SpillLog):
     def statistics(self) -> SpillStatistics:
         """Return the numbers of the queue as they are now."""
         return SpillStatistics(
-            items=len(self),
-            items_peak=self._items_peak,
             records=self._records,
             bytes_in_memory=self._bytes_in_memory,
             bytes_in_memory_peak=self._bytes_in_memory_peak,
@@ -334,7 +318,6 @@ class SpillQueue(SpillLog):
             bytes_on_disk_peak=self._disk.size_bytes_peak,
             batches_on_disk=self._disk.count,
             batches_spilled=self._disk.batches_written,
-            bytes_spilled=self._disk.bytes_written,
         )
 
     def _read_back(self) -> None:
@@ -368,7 +351,7 @@ def _entries(
     encode: Callable[[Batch, int], EncodedBatch],
     *,
     memory: deque[tuple[QueuedItem, int]],
-    held: HeldDiskBatches,
+    held: Iterator[EncodedBatch],
     markers: deque[tuple[Control, int]],
     first_on_disk: int,
     last: deque[tuple[QueuedItem, int]],

@@ -11,13 +11,12 @@ from streamiter.engine.storage.flow_record import (
     RECORD_FORMAT,
     STORAGE_NAME_CHARACTERS,
     FlowRecord,
+    StoredName,
     checkpoint_of,
-    file_of,
     is_shortened,
     name_of,
     pack_record,
     removable_shared,
-    shared_name,
     shared_of,
     shortened_name,
     snapshot_name,
@@ -133,7 +132,7 @@ class FlowCheckpoints:
         return snapshot.header
 
     def peek(self, checkpoint: CheckpointId) -> StoredSnapshot:
-        """Open a snapshot of which only the header and the sizes of its parts are read."""
+        """Open a snapshot to read only its header and the sizes of its parts."""
         return self._opened(checkpoint, self._blobs.peek)
 
     def begin(self, checkpoint: CheckpointId, writer: SnapshotWriter) -> None:
@@ -161,7 +160,7 @@ class FlowCheckpoints:
                 shared = piece.stored(file.name)
                 is_new = not isinstance(shared, SharedFile)
                 if not isinstance(shared, SharedFile):
-                    shared = self._shared(file, shared_name(checkpoint, process, writer.shared_files))
+                    shared = self._shared(file, str(StoredName(checkpoint, process, writer.shared_files)))
                     piece.note_stored(file.name, shared)
                 writer.add_shared(shared, is_new=is_new)
         writer.add_frame(piece.rest())
@@ -218,10 +217,11 @@ class FlowCheckpoints:
                 self._blobs.delete(self._name_of(checkpoint))
             for name in needless:
                 self._blobs.delete(f"{self._folder}/{name}")
-            for name, (checkpoint, process) in ((name, file) for name in names if (file := file_of(name)) is not None):
-                if process and (checkpoint in removed or (newer and checkpoint not in found)):
-                    self._blobs.delete(f"{self._folder}/{name}")
-            self._blobs.remove_remains(self._folder, lambda name: (file_of(name) or shared_of(name)) is not None)
+            for stored in filter(None, map(StoredName.of, names)):
+                is_needless = stored.checkpoint in removed or (newer and stored.checkpoint not in found)
+                if stored.process and stored.shared is None and is_needless:
+                    self._blobs.delete(f"{self._folder}/{stored}")
+            self._blobs.remove_remains(self._folder, lambda name: StoredName.of(name) is not None)
         return removed
 
     def _needless_files(

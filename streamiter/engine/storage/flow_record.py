@@ -11,7 +11,7 @@ import re
 import zlib
 from collections.abc import Collection, Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -79,7 +79,7 @@ class FlowRecord:
 
     @property
     def pointer(self) -> CommitPointer | None:
-        """The last run and the last commit, for a job; None if it is unknown what is committed."""
+        """The last run and the last commit, for a job; None if the committed checkpoint is unknown."""
         if self.run is None or self.is_lost:
             return None
         return CommitPointer(self.run, self.committed, self._committed_by_run)
@@ -146,7 +146,9 @@ _ESCAPED: Final = re.compile(rb"%([0-9a-f]{2})")
 _SHORTENED: Final = "~"
 _EMPTY: Final = "%"
 
-_SNAPSHOT: Final = re.compile(r"(?P<number>[0-9]{10,})-(?P<run>.+)\.(checkpoint|(?P<process>[1-9][0-9]*)\.parts)")
+_STORED: Final = re.compile(
+    r"(?P<number>[0-9]{10,})-(?P<run>.+)\.(checkpoint|(?P<process>[1-9][0-9]*)\.parts|(?P<owner>[0-9]+)-(?P<shared>[0-9]+)\.shared)"
+)
 
 
 def storage_name(name: str) -> str:
@@ -198,53 +200,54 @@ def is_shortened(stored: str) -> bool:
     return _SHORTENED in stored
 
 
-def snapshot_name(checkpoint: CheckpointId, process: int = 0) -> str:
-    """Return the name of a snapshot's file, which process 0 writes, or of the file with the parts of another process.
+class StoredName(NamedTuple):
+    """What the name of a file says: the checkpoint that it was stored for first, and the process that has stored it.
 
-    >>> snapshot_name(CheckpointId(7, "a1")), snapshot_name(CheckpointId(7, "a1"), process=2)
+    >>> str(StoredName(CheckpointId(7, "a1"))), str(StoredName(CheckpointId(7, "a1"), process=2))
     ('0000000007-a1.checkpoint', '0000000007-a1.2.parts')
+    >>> StoredName.of("0000000007-a1.2-0.shared")
+    StoredName(checkpoint=CheckpointId(number=7, run='a1'), process=2, shared=0)
     """
-    end = f"{process}.parts" if process else "checkpoint"
-    return f"{checkpoint.number:010d}-{storage_name(checkpoint.run)}.{end}"
+
+    checkpoint: CheckpointId
+    process: int = 0
+    """Process 0 writes the file of a snapshot, and another process a file with its parts."""
+    shared: int | None = None
+    """Its number among the shared files of the process; None for a file that is not shared."""
+
+    def __str__(self) -> str:
+        end = f"{self.process}.parts" if self.process else "checkpoint"
+        if self.shared is not None:
+            end = f"{self.process}-{self.shared}.shared"
+        return f"{self.checkpoint.number:010d}-{storage_name(self.checkpoint.run)}.{end}"
+
+    @classmethod
+    def of(cls, file_name: str) -> StoredName | None:
+        """Return what the name of a file says; None for another file."""
+        match = _STORED.fullmatch(file_name)
+        run = name_of(match["run"]) if match else None
+        if match is None or not run:
+            return None
+        shared = None if match["shared"] is None else int(match["shared"])
+        found = cls(CheckpointId(int(match["number"]), run), int(match["process"] or match["owner"] or 0), shared)
+        return found if str(found) == file_name else None
+
+
+def snapshot_name(checkpoint: CheckpointId, process: int = 0) -> str:
+    """Return the name of a snapshot's file, or of the file with the parts of another process than 0."""
+    return str(StoredName(checkpoint, process))
 
 
 def checkpoint_of(file_name: str) -> CheckpointId | None:
     """Return the checkpoint of a snapshot's file, by its name; None if the file is no snapshot."""
-    found = file_of(file_name)
-    return found[0] if found is not None and found[1] == 0 else None
-
-
-def file_of(file_name: str) -> tuple[CheckpointId, int] | None:
-    """Return the checkpoint and the process that wrote a file, by its name; None for another file.
-
-    >>> file_of("0000000007-a1.2.parts")
-    (CheckpointId(number=7, run='a1'), 2)
-    """
-    match = _SNAPSHOT.fullmatch(file_name)
-    run = name_of(match["run"]) if match else None
-    if match is None or not run:
-        return None
-    checkpoint, process = CheckpointId(int(match["number"]), run), int(match["process"] or 0)
-    return (checkpoint, process) if snapshot_name(checkpoint, process) == file_name else None
-
-
-_SHARED_FILE: Final = re.compile(r"(?P<number>[0-9]{10,})-(?P<run>.+)\.(?P<process>[0-9]+)-(?P<count>[0-9]+)\.shared")
-
-
-def shared_name(checkpoint: CheckpointId, process: int, count: int) -> str:
-    """Return the name of a shared file: the checkpoint and the process that stored it first, and its number there.
-
-    >>> shared_name(CheckpointId(7, "a1"), 2, 0)
-    '0000000007-a1.2-0.shared'
-    """
-    return f"{checkpoint.number:010d}-{storage_name(checkpoint.run)}.{process}-{count}.shared"
+    found = StoredName.of(file_name)
+    return found.checkpoint if found is not None and found[1:] == (0, None) else None
 
 
 def shared_of(file_name: str) -> CheckpointId | None:
     """Return the checkpoint that stored a shared file first, by its name; None for another file."""
-    match = _SHARED_FILE.fullmatch(file_name)
-    run = name_of(match["run"]) if match else None
-    return None if match is None or not run else CheckpointId(int(match["number"]), run)
+    found = StoredName.of(file_name)
+    return None if found is None or found.shared is None else found.checkpoint
 
 
 def removable_shared(names: Iterable[str], needed: Container[str], committed: CheckpointId) -> list[str]:
@@ -254,7 +257,7 @@ def removable_shared(names: Iterable[str], needed: Container[str], committed: Ch
     may belong to a snapshot that is being written. A file that a run stored for an earlier checkpoint cannot: if it
     still were a part of the state, the committed snapshot would name it.
 
-    >>> files = [shared_name(CheckpointId(number, "a"), 0, 0) for number in (6, 7, 8)]
+    >>> files = [str(StoredName(CheckpointId(number, "a"), shared=0)) for number in (6, 7, 8)]
     >>> removable_shared(files, needed={files[1]}, committed=CheckpointId(7, "a"))
     ['0000000006-a.0-0.shared']
     """

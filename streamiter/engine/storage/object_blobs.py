@@ -46,9 +46,9 @@ class S3Options(ObjectStoreOptions):
     """The options of ``s3://``."""
 
     region: str | None = None
-    """The region; by default that of the environment."""
+    """The region; by default the region that the environment names."""
     endpoint: str | None = None
-    """The address of another server than that of AWS, such as ``http://127.0.0.1:9000``."""
+    """The address of a server other than AWS, such as ``http://127.0.0.1:9000``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +56,9 @@ class AzureOptions(ObjectStoreOptions):
     """The options of ``az://``."""
 
     account_name: str | None = None
-    """The name of the storage account; by default that of the environment."""
+    """The name of the storage account; by default the account that the environment names."""
     endpoint: str | None = None
-    """The address of another server than that of Azure."""
+    """The address of a server other than Azure."""
 
 
 _KINDS: Final = {"s3": S3Options, "gs": ObjectStoreOptions, "az": AzureOptions}

@@ -109,7 +109,7 @@ class ReplayCache(SpillLog):
         raise IndexError(f"{self._name}: there is no batch {index} among the {len(self)} kept for replay")
 
     def restore(self, frames: Iterable[PlainValue]) -> None:
-        """Replace all batches by those of a snapshot, under the same numbers. Raises as :meth:`refill` does."""
+        """Replace all batches by the batches of a snapshot, under the same numbers. Raises as :meth:`refill` does."""
         if self._is_closed:
             raise self._closed("a snapshot")
         self._clear()

@@ -85,14 +85,6 @@ class SnapshotPart:
 
 FORMAT: Final = 1
 
-FORMAT_WITH_OTHERS: Final = 2
-"""Of a file whose manifest names the files of other processes, which a reader of format 1 would miss."""
-
-FORMAT_WITH_SHARED: Final = 3
-"""Of a file whose manifest names shared files; it may name files of other processes, too."""
-
-FORMATS: Final = (FORMAT, FORMAT_WITH_OTHERS, FORMAT_WITH_SHARED)
-
 # The first byte is not text, and the line ends show whether a transfer as text has changed the file.
 _MAGIC: Final = b"\x93streamiter checkpoint\r\n"
 _END: Final = b"ENDS\r\n\n\x93"
@@ -174,23 +166,14 @@ class PartsFile(msgspec.Struct, frozen=True, omit_defaults=True):
 class Manifest(msgspec.Struct, frozen=True, omit_defaults=True):
     """The header of the snapshot, the places of its parts, and the files of other processes."""
 
-    flow: str
-    checkpoint: CheckpointId
-    created_at_ms: int
-    job_ended: bool
-    steps: Mapping[str, StepState]
-    notes: Mapping[str, str]
+    header: SnapshotHeader
     parts: Sequence[PartEntry]
     others: tuple[PartsFile, ...] = ()
 
-    @property
-    def header(self) -> SnapshotHeader:
-        return SnapshotHeader(self.flow, self.checkpoint, self.created_at_ms, self.steps, self.job_ended, self.notes)
 
-
-def pack_preamble(version: int = FORMAT) -> bytes:
+def pack_preamble() -> bytes:
     """Return the first bytes of each file."""
-    return _PREAMBLE.pack(_MAGIC, version, zlib.crc32(_MAGIC + version.to_bytes(4, "little")))
+    return _PREAMBLE.pack(_MAGIC, FORMAT, zlib.crc32(_MAGIC + FORMAT.to_bytes(4, "little")))
 
 
 def check_preamble(preamble: bytes) -> None:
@@ -203,7 +186,7 @@ def check_preamble(preamble: bytes) -> None:
         raise Damage(f"expected a file that begins with {_MAGIC!r}, given {magic!r}")
     if crc32 != zlib.crc32(preamble[:-_CRC32_BYTES]):
         raise Damage("its version does not match its checksum")
-    if version not in FORMATS:
+    if version != FORMAT:
         raise OtherFormat(version)
 
 
@@ -219,15 +202,11 @@ def frame_head(offset: int, content: bytes) -> bytes:
 
 def pack_manifest(header: SnapshotHeader, parts: Sequence[PartEntry], others: Sequence[PartsFile] = ()) -> bytes:
     """Return the manifest as JSON. Raises ``ConfigurationError`` for a name that is not text."""
-    steps, notes = dict(header.steps), dict(header.notes)
-    manifest = Manifest(
-        header.flow, header.id, header.created_at_ms, header.job_ended, steps, notes, parts, tuple(others)
-    )
     try:
-        return msgspec.json.encode(manifest)
+        return msgspec.json.encode(Manifest(header, parts, tuple(others)))
     except UnicodeEncodeError as problem:
         raise ConfigurationError(
-            f"flow {manifest.flow!r}: expected names of text, given one with half a character "
+            f"flow {header.flow!r}: expected names of text, given one with half a character "
             f"({problem.object!r}); rename it"
         ) from problem
 

@@ -12,7 +12,6 @@ from typing import BinaryIO, Final, ParamSpec, TypeVar
 from streamiter.engine.storage.blobs import BlobReader, Blobs, run_call
 from streamiter.engine.storage.snapshot import (
     FORMAT,
-    FORMATS,
     FRAME_HEAD,
     PREAMBLE_BYTES,
     TRAILER_BYTES,
@@ -262,11 +261,10 @@ class StoredSnapshot:
                 f"(`streamiter checkpoints list {self._root}` shows them), or put the file back from a backup"
             ) from damage
         except OtherFormat as other:
-            by = "a newer" if other.given > max(FORMATS) else "another"
+            by = "a newer" if other.given > FORMAT else "another"
             raise CheckpointError(
-                f"{where}written by {by} streamiter (format {other.given}), expected a format from {FORMAT} to "
-                f"{max(FORMATS)}; use that version, or start from an older one "
-                f"(`streamiter checkpoints list {self._root}` shows them)"
+                f"{where}written by {by} streamiter (format {other.given}), expected format {FORMAT}; use that "
+                f"version, or start from an older one (`streamiter checkpoints list {self._root}` shows them)"
             ) from other
 
 
@@ -336,7 +334,7 @@ class SnapshotWriter:
     so call them in a thread. One call at a time.
     """
 
-    def __init__(self, name: str, version: int = FORMAT) -> None:
+    def __init__(self, name: str) -> None:
         self.name = name
         self.is_published = False
         """Whether the file has become a snapshot; its owner sets it."""
@@ -346,7 +344,6 @@ class SnapshotWriter:
         """The bytes of the shared files that were stored with it."""
         self.shared_files = 0
         """The number of its shared files."""
-        self._version = version
         self.pending_bytes = 0
         self._file: BinaryIO | None = None
         self._contents: list[bytes] = []
@@ -391,7 +388,7 @@ class SnapshotWriter:
     def begin(self, file: BinaryIO) -> None:
         """Write the start of the file. Raises ``OSError``, as the following methods do."""
         self._file = file
-        file.write(pack_preamble(self._version))
+        file.write(pack_preamble())
 
     def write(self) -> None:
         """Write the collected frames."""

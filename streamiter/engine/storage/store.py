@@ -23,21 +23,16 @@ from streamiter.engine.storage.blobs import Blobs, MemoryBlobs, run_call
 from streamiter.engine.storage.flow_checkpoints import FlowCheckpoints, flows_in
 from streamiter.engine.storage.flow_record import CommitPointer, FlowRecord, snapshot_name
 from streamiter.engine.storage.folder_blobs import FolderBlobs
-from streamiter.engine.storage.snapshot import (
-    FORMAT,
-    FORMAT_WITH_OTHERS,
-    FORMAT_WITH_SHARED,
-    CheckpointId,
-    PartsFile,
-    SnapshotHeader,
-    SnapshotPart,
-)
+from streamiter.engine.storage.snapshot import CheckpointId, PartsFile, SnapshotHeader, SnapshotPart
 from streamiter.engine.storage.snapshot_file import WRITE_BYTES, SnapshotWriter, StoredSnapshot
 from streamiter.errors import CheckpointError, ConfigurationError, InternalError
 from streamiter.topics.urls import shown_url
 from streamiter.values.deferred import DeferredFiles
 from streamiter.values.numbers import positive, whole_number
 from streamiter.values.times import in_seconds
+
+OtherFiles = Callable[[], Awaitable[Sequence[PartsFile]]]
+"""Returns the files of the other processes that take the snapshot, when they are written."""
 
 
 class CheckpointStore:
@@ -83,27 +78,17 @@ class CheckpointStore:
         record = await run_call(self._blobs, self._of(flow).record)
         return record.pointer if record else None
 
-    async def save(self, header: SnapshotHeader, parts: Iterable[SnapshotPart]) -> int:
+    async def save(
+        self, header: SnapshotHeader, parts: Iterable[SnapshotPart], others: OtherFiles | None = None
+    ) -> int:
         """Store a snapshot durably, as a whole or not at all; return the bytes that were stored for it.
 
         The frames of deferred pieces are made in the event loop, one at a time, with other work in between. If the call
-        fails or is cancelled, the store has no such snapshot. The caller releases the deferred pieces.
-        """
-        own = await self._save(header, parts)
-        return own.bytes + own.new_bytes
-
-    async def save_manifest(
-        self,
-        header: SnapshotHeader,
-        parts: Iterable[SnapshotPart],
-        others: Callable[[], Awaitable[Sequence[PartsFile]]],
-    ) -> int:
-        """Store a snapshot as ``save`` does, with the files of other processes; return the bytes of all.
-
-        ``others`` is awaited when the own parts are written: the other processes write theirs at the same time.
+        fails or is cancelled, the store has no such snapshot. The caller releases the deferred pieces. ``others`` is
+        awaited when the parts are written: the other processes write theirs at the same time.
         """
         own = await self._save(header, parts, others)
-        return sum(file.bytes + file.new_bytes for file in (own, *await others()))
+        return sum(file.bytes + file.new_bytes for file in (own, *(() if others is None else await others())))
 
     async def follow(self, flow: str, run: str, process: int) -> None:
         """Let this process store parts for ``run``, which has claimed the flow in process 0.
@@ -118,17 +103,10 @@ class CheckpointStore:
         return await self._save(header, parts, None, process)
 
     async def _save(
-        self,
-        header: SnapshotHeader,
-        parts: Iterable[SnapshotPart],
-        others: Callable[[], Awaitable[Sequence[PartsFile]]] | None = None,
-        process: int = 0,
+        self, header: SnapshotHeader, parts: Iterable[SnapshotPart], others: OtherFiles | None, process: int = 0
     ) -> PartsFile:
         self._run_of(header.flow)
-        flow, parts = self._of(header.flow), list(parts)
-        has_files = any(isinstance(piece, DeferredFiles) for part in parts for piece in part.deferred)
-        version = FORMAT if others is None else FORMAT_WITH_OTHERS
-        writer = SnapshotWriter(snapshot_name(header.id, process), FORMAT_WITH_SHARED if has_files else version)
+        flow, writer = self._of(header.flow), SnapshotWriter(snapshot_name(header.id, process))
         try:
             await run_call(self._blobs, flow.begin, header.id, writer)
             await self._write(flow, writer, parts, header.id, process)

@@ -15,6 +15,7 @@ wait for the others in between, so every change of a clock is reported at once.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -303,41 +304,68 @@ class _Member:
 class ClockAlignment:
     """The alignment for one service in one process. Tasks ask it after every batch, and workers report every clock.
 
-    What happens is reported to the coordinator, which tells all processes of the highest clocks.
+    It reports what happens to the alignments of all processes. So each of them knows the highest clocks, and that of
+    process 0, which starts an alignment, knows when all tasks have stopped.
     """
 
-    def __init__(self, report: Callable[[int, Mapping[str, int], list[str]], object]) -> None:
-        """``report`` takes the number of the alignment, the highest clocks, and the tasks that have not stopped."""
-        self._report = report
+    def __init__(self, processes: int, tell: Callable[[int, Mapping[str, int] | None, list[str]], object]) -> None:
+        """``tell`` calls ``told`` in all processes, with the number of this one."""
+        self._processes = processes
+        self._tell = tell
         self._members: dict[str, _Member] = {}
         self._number = 0
         self._furthest: dict[str, int] = {}
         self._reported: tuple[dict[str, int], list[str]] | None = None
+        self._reports: dict[int, tuple[Mapping[str, int], list[str]]] = {}
+        """The last report of each process: the highest clocks that it knows, and its tasks that have not stopped."""
         self._is_aligning = False
+        self._all_stopped: asyncio.Event | None = None
+        """In process 0, set when all tasks of all processes have stopped at the same clock."""
 
     def add(self, task: str, worker: ServiceWorker, call_again: Callable[[], None]) -> None:
         self._members[task] = _Member(task, worker, call_again)
         worker.call_when_further(lambda: self.further(task))
 
-    def told(self, number: int, clocks: Mapping[str, int] | None) -> None:
-        """Start the alignment with this number, or learn of the highest clocks of any process; None: it is over."""
+    def seek(self) -> asyncio.Event:
+        """Start an alignment of all processes; the event is set when all tasks have stopped at the same clock."""
+        stopped = self._all_stopped = asyncio.Event()
+        self._begin(self._number + 1)
+        return stopped
+
+    def give_up(self) -> None:
+        """No barrier is sent, or no worker waits for another: let all tasks of all processes continue."""
+        self._tell(self._number, None, [])
+
+    def behind(self) -> list[str]:
+        """Return the tasks that the others wait for, and the processes that have not answered."""
+        silent = [f"process {process}" for process in range(self._processes) if process not in self._reports]
+        return [task for _, behind in self._reports.values() for task in behind] + silent
+
+    def told(self, process: int, number: int, clocks: Mapping[str, int] | None, behind: list[str]) -> None:
+        """Take the report of a process; ``clocks`` are None if the alignment is over. The first report starts it."""
+        if number > self._number:
+            self._begin(number)
+        if number < self._number or not self._is_aligning:
+            return
         if clocks is None:
-            self.give_up()
-        elif number != self._number:
-            self._number = number
-            self._seek()
-        elif self._is_aligning:
-            self._furthest |= {name: clock for name, clock in clocks.items() if clock > self._furthest.get(name, -1)}
+            self._end()
+            return
+        self._reports[process] = clocks, behind
+        if further := self._further(clocks):
+            self._furthest |= further
             for member in self._members.values():
                 if member.reading is _Reading.MOVING or (
                     member.reading is _Reading.STOPPED and self._is_behind(member)
                 ):
                     member.resume()
             self._check()
+        self._check_all()
 
-    def _seek(self) -> None:
+    def _begin(self, number: int) -> None:
+        self._number = number
         self._is_aligning = True
         self._reported = None
+        self._reports = {}
         self._furthest = {}
         for member in self._members.values():
             member.reading = _Reading.MOVING
@@ -346,6 +374,12 @@ class ClockAlignment:
             for member in self._members.values():
                 member.call_again()
         self._check()
+
+    def _end(self) -> None:
+        self._is_aligning = False
+        if self._furthest:
+            for member in self._members.values():
+                member.resume()
 
     def stands_still(self, task: str) -> bool:
         """Return whether this task, which has just handled a batch, must stop reading."""
@@ -375,14 +409,6 @@ class ClockAlignment:
         if self._is_aligning:
             self._check()
 
-    def give_up(self) -> None:
-        """No barrier is sent, or no worker waits for another: let all tasks continue."""
-        if self._is_aligning:
-            self._is_aligning = False
-            if self._furthest:
-                for member in self._members.values():
-                    member.resume()
-
     def _behind(self) -> list[str]:
         """Return the tasks that delay the others: those at an earlier clock, or else those that have not stopped."""
         moving = [member for member in self._members.values() if member.reading is _Reading.MOVING]
@@ -406,9 +432,13 @@ class ClockAlignment:
     def _note_clock(self, member: _Member) -> bool:
         """Note the clocks of a worker; return whether one of them is the highest so far."""
         member.clocks = dict(member.worker.counted_clocks())
-        further = {name: clock for name, clock in member.clocks.items() if clock > self._furthest.get(name, -1)}
-        self._furthest.update(further)
+        further = self._further(member.clocks)
+        self._furthest |= further
         return bool(further)
+
+    def _further(self, clocks: Mapping[str, int]) -> dict[str, int]:
+        """Return those of some clocks that are higher than all before."""
+        return {name: clock for name, clock in clocks.items() if clock > self._furthest.get(name, -1)}
 
     def _is_behind(self, member: _Member) -> bool:
         return any(member.clocks.get(name, 0) < clock for name, clock in self._furthest.items())
@@ -417,4 +447,14 @@ class ClockAlignment:
         now = dict(self._furthest), self._behind()
         if now != self._reported:
             self._reported = now
-            self._report(self._number, *now)
+            self._tell(self._number, *now)
+
+    def _check_all(self) -> None:
+        """In process 0, note whether the tasks of all processes have stopped at the same clock."""
+        if self._all_stopped is None or self._all_stopped.is_set() or len(self._reports) < self._processes:
+            return
+        if not self._furthest:  # No worker waits for another, so the barrier may reach each at any clock.
+            self._all_stopped.set()
+            self.give_up()
+        elif all(not late and reached == self._furthest for reached, late in self._reports.values()):
+            self._all_stopped.set()

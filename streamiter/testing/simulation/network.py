@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 from streamiter.engine.storage.snapshot import PartsFile, SnapshotHeader, SnapshotPart
-from streamiter.engine.storage.store import CheckpointStore
+from streamiter.engine.storage.store import CheckpointStore, OtherFiles
 from streamiter.errors import StorageFull, TopicUnavailable
 from streamiter.testing.simulated_time import Crashed, SimulatedTime, Trace
 from streamiter.topics.memory import MemoryBroker, MemoryTopic
@@ -447,16 +447,10 @@ class SimulatedStore(CheckpointStore):
     close = by_network("close the store", CheckpointStore.close, fails=False)
     follow = by_network("look for the claim of process 0", CheckpointStore.follow)
 
-    async def save(self, header: SnapshotHeader, parts: Iterable[SnapshotPart]) -> int:
-        return await self._saved(header, lambda: self._stored.save(header, parts))
-
-    async def save_manifest(
-        self,
-        header: SnapshotHeader,
-        parts: Iterable[SnapshotPart],
-        others: Callable[[], Awaitable[Sequence[PartsFile]]],
+    async def save(
+        self, header: SnapshotHeader, parts: Iterable[SnapshotPart], others: OtherFiles | None = None
     ) -> int:
-        return await self._saved(header, lambda: self._stored.save_manifest(header, parts, others))
+        return await self._saved(header, lambda: self._stored.save(header, parts, others))
 
     async def save_parts(self, header: SnapshotHeader, parts: Iterable[SnapshotPart], process: int) -> PartsFile:
         return await self._saved(header, lambda: self._stored.save_parts(header, parts, process))
