@@ -21,7 +21,7 @@ from streamiter.topics.topic import GroupPositions, OutgoingBatch, Topic, Transa
 from streamiter.values.helpers.closing import closed_after
 from streamiter_kafka.cluster import BRIEFLY_S, BrokerConnections, CoordinatorKind
 from streamiter_kafka.packing import Packing, PartitionKey, ProducerIdentity, loss_of_id
-from streamiter_kafka.trouble import BrokerTrouble, Code, check_code, code_name, log, persist
+from streamiter_kafka.trouble import BrokerTrouble, Code, check_code, log, persist
 from streamiter_kafka.wire import (
     AddOffsetsToTxnRequest,
     AddPartitionsToTxnRequest,
@@ -207,7 +207,7 @@ class Coordinator:
             # A broker that paused in the middle of the request answers so. The end may have happened or not; requesting
             # the same end again is safe.
             self.has_lost_request = True
-            raise BrokerTrouble(f"{self.subject}: the broker answered {code_name(code)}", code)
+            raise BrokerTrouble(f"{self.subject}: the broker answered {Code(code).name}", code)
         if code == Code.INVALID_TXN_STATE:
             if is_empty:
                 return producer
@@ -239,7 +239,7 @@ class Coordinator:
         if code in _MOVED:
             self._node = None
         if code == Code.CONCURRENT_TRANSACTIONS:
-            raise TransactionStillEnding(f"{self.subject}: the broker answered {code_name(code)}", code)
+            raise TransactionStillEnding(f"{self.subject}: the broker answered {Code(code).name}", code)
         if lost := loss_of_id(code, producer, self.subject):
             raise lost
         check_code(code, self.subject)
