@@ -30,6 +30,7 @@ from aiokafka.errors import (  # type: ignore[import-untyped]
     UnsupportedCodecError,
     UnsupportedSaslMechanismError,
 )
+from aiokafka.partitioner import murmur2  # type: ignore[import-untyped]
 from aiokafka.protocol.admin import (  # type: ignore[import-untyped]
     ApiVersionRequest,
     CreatePartitionsRequest,
