@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from streamiter.errors import ConfigurationError, DecodeError, EncodeError, TopicError
 from streamiter.topics.topic import TopicBatch
 from streamiter.values.records import Columns
-from streamiter_files import Csv
+from streamiter_files import Csv, csv_format
 from streamiter_files.csv_format import ColumnType
 
 _field = st.text(st.sampled_from('ab",\n\r ;\té'), max_size=5)
@@ -326,3 +326,45 @@ def test_empty_integers_are_floats_in_every_batch() -> None:
         csv_of("missing", as_columns=True)
     with pytest.raises(ConfigurationError, match="expected empty= to be one of refuse, missing, zero, given 'nan'"):
         csv_of("nan")
+
+
+_ODD = (
+    'a|é|0x1f|0X1|"q"|q"q|"a\nb"|a\rb|a\0b|x\x0b| |\ufeffb|\ud800|inf|nan|nan(1)|1e400|-1e-400|1_0|+1|-0|007|1.0|.5|5.'
+    "|1e5|1e39|tRuE|TRUE|9223372036854775807|9223372036854775808|-9223372036854775809|255|256|٣|１|4.9e-324||1,2"
+)
+_texts = st.sampled_from(_ODD.split("|"))
+_numbers = st.integers(-300, 300).map(str) | st.floats(allow_nan=False, allow_infinity=False).map(repr)
+_dtypes = st.sampled_from([str, float, np.float32, int, np.uint8, np.uint64, bool])
+
+
+@settings(max_examples=400)
+@example(lines=['a,"q"'], types=[str, str], as_columns=False)
+@example(lines=["\ufeffb,1"], types=[str, int], as_columns=False)
+@example(lines=["1", "", "2"], types=[str], as_columns=False)
+@given(
+    lines=st.lists(st.tuples(_texts | _numbers, _texts | _numbers).map(",".join) | _texts, min_size=1, max_size=3),
+    types=st.lists(_dtypes, min_size=1, max_size=2),
+    as_columns=st.booleans(),
+)
+def test_pyarrow_reads_the_same_records_and_failures_as_python(
+    lines: list[str], types: list[Any], as_columns: bool
+) -> None:
+    """With pyarrow, 0x10 was the number 16, 1e400 was infinite, and a bad line had no number."""
+    names = "xy"[: len(types)]
+    decoder = Csv(dict(zip(names, types, strict=True)), columns=names, as_columns=as_columns)
+    batch = TopicBatch(values=[line.encode(errors="surrogatepass") for line in lines])
+    results = []
+    for least in (1, 1000):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(csv_format, "_ARROW_BATCH", least)
+            patch.setattr(csv_format, "_ARROW_FROM", 0)
+            try:
+                records = decoder.decode(batch)
+                results.append(
+                    [(each.dtype, each.tolist()) for each in map(np.asarray, records.arrays.values())]
+                    if isinstance(records, Columns)
+                    else records
+                )
+            except DecodeError as error:
+                results.append(error.failures)
+    assert repr(results[0]) == repr(results[1])
