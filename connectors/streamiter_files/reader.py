@@ -127,9 +127,10 @@ class FilePartition(abc.ABC):
         """Check, at the end of the file, that it is the file that was opened and has the records before ``start``."""
         found = f"file {str(self._state.path)!r}, partition {self.number}"
         if self.identity is not None and not has_identity(self.identity, self._beginning):
+            read = self.next_offset + len(self._records) - self._taken
             raise OffsetOutOfRange(
                 f"{found}: its beginning differs from that when it was opened: it was replaced while its records up to "
-                f"{self.next_offset + len(self._records) - self._taken} were read. Start from 'earliest', and {self.advice}"
+                f"{read} were read. Start from 'earliest', and {self.advice}"
             )
         if self.next_offset > records:
             raise OffsetOutOfRange(
