@@ -8,7 +8,7 @@ import threading
 import pytest
 from topics.topic_case import ManualClock, numbered, numbers_of, patiently, read_to_end, values_of, write
 
-from streamiter.errors import ConfigurationError, OffsetOutOfRange, TopicError, TransactionExpired
+from streamiter.errors import OffsetOutOfRange, TopicError, TransactionExpired
 from streamiter.topics import MemoryBroker, OutgoingBatch, ReadRequest, connector_for, topic
 
 
@@ -112,14 +112,6 @@ async def test_a_reader_that_fell_behind_retention_gets_an_error() -> None:
         await reader.read()
 
 
-async def test_positions_of_a_missing_partition_are_refused() -> None:
-    """Positions of another topic with the same name were used."""
-    clicks = MemoryBroker().topic("clicks")
-    await clicks.create(partitions=2)
-    with pytest.raises(OffsetOutOfRange, match="created again"):
-        await clicks.open_reader(ReadRequest(positions={0: 0, 2: 5}))
-
-
 async def test_written_records_do_not_change_with_the_caller_s_list() -> None:
     """A caller filled its list again, and the stored records changed with it."""
     clicks = MemoryBroker().topic("clicks")
@@ -128,26 +120,6 @@ async def test_written_records_do_not_change_with_the_caller_s_list() -> None:
     await write(clicks, values)
     values[0] = b"b"
     assert values_of(await read_to_end(clicks)) == [b"a"]
-
-
-@pytest.mark.parametrize(
-    "batch",
-    [
-        OutgoingBatch(["text"]),  # type: ignore[list-item]
-        OutgoingBatch([b"a"], keys=["text"]),  # type: ignore[list-item]
-        OutgoingBatch([b"a"], keys=[b"a", b"b"]),
-        OutgoingBatch([b"a"], headers=[]),
-        OutgoingBatch([b"a"], timestamps_ms=[1, 2]),
-        OutgoingBatch([b"a"], partition=-1),
-    ],
-)
-async def test_a_batch_with_unequal_columns_is_refused_as_a_whole(batch: OutgoingBatch) -> None:
-    """One column of a batch was too short, and all later records were shifted."""
-    clicks = MemoryBroker().topic("clicks")
-    await clicks.create()
-    with pytest.raises(TopicError, match="expected"):
-        await write(clicks, batch)
-    assert await read_to_end(clicks) == []
 
 
 async def test_brokers_are_separate_but_a_url_always_leads_to_the_same_one() -> None:
@@ -192,27 +164,3 @@ async def test_closing_a_reader_ends_a_read_that_waits() -> None:
     await reader.close()
     with pytest.raises(TopicError, match="closed"):
         await patiently(reading)
-
-
-@pytest.mark.parametrize(
-    "request_",
-    [
-        ReadRequest(subtask=2, subtasks=2),
-        ReadRequest(max_records=0),
-        ReadRequest(start="beginning"),  # type: ignore[arg-type]
-    ],
-)
-async def test_an_impossible_request_is_refused(request_: ReadRequest) -> None:
-    """A reader with a share beyond the last one read no record for ever."""
-    clicks = MemoryBroker().topic("clicks")
-    await clicks.create()
-    with pytest.raises(ConfigurationError, match="expected"):
-        await clicks.open_reader(request_)
-
-
-@pytest.mark.parametrize("settings", [{"retention": "3"}, {"retention_records": "many"}])
-async def test_an_impossible_setting_is_refused(settings: dict[str, str]) -> None:
-    """The retention was misspelt, and the topic grew until the memory was full."""
-    clicks = MemoryBroker().topic("clicks")
-    with pytest.raises(ConfigurationError, match="expected"):
-        await clicks.create(settings=settings)

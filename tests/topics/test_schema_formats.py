@@ -404,28 +404,6 @@ async def test_credentials_do_not_follow_a_redirect(proxy: RegistryProxy) -> Non
     assert len(proxy.asked) == 1
 
 
-@pytest.mark.parametrize(
-    ("url", "options", "message"),
-    [
-        ("kafka://h:1", {}, "expected http://host or https://host, given 'kafka://h:1'"),
-        ("http://ann:hush@h", {}, "given 'http://…@h'; give credentials as username= and password="),
-        ("http://h?password=hush", {}, "given 'http://h?password=…'"),
-        (7, {}, "given int"),
-        ("http://h", {"user": "ann"}, "unknown option 'user'; the options are give_up_after_s"),
-        ("http://h", {"username": "ann"}, "expected username and password together, or token alone"),
-        ("http://h", {"username": "ann", "password": "p", "token": "t"}, "or token alone"),
-        ("http://h", {"token": "hush\nhush"}, "expected token to be ASCII text in one line, given another one"),
-        ("http://h", {"password_env": "NOWHERE"}, "environment variable NOWHERE to hold password"),
-        ("https://h", {"ssl_cafile": "/nowhere.pem"}, "expected ssl_cafile to be a file of certificates (PEM)"),
-    ],
-)
-def test_wrong_options_of_a_registry(url: Any, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigurationError) as error:
-        SchemaRegistry(url, **options)
-    assert message in str(error.value)
-    assert "hush" not in str(error.value)
-
-
 # -- subjects and schemas -----------------------------------------------------------------------------------------
 
 
@@ -687,25 +665,6 @@ async def test_a_schema_of_another_kind(schema_registry: RegistryServer, topic_p
 
 
 # -- the user's line ----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: Avro("http://h", {"type": "record"}), 'Avro: expected a schema of AVRO, given {"type":"record"}: '),
-        (lambda: Avro("http://h", "{"), "Avro: expected a schema of AVRO, given {: "),
-        (lambda: JsonSchema("http://h", {"type": "strin"}), "JsonSchema: expected a schema of JSON, given "),
-        (lambda: Avro("http://h", strategy="topics"), "expected strategy= to be one of topic, record, topic-record"),  # type: ignore[arg-type]
-        (lambda: Avro(7), "Avro: expected registry= to be a SchemaRegistry or its URL, given int"),  # type: ignore[arg-type]
-        (lambda: Protobuf("http://h"), "expected classes of messages, as protoc generates them, given none"),
-        (lambda: Protobuf("http://h", dict), "expected classes of messages, as protoc generates them, given (<class"),  # type: ignore[arg-type]
-        (lambda: Avro("http://h", CLICK).encode([]), "Avro('http://h'): expected a sink, which asks for the id"),
-    ],
-)
-def test_errors_at_the_users_line(make: Callable[[], object], message: str) -> None:
-    with pytest.raises(ConfigurationError) as error:
-        make()
-    assert message in str(error.value)
 
 
 @pytest.mark.parametrize(
