@@ -1,4 +1,4 @@
-"""Each operator with a function of the user names the record that it fails for, and continues as if it were not there."""
+"""Each operator with a function of the user names a record that fails, and continues as if it were not there."""
 
 from __future__ import annotations
 
