@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from files.files_support import append, batches_of, topic_at, values_of
+from topics.topic_case import created
 
 from streamiter.errors import ConfigurationError, TopicError, TopicNotFound
 from streamiter.topics.formats import Json
@@ -85,8 +86,7 @@ async def test_a_writer_may_be_opened_while_another_writes(tmp_path: Path) -> No
 
 async def test_a_key_always_goes_to_the_same_file(tmp_path: Path) -> None:
     """The records of a key were in several partitions, and lost their order."""
-    topic = topic_at(tmp_path / "part-*.txt")
-    await topic.create(partitions=3)
+    topic = await created(topic_at(tmp_path / "part-*.txt"), partitions=3)
     keys = [b"k%d" % number for number in range(20)]
     for _ in range(2):
         await append(topic, keys, keys=keys)
@@ -97,8 +97,7 @@ async def test_a_key_always_goes_to_the_same_file(tmp_path: Path) -> None:
 
 async def test_records_without_key_are_spread_and_explicit_partitions_kept(tmp_path: Path) -> None:
     """All batches were written to the first file, and the readers of the other files were idle."""
-    topic = topic_at(tmp_path / "part-*.txt")
-    await topic.create(partitions=2)
+    topic = await created(topic_at(tmp_path / "part-*.txt"), partitions=2)
     writer = await topic.open_writer()
     for value in (b"a", b"b", b"c"):
         await writer.write(OutgoingBatch([value]))
@@ -111,8 +110,7 @@ async def test_records_without_key_are_spread_and_explicit_partitions_kept(tmp_p
 
 async def test_partitions_are_created_once_and_added_behind(tmp_path: Path) -> None:
     """The second creation of a topic emptied it, or moved its partitions."""
-    topic = topic_at(tmp_path / "new" / "part-*.jsonl.gz")
-    await topic.create(partitions=2)
+    topic = await created(topic_at(tmp_path / "new" / "part-*.jsonl.gz"), partitions=2)
     await append(topic, [b"1"], partition=1)
     for partitions in (2, 1, 12):
         await topic.create(partitions=partitions)
@@ -124,8 +122,7 @@ async def test_partitions_are_created_once_and_added_behind(tmp_path: Path) -> N
 
 async def test_a_folder_gets_numbered_files_and_is_deleted_with_them(tmp_path: Path) -> None:
     """A sink could not write to a new folder, because a folder has no names of files."""
-    topic = topic_at(f"{tmp_path}/out/", format="csv", header=False)
-    await topic.create(partitions=2)
+    topic = await created(topic_at(f"{tmp_path}/out/", format="csv", header=False), partitions=2)
     assert sorted(os.listdir(tmp_path / "out")) == ["part-0.csv", "part-1.csv"]
     await topic_at(f"{tmp_path}/out").create(partitions=3)
     await topic.delete()

@@ -27,7 +27,7 @@ from confluent_kafka.serialization import MessageField, SerializationContext
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from support.registry_server import RegistryServer
 from support.waiting import PATIENCE_S
-from topics.topic_case import ManualClock
+from topics.topic_case import ManualClock, created
 
 from streamiter import Columns, Flow
 from streamiter.errors import (
@@ -343,8 +343,7 @@ async def test_a_registry_that_is_away_for_a_while_delays_the_job(
 
 async def test_a_registry_that_stays_away_ends_the_job(proxy: RegistryProxy, topic_prefix: str) -> None:
     broker = MemoryBroker()
-    clicks = broker.topic("clicks")
-    await clicks.create()
+    clicks = await created(broker.topic("clicks"))
     writer = await clicks.open_writer()
     await writer.write(OutgoingBatch([b"\0\0\0\0\1x"]))
     await writer.close()
@@ -473,8 +472,7 @@ async def test_an_incompatible_schema_is_refused_before_anything_is_written(
     schema_registry: RegistryServer, client: SchemaRegistryClient, topic_prefix: str
 ) -> None:
     broker = MemoryBroker()
-    clicks = broker.topic(topic_prefix)
-    await clicks.create()
+    clicks = await created(broker.topic(topic_prefix))
     registered(schema_registry, f"{topic_prefix}-value", CLICK)
     await asyncio.to_thread(client.set_compatibility, f"{topic_prefix}-value", "BACKWARD")
     other = {**CLICK, "fields": [{"name": "user", "type": "int"}]}
