@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import ClassVar, Final, NamedTuple
+from typing import ClassVar, Final
 from urllib.parse import parse_qsl, quote, unquote
 
 from streamiter.errors import ConfigurationError, OffsetOutOfRange, TopicNotFound
@@ -174,7 +174,8 @@ class SqliteTopic(Topic):
     async def open_reader(self, request: ReadRequest) -> SqliteReader:
         check_request(request, self._name)
         async with closed_on_failure(await self._connect()) as database:
-            return SqliteReader(database, await database.run(_begin, self._name, request), request, self._options)
+            topic, ends, positions = await database.run(_begin, self._name, request)
+            return SqliteReader(database, topic, ends, positions, request, self._options)
 
     async def open_writer(self) -> SqliteWriter:
         async with closed_on_failure(await self._connect()) as database:
@@ -234,15 +235,10 @@ _FETCH_BYTES: Final = 4 << 20
 _PAUSE_GROWTH: Final = 1.2
 
 
-class ReaderStart(NamedTuple):
-    """The topic, the ends of its partitions, and the positions of a reader when it is opened."""
-
-    topic: TopicRow
-    ends: Mapping[int, PartitionEnds]
-    positions: ReadingPositions
-
-
-def _begin(connection: sqlite3.Connection, name: str, request: ReadRequest) -> ReaderStart:
+def _begin(
+    connection: sqlite3.Connection, name: str, request: ReadRequest
+) -> tuple[TopicRow, Mapping[int, PartitionEnds], ReadingPositions]:
+    """Return the topic, the ends of its partitions, and the positions of a reader when it is opened."""
     with read_transaction(connection):
         topic = find_topic(connection, name)
         ends = partition_ends(connection, topic)
@@ -251,7 +247,7 @@ def _begin(connection: sqlite3.Connection, name: str, request: ReadRequest) -> R
             return offset_at(connection, topic, number, ends[number], timestamp_ms)
 
         positions = reading_positions(request, ends, topic.identities(ends), first_at, topic=name)
-    return ReaderStart(topic, ends, positions)
+    return topic, ends, positions
 
 
 @dataclass(slots=True)
@@ -269,10 +265,16 @@ class SqliteReader(TopicReader):
     """
 
     def __init__(
-        self, database: SqliteDatabase, beginning: ReaderStart, request: ReadRequest, options: SqliteOptions
+        self,
+        database: SqliteDatabase,
+        topic: TopicRow,
+        ends: Mapping[int, PartitionEnds],
+        positions: ReadingPositions,
+        request: ReadRequest,
+        options: SqliteOptions,
     ) -> None:
         self._database = database
-        self._topic, self._ends, self._positions = beginning
+        self._topic, self._ends, self._positions = topic, ends, positions
         self._request = request
         self._options = options
         self._buffers: dict[int, BufferedBatch] = {}
@@ -345,7 +347,7 @@ class SqliteReader(TopicReader):
 
 @dataclass(frozen=True, slots=True)
 class LookResult:
-    """What a look has found."""
+    """The records that a look has found, and the state of the file."""
 
     batches: Mapping[int, TopicBatch]
     """The records, by partition."""
@@ -379,7 +381,7 @@ def fetch(
         ends = partition_ends(connection, topic)
         for partition, position in wanted.in_turn().items():
             span = OffsetSpan(topic, partition, position, wanted.limit(partition, ends[partition].end))
-            if span.is_empty or room_bytes <= 0:
+            if span.start >= span.stop or room_bytes <= 0:
                 continue
             if position < ends[partition].earliest:
                 raise OffsetOutOfRange(out_of_range_message(topic.name, partition, position, ends[partition]))
@@ -400,10 +402,6 @@ class OffsetSpan:
     partition: int
     start: int
     stop: int
-
-    @property
-    def is_empty(self) -> bool:
-        return self.start >= self.stop
 
 
 def _fetch_parts(
