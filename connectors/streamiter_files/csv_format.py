@@ -292,8 +292,7 @@ class Csv:
         try:
             return lines.parsed(lines.parse_all(batch.values), as_columns=self._as_columns)
         except BAD_INPUT:  # one line is bad: find it
-            rows = decode_values(batch.values, lines.parse_one)
-            return lines.parsed(rows, as_columns=self._as_columns)
+            return lines.parsed(decode_values(batch.values, lines.parse_one), as_columns=self._as_columns)
 
     def _is_worth_arrow(self, lines: int) -> bool:
         self._lines_read += lines

@@ -238,20 +238,22 @@ _dtypes = st.sampled_from([str, float, np.float32, int, np.uint8, np.uint64, boo
 
 
 @settings(max_examples=400)
-@example(lines=['a,"q"'], types=[str, str], as_columns=False)
-@example(lines=["\ufeffb,1"], types=[str, int], as_columns=False)
-@example(lines=["1", "", "2"], types=[str], as_columns=False)
+@example(lines=['a,"q"'], types=[str, str], as_columns=False, empty="refuse")
+@example(lines=["\ufeffb,1"], types=[str, int], as_columns=False, empty="refuse")
+@example(lines=["1", "", "2"], types=[str], as_columns=False, empty="refuse")
+@example(lines=["1,"], types=[str, int], as_columns=False, empty="zero")
 @given(
     lines=st.lists(st.tuples(_texts | _numbers, _texts | _numbers).map(",".join) | _texts, min_size=1, max_size=3),
     types=st.lists(_dtypes, min_size=1, max_size=2),
     as_columns=st.booleans(),
+    empty=st.sampled_from(["refuse", "zero"]),
 )
 def test_pyarrow_reads_the_same_records_and_failures_as_python(
-    lines: list[str], types: list[Any], as_columns: bool
+    lines: list[str], types: list[Any], as_columns: bool, empty: Any
 ) -> None:
     """With pyarrow, 0x10 was the number 16, 1e400 was infinite, and a bad line had no number."""
     names = "xy"[: len(types)]
-    decoder = Csv(dict(zip(names, types, strict=True)), columns=names, as_columns=as_columns)
+    decoder = Csv(dict(zip(names, types, strict=True)), columns=names, as_columns=as_columns, empty=empty)
     batch = TopicBatch(values=[line.encode(errors="surrogatepass") for line in lines])
     results = []
     for least in (1, 1000):

@@ -175,3 +175,4 @@ def test_zero_based_files_are_read_and_written_as_such() -> None:
     assert record["indices"].tolist() == [0, 7]
     assert zero_based.encode([record]).values == [b"1 0:0.1 7:-2"]
     assert Libsvm().encode([record]).values == [b"1 1:0.1 8:-2"]
+    assert Dummy().encode([{**record, "values": [1, 1.0]}]).values == [b"1 0 7"]
