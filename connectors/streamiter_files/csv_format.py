@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import csv
 import io
+import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, Literal, final
@@ -18,9 +20,10 @@ import numpy.typing as npt
 
 from streamiter.errors import ConfigurationError, TopicError
 from streamiter.topics.formats import BAD_INPUT, decode_values, encode_each, rows_to_encode
-from streamiter.topics.topic import OutgoingBatch, TopicBatch
+from streamiter.topics.topic import OutgoingBatch, TopicBatch, longest
 from streamiter.values.numbers import has_plain_digits
 from streamiter.values.records import Batch, Columns
+from streamiter_files.chunks import UTF8_MARK
 
 # The number of characters of a field in a message.
 _SHOWN_CHARACTERS: Final = 40
@@ -30,8 +33,17 @@ _TRUTH: Final[Mapping[str, bool]] = MappingProxyType({"true": True, "1": True, "
 EmptyFields = Literal["refuse", "missing", "zero"]
 _EMPTY_FIELDS: Final = ("refuse", "missing", "zero")
 
+# pyarrow reads a record of six fields in a third of the time (0.6 and not 1.9 µs). To import it takes 0.3 s, which
+# is worth it for so many lines, and to call it 0.1 ms, which is worth it for a batch of so many.
+_ARROW_FROM: Final = 200_000
+_ARROW_BATCH: Final = 200
+
 # Floats hold all integers up to this one exactly.
 _EXACT_IN_FLOATS: Final = 2**53
+
+
+Column = Sequence[str] | npt.NDArray[Any]
+"""The fields of a column: texts, or converted."""
 
 
 class ColumnType:
@@ -85,6 +97,21 @@ class ColumnType:
         except (ValueError, KeyError, OverflowError, FloatingPointError):
             shown = "" if len(fields) > 1 else f", given {_shortened(fields[0])}"
             raise ValueError(f"column {self.name!r}: expected {self._dtype}{shown}") from None
+
+    def arrow_type(self, pyarrow: Any) -> Any:
+        """Return the type as which pyarrow may read the column; None where empty fields have a meaning."""
+        if self.is_text:
+            return pyarrow.string()
+        if self._missing or self._empty != "refuse":
+            return None
+        return pyarrow.float64() if self._dtype.kind == "f" else pyarrow.from_numpy_dtype(self._dtype)
+
+    def of_arrow(self, numbers: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return the column; raise ``ValueError`` for numbers that pyarrow may have read from another text."""
+        if self._dtype.kind == "f" and not np.isfinite(numbers).all():  # 1e400 is refused, and inf is a number
+            raise ValueError("not a finite number")
+        with np.errstate(over="raise"):
+            return numbers.astype(self._dtype)
 
     def _convert(self, fields: Sequence[str]) -> npt.NDArray[Any]:
         if self._empty == "zero":
@@ -252,17 +279,26 @@ class Csv:
         self._columns = None if columns is None else tuple(columns)
         self._delimiter = delimiter
         self._as_columns = as_columns
+        self._lines_read = 0
         if self._columns is not None:
             self._check_types(self._columns)
 
     def decode(self, batch: TopicBatch) -> Batch:
         """Return the records; raise ``DecodeError`` for another number of fields, and for fields of another type."""
         lines = _CsvLines(self._names(batch), self._delimiter_of(batch), self._types)
+        columns = lines.by_arrow(batch.values) if self._is_worth_arrow(len(batch.values)) else None
+        if columns is not None:
+            return lines.made(columns, as_columns=self._as_columns)
         try:
-            rows = lines.parse_all(batch.values)
-            return self._made(lines, rows)
+            return lines.parsed(lines.parse_all(batch.values), as_columns=self._as_columns)
         except BAD_INPUT:  # one line is bad: find it
-            return self._made(lines, decode_values(batch.values, lines.parse_one))
+            return lines.parsed(decode_values(batch.values, lines.parse_one), as_columns=self._as_columns)
+
+    def _is_worth_arrow(self, lines: int) -> bool:
+        self._lines_read += lines
+        if lines < _ARROW_BATCH:
+            return False
+        return "pyarrow.csv" in sys.modules or (self._lines_read > _ARROW_FROM and find_spec("pyarrow") is not None)
 
     def _names(self, batch: TopicBatch) -> tuple[str, ...]:
         given = batch.columns if isinstance(batch, CsvBatch) else None
@@ -285,11 +321,6 @@ class Csv:
 
     def _delimiter_of(self, batch: TopicBatch) -> str:
         return self._delimiter or (batch.delimiter if isinstance(batch, CsvBatch) else ",")
-
-    def _made(self, lines: _CsvLines, rows: Sequence[Sequence[str]]) -> Batch:
-        if self._as_columns:
-            return lines.as_columns(rows)
-        return lines.as_records(rows)
 
     def encode(self, batch: Batch) -> OutgoingBatch:
         """Return the lines; raise ``EncodeError`` for records of other columns, and fields that no line can hold."""
@@ -333,24 +364,58 @@ class _CsvLines:
         self._converted(rows)
         return rows[0]
 
-    def _converted(self, rows: Sequence[Sequence[str]]) -> list[Sequence[str] | npt.NDArray[Any]]:
-        fields = zip(*rows, strict=True)
+    def by_arrow(self, values: Sequence[bytes | None]) -> list[Column] | None:
+        """Return the columns as pyarrow reads them; None for lines that it refuses, or may read in another way.
+
+        Python's csv reads such lines again, so values and messages do not depend on pyarrow.
+        """
+        import pyarrow
+        from pyarrow import csv as arrow_csv
+
+        types = [pyarrow.string() if each is None else each.arrow_type(pyarrow) for each in self._types]
+        block = b"\n".join(filter(None, values))
+        # Quotes, line ends within a line, hexadecimal numbers and a mark of the encoding have other rules in pyarrow.
+        odd = [b'"', b"\r", *([b"0x", b"0X"] if any(map(pyarrow.types.is_integer, filter(None, types))) else [])]
+        if None in types or any(each in block for each in odd) or block.startswith(UTF8_MARK):
+            return None
+        names = [str(number) for number in range(len(types))]
+        try:
+            table = arrow_csv.read_csv(
+                pyarrow.BufferReader(block),
+                arrow_csv.ReadOptions(use_threads=False, column_names=names),
+                arrow_csv.ParseOptions(delimiter=self._delimiter, quote_char=False, ignore_empty_lines=False),
+                arrow_csv.ConvertOptions(
+                    column_types=dict(zip(names, types, strict=True)), null_values=[], strings_can_be_null=False
+                ),
+            )
+            if len(table) != len(values) or longest(values) > csv.field_size_limit():
+                return None
+            return [
+                column.to_pylist() if of_type is None or of_type.is_text else of_type.of_arrow(column.to_numpy())
+                for column, of_type in zip(table.columns, self._types, strict=True)
+            ]
+        except (ValueError, FloatingPointError):  # pyarrow's errors are ValueErrors
+            return None
+
+    def _converted(self, rows: Sequence[Sequence[str]]) -> list[Column]:
+        fields = zip(*rows, strict=True) if rows else [()] * len(self._names)
         return [
             column if of_type is None or of_type.is_text else of_type.convert(column)
             for column, of_type in zip(fields, self._types, strict=True)
         ]
 
-    def as_records(self, rows: Sequence[Sequence[str]]) -> list[dict[str, object]]:
-        """Return a dict for each row, with Python's own types."""
-        names = self._names
-        if not any(self._types) or not rows:
-            return [dict(zip(names, row, strict=True)) for row in rows]
-        columns = [column.tolist() if isinstance(column, np.ndarray) else column for column in self._converted(rows)]
-        return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
+    def parsed(self, rows: Sequence[Sequence[str]], *, as_columns: bool) -> Batch:
+        """Return the records of rows of text."""
+        if not as_columns and not any(self._types):
+            return [dict(zip(self._names, row, strict=True)) for row in rows]
+        return self.made(self._converted(rows), as_columns=as_columns)
 
-    def as_columns(self, rows: Sequence[Sequence[str]]) -> Columns:
-        """Return an array for each column."""
-        return Columns(dict(zip(self._names, map(np.asarray, self._converted(rows)), strict=True)))
+    def made(self, columns: Sequence[Column], *, as_columns: bool) -> Batch:
+        """Return the records of converted columns."""
+        if as_columns:
+            return Columns(dict(zip(self._names, map(np.asarray, columns), strict=True)))
+        lists = [column.tolist() if isinstance(column, np.ndarray) else column for column in columns]
+        return [dict(zip(self._names, row, strict=True)) for row in zip(*lists, strict=True)]
 
 
 def _texts(values: Sequence[bytes | None]) -> list[str]:

@@ -1,25 +1,27 @@
 """The reader of files: each file is a partition, and several partitions take turns.
 
-A :class:`FilePartition` turns the chunks of one file into batches of records with offsets. Its ``fill`` blocks, so a
-:class:`FilesReader` runs it in a thread.
+A `LinesPartition` turns the chunks of one file into batches of records with offsets. Its ``fill`` blocks, so a
+`FilesReader` runs it in a thread.
 """
 
 from __future__ import annotations
 
+import abc
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any, ClassVar
 
 from streamiter.errors import OffsetOutOfRange, TopicError
 from streamiter.topics.connecting import closed_error, timestamp_of
 from streamiter.topics.topic import ReadRequest, TopicBatch, TopicReader
 from streamiter.values.helpers.closing import close_now, closed_after
+from streamiter.values.records import Batch
 from streamiter_files.chunks import ByteSource, FileState, Lines, OneAtATime, has_identity, open_chunks, splitter_for
 from streamiter_files.csv_format import CsvBatch, parse_header
 from streamiter_files.options import FileFormat, FileOptions
-from streamiter_files.table_format import TablePartition
 
 
 class FilesReader(TopicReader):
@@ -30,13 +32,13 @@ class FilesReader(TopicReader):
     """
 
     def __init__(
-        self, partitions: Sequence[FilePartition | TablePartition], *, topic: str, max_records: int, files_at_once: int
+        self, partitions: Sequence[FilePartition], *, topic: str, max_records: int, files_at_once: int
     ) -> None:
         self._topic = topic
         self._is_closed = False
         self._partitions = tuple(partitions)
         self._waiting = deque(partitions)
-        self._open: deque[FilePartition | TablePartition] = deque()
+        self._open: deque[FilePartition] = deque()
         self._max_records = max_records
         self._files_at_once = files_at_once
         self._calls = OneAtATime()
@@ -56,7 +58,7 @@ class FilesReader(TopicReader):
             self._open.popleft()
         return None
 
-    def _next_partition(self) -> FilePartition | TablePartition | None:
+    def _next_partition(self) -> FilePartition | None:
         while self._waiting and len(self._open) < self._files_at_once:
             self._open.append(self._waiting.popleft())
         return self._open[0] if self._open else None
@@ -90,11 +92,82 @@ def known_identities(identities: Mapping[int, str | None]) -> dict[int, str]:
     return {number: identity for number, identity in identities.items() if identity is not None}
 
 
-class FilePartition:
+class FilePartition(abc.ABC):
     """The records of one file, from the offset ``start`` to before ``stop``.
 
     ``fill`` blocks and runs in a thread. The other calls do not block, and must not be made meanwhile.
     """
+
+    advice: ClassVar[str]
+    """What to do so that no file is replaced while it is read."""
+
+    def __init__(
+        self, number: int, state: FileState, *, start: int = 0, stop: int | None = None, identity: str | None = None
+    ) -> None:
+        """``identity`` is the identity of the file, as :func:`~streamiter_files.chunks.file_identity` returns it."""
+        self.number = number
+        self.identity = identity
+        self.next_offset = start
+        """The offset of the record that ``take`` returns next."""
+        self.is_ended = stop is not None and stop <= start
+        self._state = state
+        self._stop = stop
+        self._records: Lines | Batch = []
+        self._taken = 0
+
+    @property
+    def has_records(self) -> bool:
+        return self._taken < len(self._records)
+
+    @abc.abstractmethod
+    def fill(self) -> None:
+        """Read until there are records or the file ends."""
+
+    def _end(self, records: int) -> None:
+        """Check, at the end of the file, that it is the file that was opened and has the records before ``start``."""
+        found = f"file {str(self._state.path)!r}, partition {self.number}"
+        if self.identity is not None and not has_identity(self.identity, self._beginning):
+            read = self.next_offset + len(self._records) - self._taken
+            raise OffsetOutOfRange(
+                f"{found}: its beginning differs from that when it was opened: it was replaced while its records up to "
+                f"{read} were read. Start from 'earliest', and {self.advice}"
+            )
+        if self.next_offset > records:
+            raise OffsetOutOfRange(
+                f"{found}: expected at least {self.next_offset} records, where reading resumes, found {records}; the "
+                "file was cut or replaced. Restore it, or start from 'earliest'"
+            )
+        self.is_ended = True
+
+    @abc.abstractmethod
+    def _beginning(self, count: int) -> bytes:
+        """Return the first bytes of the file as they are stored now."""
+
+    def take(self, max_records: int) -> TopicBatch:
+        """Return the next records, at most so many. There must be records."""
+        records = self._records[self._taken : self._taken + max_records]
+        self._taken += len(records)
+        offsets = range(self.next_offset, self.next_offset + len(records))
+        self.next_offset = offsets.stop
+        return self._batch(records, offsets, [self._state.mtime_ms] * len(records))
+
+    @abc.abstractmethod
+    def _batch(self, records: Any, offsets: range, timestamps_ms: list[int]) -> TopicBatch:
+        """Return a batch of some of the records."""
+
+    @abc.abstractmethod
+    def lag(self) -> int | None:
+        """Return the number of records that are left; None where it is not known yet."""
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Close the file."""
+
+
+class LinesPartition(FilePartition):
+    """The records of a file of lines."""
+
+    advice = "let files be appended to only"
 
     def __init__(
         self,
@@ -106,124 +179,74 @@ class FilePartition:
         stop: int | None = None,
         identity: str | None = None,
     ) -> None:
-        """``identity`` is the identity of the file, as :func:`~streamiter_files.chunks.identity_of` returns it."""
-        self.number = number
-        self.identity = identity
-        self.is_ended = stop is not None and stop <= start
-        self._state = state
+        super().__init__(number, state, start=start, stop=stop, identity=identity)
         self._layout = layout
-        self._stop = stop
-        self._to_skip = self._next_offset = start
+        self._to_skip = start
         self._columns = layout.options.columns
         self._wants_header = layout.has_header
         self._splitter = splitter_for(layout.format, layout.delimiter, state.path)
         self._chunks: ByteSource | None = None
-        self._records: Lines = []
-        self._taken = 0
         self._records_seen = 0
 
-    @property
-    def has_records(self) -> bool:
-        return self._taken < len(self._records)
-
     def fill(self) -> None:
-        """Read until there are records or the file ends."""
         chunks = self._opened
         while not self.has_records and not self.is_ended:
             chunk = chunks.read()
             self._accept(self._splitter.feed(chunk) if chunk else self._splitter.end())
             if not chunk:
-                self._end()
+                self._end(self._records_seen)
 
     @property
     def _opened(self) -> ByteSource:
         self._chunks = self._chunks or open_chunks(self._state, self._layout.options.chunk_bytes)
         return self._chunks
 
+    def _beginning(self, count: int) -> bytes:
+        return self._opened.beginning(count)
+
     def _accept(self, records: Lines) -> None:
         if self._wants_header and records:
             header, records = records[0], records[1:]
             assert header is not None
-            self._read_header(header)
+            assert self._layout.delimiter is not None
+            self._columns = parse_header(
+                header, self._layout.delimiter, path=self._state.path, expected=self._layout.options.columns
+            )
+            self._wants_header = False
         self._records_seen += len(records)
         skipped = min(self._to_skip, len(records))
         self._to_skip -= skipped
-        self._records, self._taken = self._before_stop(records[skipped:] if skipped else records), 0
+        records = records[skipped:] if skipped else records
+        if self._stop is not None:
+            wanted = self._stop - self.next_offset
+            self.is_ended = self.is_ended or len(records) >= wanted
+            records = records[:wanted]
+        self._records, self._taken = records, 0
 
-    def _end(self) -> None:
-        if self.identity is not None and not has_identity(self.identity, self._opened.beginning):
-            raise OffsetOutOfRange(
-                f"file {str(self._state.path)!r}, partition {self.number}: its first lines differ from those when "
-                f"it was opened: it was replaced while its records up to {self._next_offset + len(self._records)} "
-                "were read. Start from 'earliest', and let files be appended to only"
-            )
-        if self._to_skip:
-            raise self._too_short()
-        self.is_ended = True
-
-    def _read_header(self, line: bytes) -> None:
-        assert self._layout.delimiter is not None
-        self._columns = parse_header(
-            line, self._layout.delimiter, path=self._state.path, expected=self._layout.options.columns
-        )
-        self._wants_header = False
-
-    def _before_stop(self, records: Lines) -> Lines:
-        if self._stop is None:
-            return records
-        wanted = self._stop - self._next_offset
-        self.is_ended = self.is_ended or len(records) >= wanted
-        return records[:wanted]
-
-    def _too_short(self) -> OffsetOutOfRange:
-        return OffsetOutOfRange(
-            f"file {str(self._state.path)!r}, partition {self.number}: expected at least {self._next_offset} "
-            f"records, where reading resumes, found {self._records_seen}; the file was cut or "
-            "replaced. Restore it, or start from 'earliest'"
-        )
-
-    def take(self, max_records: int) -> TopicBatch:
-        """Return the next records, at most so many. There must be records."""
-        values = self._records[self._taken : self._taken + max_records]
-        self._taken += len(values)
-        offsets = range(self._next_offset, self._next_offset + len(values))
-        self._next_offset = offsets.stop
-        timestamps_ms = [self._state.mtime_ms] * len(values)
+    def _batch(self, records: Lines, offsets: range, timestamps_ms: list[int]) -> TopicBatch:
         if self._layout.delimiter is None:
-            return TopicBatch(partition=self.number, values=values, offsets=offsets, timestamps_ms=timestamps_ms)
+            return TopicBatch(partition=self.number, values=records, offsets=offsets, timestamps_ms=timestamps_ms)
         return CsvBatch(
             partition=self.number,
-            values=values,
+            values=records,
             offsets=offsets,
             timestamps_ms=timestamps_ms,
             columns=self._columns,
             delimiter=self._layout.delimiter,
         )
 
-    @property
-    def next_offset(self) -> int:
-        """The offset of the record that ``take`` returns next."""
-        return self._next_offset
-
     def lag(self) -> int | None:
         """Return the number of records that are left, estimated from the bytes left; None before any record."""
         buffered = len(self._records) - self._taken
-        left = self._left_bytes()
+        left = 0 if self.is_ended else self._state.size_bytes if self._chunks is None else self._chunks.left_bytes
         if left == 0:
             return buffered
         if self._records_seen == 0:
             return None
         read_bytes = self._state.size_bytes - left
         unread = max(0, left * self._records_seen // max(1, read_bytes) - self._to_skip)
-        return self._up_to_stop(buffered + unread)
-
-    def _left_bytes(self) -> int:
-        if self.is_ended:
-            return 0
-        return self._state.size_bytes if self._chunks is None else self._chunks.left_bytes
-
-    def _up_to_stop(self, records: int) -> int:
-        return records if self._stop is None else min(records, self._stop - self._next_offset)
+        records = buffered + unread
+        return records if self._stop is None else min(records, self._stop - self.next_offset)
 
     def close(self) -> None:
         if self._chunks is not None:
@@ -250,7 +273,7 @@ class FileLayout:
 
 def count_records(state: FileState, layout: FileLayout) -> int:
     """Read the whole file, and return its number of records."""
-    partition = FilePartition(0, state, layout)
+    partition = LinesPartition(0, state, layout)
     records = 0
     try:
         while not partition.is_ended:

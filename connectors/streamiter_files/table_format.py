@@ -17,14 +17,14 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final, final, overload
 
-from streamiter.errors import ConfigurationError, EncodeError, OffsetOutOfRange, TopicError
+from streamiter.errors import ConfigurationError, EncodeError, TopicError
 from streamiter.topics.connecting import closed_error
 from streamiter.topics.source_and_sink import dead_letter_value
 from streamiter.topics.topic import OutgoingBatch, TopicBatch, TopicWriter
 from streamiter.values.helpers.files import is_free, sync_folder
 from streamiter.values.records import Batch, Columns, estimated_bytes, rows_of_table
 from streamiter.values.tables import arrow_table
-from streamiter_files.chunks import FileState, OneAtATime, has_identity
+from streamiter_files.chunks import FileState, OneAtATime
 from streamiter_files.options import (
     FileFormat,
     file_errors,
@@ -34,6 +34,7 @@ from streamiter_files.options import (
     names_a_folder,
     sorted_paths,
 )
+from streamiter_files.reader import FilePartition
 
 # Rows become columns in pieces of so many, counted from the beginning of their unit. So the types of a piece do not
 # depend on where a reader begins. A piece of ten columns of numbers takes 5 MB, and its conversion some milliseconds.
@@ -216,11 +217,10 @@ def open_units(path: Path, known: FileFormat, columns: Sequence[str] | None) -> 
             ) from None
 
 
-class TablePartition:
-    """The rows of one file, from the offset ``start`` to before ``stop``, as a `FilePartition` of lines has records.
+class TablePartition(FilePartition):
+    """The rows of a file of tables."""
 
-    ``fill`` blocks and runs in a thread. The other calls do not block, and must not be made meanwhile.
-    """
+    advice = "let files of tables be as they are"
 
     def __init__(
         self,
@@ -233,28 +233,15 @@ class TablePartition:
         stop: int | None = None,
         identity: str | None = None,
     ) -> None:
-        self.number = number
-        self.identity = identity
-        self.next_offset = start
-        self.is_ended = stop is not None and stop <= start
-        self._state = state
+        super().__init__(number, state, start=start, stop=stop, identity=identity)
         self._format = known
         self._columns = columns
-        self._stop = stop
         self._units: _ParquetUnits | _ArrowUnits | None = None
         self._unit_begin = 0
         self._unit: Any = None
-        """The rows of the unit that is read now, and the offset of its first row."""
-        self._unit_number = -1
-        self._rows: Batch = []
-        self._taken = 0
-
-    @property
-    def has_records(self) -> bool:
-        return self._taken < len(self._rows)
+        """The rows of the unit that is read now; ``_unit_begin`` is the offset of its first row."""
 
     def fill(self) -> None:
-        """Read until there are rows or the file ends."""
         units = self._opened
         while not self.has_records and not self.is_ended:
             if self._unit is None and not self._next_unit(units):
@@ -308,35 +295,16 @@ class TablePartition:
             self._unit = None
         skipped = at - begin
         wanted = len(rows) if self._stop is None else min(len(rows), skipped + self._stop - self.next_offset)
-        self._rows, self._taken = rows[skipped:wanted], 0
-        self.is_ended = self._stop is not None and self.next_offset + len(self._rows) >= self._stop
+        self._records, self._taken = rows[skipped:wanted], 0
+        self.is_ended = self._stop is not None and self.next_offset + len(self._records) >= self._stop
 
-    def _end(self, length: int) -> None:
-        path, number = str(self._state.path), self.number
-        if self.next_offset > length:
-            raise OffsetOutOfRange(
-                f"file {path!r}, partition {number}: expected at least {self.next_offset} records, where reading "
-                f"resumes, found {length}; the file was cut or replaced. Restore it, or start from 'earliest'"
-            )
-        with file_errors(path), self._state.path.open("rb") as file:
-            if self.identity is not None and not has_identity(self.identity, file.read):
-                raise OffsetOutOfRange(
-                    f"file {path!r}, partition {number}: it was replaced while its records up to {self.next_offset} "
-                    "were read. Start from 'earliest', and let files of tables be as they are"
-                )
-        self.is_ended = True
+    def _beginning(self, count: int) -> bytes:
+        with file_errors(self._state.path), self._state.path.open("rb") as file:
+            return file.read(count)
 
-    def take(self, max_records: int) -> TopicBatch:
-        """Return the next rows, at most so many. There must be rows."""
-        rows = self._rows[self._taken : self._taken + max_records]
-        self._taken += len(rows)
-        offsets = range(self.next_offset, self.next_offset + len(rows))
-        self.next_offset = offsets.stop
+    def _batch(self, records: Batch, offsets: range, timestamps_ms: list[int]) -> TopicBatch:
         return TopicBatch(
-            partition=self.number,
-            values=TableValues(rows),
-            offsets=offsets,
-            timestamps_ms=[self._state.mtime_ms] * len(rows),
+            partition=self.number, values=TableValues(records), offsets=offsets, timestamps_ms=timestamps_ms
         )
 
     def lag(self) -> int | None:

@@ -46,7 +46,15 @@ from streamiter_files.options import (
     not_found,
     parse_file_url,
 )
-from streamiter_files.reader import FileLayout, FilePartition, FilesReader, bounds, count_records, known_identities
+from streamiter_files.reader import (
+    FileLayout,
+    FilePartition,
+    FilesReader,
+    LinesPartition,
+    bounds,
+    count_records,
+    known_identities,
+)
 from streamiter_files.sparse_format import Dummy, Libsvm
 from streamiter_files.table_format import Table, TablePartition, TableWriter, check_installed, count_rows
 from streamiter_files.writer import AppendFile, FilesWriter, is_whole_json, torn_path
@@ -232,7 +240,7 @@ class FileSet:
         except TopicNotFound:
             return []
 
-    def partitions(self, request: ReadRequest) -> list[FilePartition | TablePartition]:
+    def partitions(self, request: ReadRequest) -> list[FilePartition]:
         """Return the partitions of a reader's share."""
         files = self._files()
         layout = self.layout(files)
@@ -240,9 +248,7 @@ class FileSet:
         share = partitions_of(request, len(files))
         return [self._partition(number, files[number], layout, request) for number in share]
 
-    def _partition(
-        self, number: int, path: Path, layout: FileLayout, request: ReadRequest
-    ) -> FilePartition | TablePartition:
+    def _partition(self, number: int, path: Path, layout: FileLayout, request: ReadRequest) -> FilePartition:
         state = file_state(path)
         start, stop = bounds(request, number, state.mtime_ms, topic=self._name)
         _check_identity(request, number, path, start)
@@ -250,7 +256,7 @@ class FileSet:
             identity = file_identity(path, is_table=True)
             columns = layout.options.columns
             return TablePartition(number, state, layout.format, columns, start=start, stop=stop, identity=identity)
-        return FilePartition(number, state, layout, start=start, stop=stop, identity=file_identity(path))
+        return LinesPartition(number, state, layout, start=start, stop=stop, identity=file_identity(path))
 
     def table_writer(self) -> TableWriter | None:
         """Return the writer of tables; None for lines."""
@@ -362,7 +368,7 @@ def _header_line(columns: tuple[str, ...], delimiter: str) -> bytes:
 
 def _check_header(path: Path, layout: FileLayout) -> None:
     """Read the first chunk, which raises if the header of the file is not the expected one."""
-    partition = FilePartition(0, file_state(path), layout)
+    partition = LinesPartition(0, file_state(path), layout)
     try:
         partition.fill()
     finally:

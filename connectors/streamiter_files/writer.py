@@ -22,7 +22,7 @@ import orjson
 
 from streamiter.errors import RecordTooLarge, TopicError, TopicNotFound
 from streamiter.topics.connecting import check_outgoing, closed_error, spread
-from streamiter.topics.topic import Headers, OutgoingBatch, TopicWriter
+from streamiter.topics.topic import OutgoingBatch, TopicWriter
 from streamiter.values.helpers.closing import close_now, closed_after
 from streamiter.values.helpers.files import locked, sync_folder
 from streamiter_files.chunks import (
@@ -72,16 +72,12 @@ class FilesWriter(TopicWriter):
         if self._is_closed:
             raise closed_error("writer", self._topic)
         check_outgoing(batch, topic=self._topic, partitions=len(self._files))
-        if batch.headers is not None:
-            self._check_headers(batch.headers)
-        check_lines(batch.values, self._comment, topic=self._topic)
-
-    def _check_headers(self, headers: Sequence[Headers]) -> None:
-        if any(headers):
+        if any(batch.headers or ()):
             raise TopicError(
                 f"topic {self._topic!r}: expected records without headers, which lines cannot hold; put the "
                 "headers into the values, or write to a topic that has headers (kafka://, sqlite://)"
             )
+        check_lines(batch.values, self._comment, topic=self._topic)
 
     def _gather(self, batch: OutgoingBatch) -> None:
         for partition, part in spread(batch, len(self._files), unkeyed=self._turn):

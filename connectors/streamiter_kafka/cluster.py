@@ -157,13 +157,9 @@ class BrokerConnections:
             return await self.request(self._controller, request)
         return await self.request_any(request)
 
-    async def find_brokers(self) -> None:
-        """Ask for the brokers of the cluster."""
-        self._remember_brokers(await self.request_any(MetadataRequest([], allow_auto_topic_creation=False)))
-
     async def find_coordinator(self, name: str, kind: CoordinatorKind, subject: str) -> int:
         """Return the broker that coordinates a group or a transactional id."""
-        await self.find_brokers()
+        self._remember_brokers(await self.request_any(MetadataRequest([], allow_auto_topic_creation=False)))
         response = await self.request_any(FindCoordinatorRequest(name, kind.value))
         check_code(response.error_code, subject)
         return int(response.coordinator_id)

@@ -21,13 +21,12 @@ from streamiter.topics.connecting import check_outgoing
 from streamiter.topics.topic import Headers, OutgoingBatch, SizeLimit, longest
 from streamiter_kafka.cluster import NO_LEADER
 from streamiter_kafka.trouble import BrokerTrouble, Code, error_of_code
-from streamiter_kafka.wire import RecordBatchBuilder
+from streamiter_kafka.wire import RecordBatchBuilder, murmur2
 
 # From org.apache.kafka.common.utils.Utils.murmur2.
 _SEED: Final = 0x9747B28C
 _M: Final = 0x5BD1E995
 _R: Final = 24
-_32_BITS: Final = 0xFFFFFFFF
 _POSITIVE: Final = 0x7FFFFFFF
 
 # For fewer keys, arranging them for numpy takes longer than hashing them one by one.
@@ -50,24 +49,6 @@ def partitions_of_keys(keys: Sequence[bytes], partitions: int) -> list[int]:
     positive = (hashes & np.uint32(_POSITIVE)) % np.uint32(partitions)
     result: list[int] = positive.tolist()
     return result
-
-
-def murmur2(key: bytes) -> int:
-    """Return the MurmurHash2 of ``key`` as an unsigned number of 32 bits.
-
-    >>> murmur2(b"21") - 2**32
-    -973932308
-    """
-    value = _SEED ^ len(key)
-    whole = len(key) - len(key) % 4
-    for start in range(0, whole, 4):
-        word = int.from_bytes(key[start : start + 4], "little") * _M & _32_BITS
-        word = (word ^ word >> _R) * _M & _32_BITS
-        value = (value * _M & _32_BITS) ^ word
-    if whole < len(key):
-        value = (value ^ int.from_bytes(key[whole:], "little")) * _M & _32_BITS
-    value = (value ^ value >> 13) * _M & _32_BITS
-    return value ^ value >> 15
 
 
 def _murmur2_of_many(keys: Sequence[bytes]) -> Words:

@@ -60,9 +60,7 @@ async def open_reader(cluster: BrokerConnections, topic: str, request: ReadReque
     share = partitions_of(request, len(leaders))
     identities = await cluster.persist(lambda: finder.identities(share))
     partitions = await cluster.persist(lambda: _first_partitions(finder, topic, subject, request, share, identities))
-    reader = KafkaReader(cluster, topic, subject, request, finder, identities)
-    reader.start(partitions, len(leaders))
-    return reader
+    return KafkaReader(cluster, topic, subject, request, finder, identities, partitions, len(leaders))
 
 
 async def _first_partitions(
@@ -104,6 +102,8 @@ class KafkaReader(TopicReader):
         request: ReadRequest,
         finder: OffsetFinder,
         identities: Mapping[int, str],
+        partitions: list[ReadPartition],
+        partition_count: int,
     ) -> None:
         self._cluster = cluster
         self._topic = topic
@@ -114,8 +114,8 @@ class KafkaReader(TopicReader):
         self._identities = identities
         self._patience = cluster.patience(subject)
         # In the order of their turns: a partition whose records were returned goes behind the others.
-        self._partitions: dict[int, ReadPartition] = {}
-        self._partition_count = 0
+        self._partitions = {partition.number: partition for partition in partitions}
+        self._partition_count = partition_count
         self._asked_s: dict[int, float] = {}
         """The partitions that a broker was asked for, and when it was first asked; an answer removes them."""
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -124,10 +124,6 @@ class KafkaReader(TopicReader):
         self._failure: StreamiterError | None = None
         self._is_closed = False
         self._is_compiled = False
-
-    def start(self, partitions: list[ReadPartition], partition_count: int) -> None:
-        self._partitions = {partition.number: partition for partition in partitions}
-        self._partition_count = partition_count
         if self._request.stop is None:
             self._run("refresh", self._look_for_partitions)
         self._fetch_from_leaders()

@@ -29,7 +29,7 @@ from streamiter_kafka.cluster import NO_LEADER, BrokerConnections, CoordinatorKi
 from streamiter_kafka.options import KafkaAddress, KafkaOptions
 from streamiter_kafka.reader import open_reader
 from streamiter_kafka.transactions import offsets_of, open_transactions
-from streamiter_kafka.trouble import BrokerTrouble, Code, TopicMissing, check_code, code_name
+from streamiter_kafka.trouble import BrokerTrouble, Code, TopicMissing, check_code
 from streamiter_kafka.wire import (
     CreatePartitionsRequest,
     CreateTopicsRequest,
@@ -142,20 +142,49 @@ class KafkaTopic(Topic):
     async def committed_positions(self, group: str) -> GroupPositions | None:
         """Return the offsets of the consumer group ``group``."""
         async with self._cluster() as cluster:
-            return await group_offsets(cluster, group, self.name)
+            partitions = await cluster.require(self.name)
+            return await cluster.persist(lambda: _group_offsets(cluster, group, self.name, partitions))
 
     async def report_positions(self, group: str, positions: Mapping[int, int]) -> None:
-        """Commit ``positions`` as the offsets of the consumer group ``group``, outside any transaction."""
+        """Commit ``positions`` as the offsets of the consumer group ``group``, outside any transaction.
+
+        Tools show the lag of the group from them. Raises ``TopicError`` while consumers are in the group, since the
+        offsets are theirs.
+        """
+        if not positions:
+            return
         async with self._cluster() as cluster:
-            await commit_group_offsets(cluster, group, self.name, positions)
+            await cluster.persist(lambda: _commit_offsets(cluster, group, self.name, positions), briefly=True)
 
     async def create(self, *, partitions: int = 1, settings: Mapping[str, str] | None = None) -> None:
+        """Create the topic, or the partitions that it lacks; return when all of them can be read and written.
+
+        ``settings`` are those of Kafka, and ``replication.factor``.
+        """
+        check_partition_count(self.name, partitions)
+        kafka_settings = dict(settings or {})
+        replicas = str(kafka_settings.pop(_REPLICATION, _BROKER_DEFAULT))
+        if not re.fullmatch(r"-1|[0-9]{1,4}", replicas):
+            raise ConfigurationError(
+                f"topic {self.name!r}: expected {_REPLICATION} as a whole number of brokers, given {replicas!r}"
+            )
         async with self._cluster() as cluster:
-            await create_topic(cluster, self.name, partitions, settings or {})
+            await cluster.persist(lambda: _create(cluster, self.name, partitions, int(replicas), kafka_settings))
+            await cluster.persist(lambda: _add_partitions(cluster, self.name, partitions))
+            await cluster.persist(lambda: _check_usable(cluster, self.name, partitions))
 
     async def describe(self) -> TopicDescription:
+        """Return the offsets of each partition, and the settings; none without the right to see them."""
         async with self._cluster() as cluster:
-            return await describe_topic(cluster, self.name)
+            leaders = await cluster.require(self.name)
+            finder = OffsetFinder(cluster, self.name, f"topic {self.name!r}")
+            ends = await cluster.persist(lambda: finder.ends(leaders))
+            return TopicDescription(
+                self.name,
+                {number: (each.earliest, each.end) for number, each in ends.items()},
+                await shown_settings(cluster, self.name),
+                await cluster.persist(lambda: finder.identities(leaders)),
+            )
 
     async def size_limit(self) -> SizeLimit:
         async with self._cluster() as cluster:
@@ -164,8 +193,11 @@ class KafkaTopic(Topic):
         return packing.size_limit()
 
     async def delete(self) -> None:
+        """Delete the topic; return when the cluster does not know it any more."""
         async with self._cluster() as cluster:
-            await delete_topic(cluster, self.name)
+            await cluster.require(self.name)
+            await cluster.persist(lambda: _delete(cluster, self.name))
+            await cluster.persist(lambda: _check_deleted(cluster, self.name))
 
     def _cluster(self) -> BrokerConnections:
         return BrokerConnections(self._address.servers, self.options, f"topic {self.name!r}")
@@ -189,28 +221,12 @@ _REFUSALS: Final = frozenset(
 )
 
 
-async def create_topic(cluster: BrokerConnections, topic: str, partitions: int, settings: Mapping[str, str]) -> None:
-    """Create a topic, or add the partitions that it lacks; return when all its partitions can be read and written.
-
-    ``settings`` are those of Kafka, and ``replication.factor``.
-    """
-    check_partition_count(topic, partitions)
-    replicas = settings.get(_REPLICATION, str(_BROKER_DEFAULT))
-    if not re.fullmatch(r"-1|[0-9]{1,4}", str(replicas)):
-        raise ConfigurationError(
-            f"topic {topic!r}: expected {_REPLICATION} as a whole number of brokers, given {replicas!r}"
-        )
-    await cluster.persist(lambda: _create(cluster, topic, partitions, int(replicas), settings))
-    await cluster.persist(lambda: _add_partitions(cluster, topic, partitions))
-    await cluster.persist(lambda: _check_usable(cluster, topic, partitions))
-
-
 async def _create(
     cluster: BrokerConnections, topic: str, partitions: int, replicas: int, settings: Mapping[str, str]
 ) -> None:
-    kafka_settings = [(name, str(value)) for name, value in settings.items() if name != _REPLICATION]
+    as_texts = [(name, str(value)) for name, value in settings.items()]
     request = CreateTopicsRequest(
-        create_topic_requests=[(topic, partitions, replicas, [], kafka_settings)],
+        create_topic_requests=[(topic, partitions, replicas, [], as_texts)],
         timeout=cluster.options.request_timeout_ms,
         validate_only=False,
     )
@@ -251,28 +267,8 @@ async def _leaders(cluster: BrokerConnections, topic: str) -> Mapping[int, int]:
 
 def _check_refusal(code: int, subject: str, detail: str | None) -> None:
     if code in _REFUSALS:
-        raise ConfigurationError(f"{subject}: the broker refused the request: {detail or code_name(code)}")
+        raise ConfigurationError(f"{subject}: the broker refused the request: {detail or Code(code).name}")
     check_code(code, subject, detail)
-
-
-async def describe_topic(cluster: BrokerConnections, topic: str) -> TopicDescription:
-    """Return the offsets of each partition, and the settings; none without the right to see them."""
-    leaders = await cluster.require(topic)
-    finder = OffsetFinder(cluster, topic, f"topic {topic!r}")
-    ends = await cluster.persist(lambda: finder.ends(leaders))
-    return TopicDescription(
-        topic,
-        {number: (each.earliest, each.end) for number, each in ends.items()},
-        await shown_settings(cluster, topic),
-        await cluster.persist(lambda: finder.identities(leaders)),
-    )
-
-
-async def delete_topic(cluster: BrokerConnections, topic: str) -> None:
-    """Delete a topic; return when the cluster does not know it any more."""
-    await cluster.require(topic)
-    await cluster.persist(lambda: _delete(cluster, topic))
-    await cluster.persist(lambda: _check_deleted(cluster, topic))
 
 
 async def _delete(cluster: BrokerConnections, topic: str) -> None:
@@ -302,27 +298,10 @@ _DEFAULT_RETENTION: Final = -1
 _NO_METADATA: Final = ""
 
 
-async def commit_group_offsets(
-    cluster: BrokerConnections, group: str, topic: str, positions: Mapping[int, int]
-) -> None:
-    """Store ``positions``, the next offset by partition, as the offsets of a consumer group.
-
-    Tools show the lag of the group from them. Raises ``TopicError`` while consumers are in the group, since the offsets
-    are theirs.
-    """
-    if positions:
-        await cluster.persist(lambda: _commit_offsets(cluster, group, topic, positions), briefly=True)
-
-
-async def group_offsets(cluster: BrokerConnections, group: str, topic: str) -> GroupPositions | None:
-    """Return the offsets that a consumer group has in a topic, with the run in their metadata; None without any."""
-    partitions = await cluster.require(topic)
-    return await cluster.persist(lambda: _group_offsets(cluster, group, topic, partitions))
-
-
 async def _group_offsets(
     cluster: BrokerConnections, group: str, topic: str, partitions: Iterable[int]
 ) -> GroupPositions | None:
+    """Return the offsets that a consumer group has in a topic, with the run in their metadata; None without any."""
     subject = offsets_of(group, topic, cluster)
     node = await cluster.find_coordinator(group, CoordinatorKind.GROUP, subject)
     response = await cluster.request(node, GroupOffsetsRequest(group, topic, partitions))

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Iterable
-from typing import Final, TypeVar
+import functools
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Concatenate, Final, ParamSpec, TypeVar
 
 from streamiter.errors import ConfigurationError, ProducerFenced, StreamiterError, TopicError, TransactionExpired
 from streamiter.topics.connecting import TransactionState
@@ -21,7 +22,7 @@ from streamiter.topics.topic import GroupPositions, OutgoingBatch, Topic, Transa
 from streamiter.values.helpers.closing import closed_after
 from streamiter_kafka.cluster import BRIEFLY_S, BrokerConnections, CoordinatorKind
 from streamiter_kafka.packing import Packing, PartitionKey, ProducerIdentity, loss_of_id
-from streamiter_kafka.trouble import BrokerTrouble, Code, check_code, code_name, log, persist
+from streamiter_kafka.trouble import BrokerTrouble, Code, check_code, log, persist
 from streamiter_kafka.wire import (
     AddOffsetsToTxnRequest,
     AddPartitionsToTxnRequest,
@@ -38,6 +39,7 @@ from streamiter_kafka.wire import (
 from streamiter_kafka.writer import Sender, open_packing
 
 T = TypeVar("T")
+Parameters = ParamSpec("Parameters")
 
 _MOVED: Final = frozenset({Code.NOT_COORDINATOR, Code.COORDINATOR_NOT_AVAILABLE})
 # A broker writes the markers of a transaction within a few milliseconds of its end. Until then it tells the client to
@@ -61,6 +63,27 @@ class TransactionStillEnding(BrokerTrouble):
     """The broker is still ending the transaction before."""
 
 
+def _settled(
+    attempt: Callable[Concatenate[Coordinator, Parameters], Awaitable[T]],
+) -> Callable[Concatenate[Coordinator, Parameters], Awaitable[T]]:
+    """Repeat the calls of a method until the transaction before has ended."""
+
+    @functools.wraps(attempt)
+    async def until_settled(self: Coordinator, /, *args: Parameters.args, **kwargs: Parameters.kwargs) -> T:
+        clock = self._cluster.clock
+        wait_s, give_up_s = _FIRST_WAIT_S, clock.monotonic_s() + _USUAL_END_S
+        while True:
+            try:
+                return await attempt(self, *args, **kwargs)
+            except TransactionStillEnding:
+                if clock.monotonic_s() > give_up_s:
+                    raise
+            await clock.sleep(wait_s)
+            wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
+
+    return until_settled
+
+
 class Coordinator:
     """Asks the coordinator of one transactional id, and finds it again when it has moved.
 
@@ -72,7 +95,6 @@ class Coordinator:
         self._cluster = cluster
         self._id = transactional_id
         self.timeout_s = timeout_s
-        self._clock = cluster.clock
         self._node: int | None = None
         self.subject = f"transactions {transactional_id!r} at {cluster.address}"
         self.has_lost_request = False
@@ -80,10 +102,22 @@ class Coordinator:
         self._last_end: tuple[ProducerIdentity, bool] | None = None
         """The producer of the last end, and whether it was a commit."""
 
+    @_settled
     async def take_over(self) -> ProducerIdentity:
         """Fence the owner of the id, abort its open transaction, and return the new identity."""
-        return await self._settled(self._take_over)
+        features = finalized_features(await self._cluster.request_any(FeaturesRequest()))
+        response = await self._request(InitProducerIdRequest(self._id, self._timeout_ms))
+        if response.error_code == Code.INVALID_TRANSACTION_TIMEOUT:
+            raise ConfigurationError(
+                f"{self.subject}: the broker does not take a timeout of {self.timeout_s:g} s; expected at "
+                "most its transaction.max.timeout.ms"
+            )
+        # The epoch of the id may change meanwhile if a third writer takes over at the same time.
+        self._check(response.error_code, ProducerIdentity(transactional_id=self._id))
+        has_version_2 = features.get("transaction.version", 0) >= _VERSION_2
+        return ProducerIdentity(response.producer_id, response.producer_epoch, self._id, has_version_2)
 
+    @_settled
     async def renew(self, producer: ProducerIdentity) -> ProducerIdentity:
         """Return an identity with a new epoch, which earlier requests of version 1 do not have.
 
@@ -93,9 +127,11 @@ class Coordinator:
         replaced between ``end`` and this call, or while this call is repeated, also ends the newer writer, which must
         then be restarted. Neither of them loses or duplicates records.
         """
-        renewed = await self._settled(lambda: self._renew(producer))
+        request = RenewProducerRequest(self._id, self._timeout_ms, producer.number, producer.epoch)
+        response = await self._request(request)
+        self._check(response.error_code, producer)
         self.has_lost_request = False
-        return renewed
+        return ProducerIdentity(response.producer_id, response.producer_epoch, self._id)
 
     def expired(self) -> TransactionExpired:
         """Return the error for a transaction that was open for so long that the broker must have aborted it."""
@@ -105,16 +141,24 @@ class Coordinator:
             "transactions, unless a newer writer has taken over since"
         )
 
-    async def enlist(self, producer: ProducerIdentity, partitions: Iterable[PartitionKey]) -> None:
+    @_settled
+    async def enlist(self, producer: ProducerIdentity, partitions: Sequence[PartitionKey]) -> None:
         """Make partitions part of the open transaction."""
         by_topic: dict[str, list[int]] = {}
         for topic, number in partitions:
             by_topic.setdefault(topic, []).append(number)
-        await self._settled(lambda: self._enlist(producer, list(by_topic.items())))
+        request = AddPartitionsToTxnRequest(self._id, producer.number, producer.epoch, list(by_topic.items()))
+        response = await self._request(request)
+        codes = [code for _topic, answers in response.errors for _number, code in answers]
+        for code in codes:
+            if code != Code.OPERATION_NOT_ATTEMPTED:  # the code of another partition is the reason
+                self._check(code, producer)
 
+    @_settled
     async def enlist_group(self, producer: ProducerIdentity, group: str) -> None:
         """Make the offsets of a consumer group part of the open transaction."""
-        await self._settled(lambda: self._enlist_group(producer, group))
+        request = AddOffsetsToTxnRequest(self._id, producer.number, producer.epoch, group)
+        self._check((await self._request(request)).error_code, producer)
 
     async def store_offsets(
         self, producer: ProducerIdentity, group: str, topic: str, positions: GroupPositions
@@ -139,11 +183,11 @@ class Coordinator:
     async def end(self, producer: ProducerIdentity, *, commit: bool, is_empty: bool) -> ProducerIdentity:
         """Commit or abort, and return the next identity; if there is nothing to end, only find out who owns the id."""
         if not is_empty:
-            return await self._settled(lambda: self._end(producer, commit, is_empty=False))
+            return await self._end(producer, commit, is_empty=False)
         if producer.has_version_2 and self._last_end is not None:
             # Changes nothing, also if it arrives late: it has the epoch before.
-            return await self._repeat_end(self._last_end)
-        return await self._settled(lambda: self._end(producer, commit=False, is_empty=True))
+            return await self._end(*self._last_end, is_empty=False)
+        return await self._end(producer, commit=False, is_empty=True)
 
     async def wait_until_visible(self, producer: ProducerIdentity) -> ProducerIdentity:
         """Wait until the partitions have the last end, and return the next identity, which ``producer`` is by then.
@@ -154,47 +198,14 @@ class Coordinator:
         # A newer owner gets the id only after this transaction has ended.
         with contextlib.suppress(ProducerFenced):
             if self._last_end is not None:
-                return await self._repeat_end(self._last_end)
+                return await self._end(*self._last_end, is_empty=False)
         return producer
-
-    async def _repeat_end(self, last: tuple[ProducerIdentity, bool]) -> ProducerIdentity:
-        return await self._settled(lambda: self._end(*last, is_empty=False))
 
     @property
     def _timeout_ms(self) -> int:
         return int(1000 * self.timeout_s)
 
-    async def _take_over(self) -> ProducerIdentity:
-        features = finalized_features(await self._cluster.request_any(FeaturesRequest()))
-        response = await self._request(InitProducerIdRequest(self._id, self._timeout_ms))
-        if response.error_code == Code.INVALID_TRANSACTION_TIMEOUT:
-            raise ConfigurationError(
-                f"{self.subject}: the broker does not take a timeout of {self.timeout_s:g} s; expected at "
-                "most its transaction.max.timeout.ms"
-            )
-        # The epoch of the id may change meanwhile if a third writer takes over at the same time.
-        self._check(response.error_code, ProducerIdentity(transactional_id=self._id))
-        has_version_2 = features.get("transaction.version", 0) >= _VERSION_2
-        return ProducerIdentity(response.producer_id, response.producer_epoch, self._id, has_version_2)
-
-    async def _renew(self, producer: ProducerIdentity) -> ProducerIdentity:
-        request = RenewProducerRequest(self._id, self._timeout_ms, producer.number, producer.epoch)
-        response = await self._request(request)
-        self._check(response.error_code, producer)
-        return ProducerIdentity(response.producer_id, response.producer_epoch, self._id)
-
-    async def _enlist(self, producer: ProducerIdentity, topics: list[tuple[str, list[int]]]) -> None:
-        request = AddPartitionsToTxnRequest(self._id, producer.number, producer.epoch, topics)
-        response = await self._request(request)
-        codes = [code for _topic, answers in response.errors for _number, code in answers]
-        for code in codes:
-            if code != Code.OPERATION_NOT_ATTEMPTED:  # the code of another partition is the reason
-                self._check(code, producer)
-
-    async def _enlist_group(self, producer: ProducerIdentity, group: str) -> None:
-        request = AddOffsetsToTxnRequest(self._id, producer.number, producer.epoch, group)
-        self._check((await self._request(request)).error_code, producer)
-
+    @_settled
     async def _end(self, producer: ProducerIdentity, commit: bool, is_empty: bool) -> ProducerIdentity:
         request_type = EndTxnRequestV2 if producer.has_version_2 else EndTxnRequest
         try:
@@ -207,7 +218,7 @@ class Coordinator:
             # A broker that paused in the middle of the request answers so. The end may have happened or not; requesting
             # the same end again is safe.
             self.has_lost_request = True
-            raise BrokerTrouble(f"{self.subject}: the broker answered {code_name(code)}", code)
+            raise BrokerTrouble(f"{self.subject}: the broker answered {Code(code).name}", code)
         if code == Code.INVALID_TXN_STATE:
             if is_empty:
                 return producer
@@ -239,22 +250,10 @@ class Coordinator:
         if code in _MOVED:
             self._node = None
         if code == Code.CONCURRENT_TRANSACTIONS:
-            raise TransactionStillEnding(f"{self.subject}: the broker answered {code_name(code)}", code)
+            raise TransactionStillEnding(f"{self.subject}: the broker answered {Code(code).name}", code)
         if lost := loss_of_id(code, producer, self.subject):
             raise lost
         check_code(code, self.subject)
-
-    async def _settled(self, attempt: Callable[[], Awaitable[T]]) -> T:
-        """Return the result of ``attempt``, repeated until the transaction before has ended."""
-        wait_s, give_up_s = _FIRST_WAIT_S, self._clock.monotonic_s() + _USUAL_END_S
-        while True:
-            try:
-                return await attempt()
-            except TransactionStillEnding:
-                if self._clock.monotonic_s() > give_up_s:
-                    raise
-            await self._clock.sleep(wait_s)
-            wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
 
 
 async def open_transactions(

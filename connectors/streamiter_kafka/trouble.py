@@ -18,38 +18,67 @@ from streamiter.values.helpers.clock import Clock, SystemClock
 from streamiter.values.helpers.files import advice_for
 
 
+class _Then(enum.Enum):
+    """What follows an error."""
+
+    GIVE_UP = enum.auto()
+    TRY_AGAIN = enum.auto()
+    """The same request may soon succeed, at this broker or at another."""
+    ASK_FOR_THE_RIGHT = enum.auto()
+
+
 class Code(enum.IntEnum):
-    """Error codes, by the names of the protocol's documentation."""
+    """Error codes, by the names of the protocol's documentation, and what a client can do then.
+
+    >>> Code(3).name, Code(12345).name
+    ('UNKNOWN_TOPIC_OR_PARTITION', 'error code 12345')
+    """
+
+    then: _Then
+
+    def __new__(cls, number: int, then: _Then = _Then.GIVE_UP) -> Code:
+        code = int.__new__(cls, number)
+        code._value_, code.then = number, then
+        return code
+
+    @classmethod
+    def _missing_(cls, value: object) -> Code | None:
+        if not isinstance(value, int):
+            return None
+        unknown = int.__new__(cls, value)
+        unknown._value_, unknown._name_, unknown.then = value, f"error code {value}", _Then.GIVE_UP
+        return unknown
 
     UNKNOWN_SERVER_ERROR = -1
     NONE = 0
     OFFSET_OUT_OF_RANGE = 1
-    UNKNOWN_TOPIC_OR_PARTITION = 3
-    LEADER_NOT_AVAILABLE = 5
-    NOT_LEADER_OR_FOLLOWER = 6
-    REQUEST_TIMED_OUT = 7
-    BROKER_NOT_AVAILABLE = 8
-    REPLICA_NOT_AVAILABLE = 9
+    # Also while a new topic spreads; a missing topic is detected elsewhere.
+    UNKNOWN_TOPIC_OR_PARTITION = 3, _Then.TRY_AGAIN
+    LEADER_NOT_AVAILABLE = 5, _Then.TRY_AGAIN
+    NOT_LEADER_OR_FOLLOWER = 6, _Then.TRY_AGAIN
+    REQUEST_TIMED_OUT = 7, _Then.TRY_AGAIN
+    BROKER_NOT_AVAILABLE = 8, _Then.TRY_AGAIN
+    REPLICA_NOT_AVAILABLE = 9, _Then.TRY_AGAIN
     MESSAGE_TOO_LARGE = 10
-    NETWORK_EXCEPTION = 13
-    COORDINATOR_LOAD_IN_PROGRESS = 14
-    COORDINATOR_NOT_AVAILABLE = 15
-    NOT_COORDINATOR = 16
+    NETWORK_EXCEPTION = 13, _Then.TRY_AGAIN
+    COORDINATOR_LOAD_IN_PROGRESS = 14, _Then.TRY_AGAIN
+    COORDINATOR_NOT_AVAILABLE = 15, _Then.TRY_AGAIN
+    NOT_COORDINATOR = 16, _Then.TRY_AGAIN
     INVALID_TOPIC_EXCEPTION = 17
     RECORD_LIST_TOO_LARGE = 18
-    NOT_ENOUGH_REPLICAS = 19
-    NOT_ENOUGH_REPLICAS_AFTER_APPEND = 20
+    NOT_ENOUGH_REPLICAS = 19, _Then.TRY_AGAIN
+    NOT_ENOUGH_REPLICAS_AFTER_APPEND = 20, _Then.TRY_AGAIN
     INVALID_GROUP_ID = 24
     UNKNOWN_MEMBER_ID = 25
-    TOPIC_AUTHORIZATION_FAILED = 29
-    GROUP_AUTHORIZATION_FAILED = 30
-    CLUSTER_AUTHORIZATION_FAILED = 31
+    TOPIC_AUTHORIZATION_FAILED = 29, _Then.ASK_FOR_THE_RIGHT
+    GROUP_AUTHORIZATION_FAILED = 30, _Then.ASK_FOR_THE_RIGHT
+    CLUSTER_AUTHORIZATION_FAILED = 31, _Then.ASK_FOR_THE_RIGHT
     UNSUPPORTED_VERSION = 35
     TOPIC_ALREADY_EXISTS = 36
     INVALID_PARTITIONS = 37
     INVALID_REPLICATION_FACTOR = 38
     INVALID_CONFIG = 40
-    NOT_CONTROLLER = 41
+    NOT_CONTROLLER = 41, _Then.TRY_AGAIN
     POLICY_VIOLATION = 44
     OUT_OF_ORDER_SEQUENCE_NUMBER = 45
     DUPLICATE_SEQUENCE_NUMBER = 46
@@ -57,63 +86,21 @@ class Code(enum.IntEnum):
     INVALID_TXN_STATE = 48
     INVALID_PRODUCER_ID_MAPPING = 49
     INVALID_TRANSACTION_TIMEOUT = 50
-    CONCURRENT_TRANSACTIONS = 51
-    TRANSACTIONAL_ID_AUTHORIZATION_FAILED = 53
+    CONCURRENT_TRANSACTIONS = 51, _Then.TRY_AGAIN  # until the end of the transaction before is written
+    TRANSACTIONAL_ID_AUTHORIZATION_FAILED = 53, _Then.ASK_FOR_THE_RIGHT
     OPERATION_NOT_ATTEMPTED = 55
-    KAFKA_STORAGE_ERROR = 56
+    KAFKA_STORAGE_ERROR = 56, _Then.TRY_AGAIN
     TOPIC_DELETION_DISABLED = 73
-    FENCED_LEADER_EPOCH = 74
-    UNKNOWN_LEADER_EPOCH = 75
-    OFFSET_NOT_AVAILABLE = 78
+    FENCED_LEADER_EPOCH = 74, _Then.TRY_AGAIN
+    UNKNOWN_LEADER_EPOCH = 75, _Then.TRY_AGAIN
+    OFFSET_NOT_AVAILABLE = 78, _Then.TRY_AGAIN
     INVALID_RECORD = 87
-    UNSTABLE_OFFSET_COMMIT = 88
-    THROTTLING_QUOTA_EXCEEDED = 89
+    UNSTABLE_OFFSET_COMMIT = 88, _Then.TRY_AGAIN  # until an open transaction that changes the offset has ended
+    THROTTLING_QUOTA_EXCEEDED = 89, _Then.TRY_AGAIN
     PRODUCER_FENCED = 90
-    UNKNOWN_TOPIC_ID = 100
-    INCONSISTENT_TOPIC_ID = 103
+    UNKNOWN_TOPIC_ID = 100, _Then.TRY_AGAIN  # another topic of the name is detected elsewhere
+    INCONSISTENT_TOPIC_ID = 103, _Then.TRY_AGAIN
     TRANSACTION_ABORTABLE = 120
-
-
-PASSING: Final = frozenset(
-    {
-        Code.UNKNOWN_TOPIC_OR_PARTITION,  # also while a new topic spreads; a missing topic is detected elsewhere
-        Code.LEADER_NOT_AVAILABLE,
-        Code.NOT_LEADER_OR_FOLLOWER,
-        Code.REQUEST_TIMED_OUT,
-        Code.BROKER_NOT_AVAILABLE,
-        Code.REPLICA_NOT_AVAILABLE,
-        Code.NETWORK_EXCEPTION,
-        Code.COORDINATOR_LOAD_IN_PROGRESS,
-        Code.COORDINATOR_NOT_AVAILABLE,
-        Code.NOT_COORDINATOR,
-        Code.NOT_ENOUGH_REPLICAS,
-        Code.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
-        Code.NOT_CONTROLLER,
-        Code.CONCURRENT_TRANSACTIONS,  # until the end of the transaction before is written
-        Code.KAFKA_STORAGE_ERROR,
-        Code.FENCED_LEADER_EPOCH,
-        Code.UNKNOWN_LEADER_EPOCH,
-        Code.OFFSET_NOT_AVAILABLE,
-        Code.UNSTABLE_OFFSET_COMMIT,  # until an open transaction that changes the offset has ended
-        Code.THROTTLING_QUOTA_EXCEEDED,
-        # As for an unknown topic; another topic of the same name is detected elsewhere, too.
-        Code.UNKNOWN_TOPIC_ID,
-        Code.INCONSISTENT_TOPIC_ID,
-    }
-)
-"""The codes after which the same request may soon succeed, at this broker or at another."""
-
-
-def code_name(code: int) -> str:
-    """Return the name that the protocol gives an error code.
-
-    >>> code_name(3), code_name(12345)
-    ('UNKNOWN_TOPIC_OR_PARTITION', 'error code 12345')
-    """
-    try:
-        return Code(code).name
-    except ValueError:
-        return f"error code {code}"
 
 
 T = TypeVar("T")
@@ -131,15 +118,6 @@ _LOG_AFTER_S: Final = 0.5
 # Every broker knows a new topic after some milliseconds; a deleted topic stays unknown.
 _MISSING_S: Final = 1.0
 
-_DENIED: Final = frozenset(
-    {
-        Code.TOPIC_AUTHORIZATION_FAILED,
-        Code.GROUP_AUTHORIZATION_FAILED,
-        Code.CLUSTER_AUTHORIZATION_FAILED,
-        Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
-    }
-)
-
 
 class BrokerTrouble(Exception):
     """One attempt failed, and the next may succeed. Callers of this package never see it."""
@@ -155,10 +133,11 @@ class TopicMissing(BrokerTrouble):
 
 def error_of_code(code: int, subject: str, detail: str | None = None) -> BrokerTrouble | StreamiterError:
     """Return the exception for an error code in an answer about ``subject``."""
-    said = f"{subject}: the broker answered {code_name(code)}" + (f" ({detail})" if detail else "")
-    if code in PASSING:
+    said = f"{subject}: the broker answered {Code(code).name}" + (f" ({detail})" if detail else "")
+    then = Code(code).then
+    if then is _Then.TRY_AGAIN:
         return BrokerTrouble(said, code)
-    if code in _DENIED:
+    if then is _Then.ASK_FOR_THE_RIGHT:
         return TopicDenied(f"{said}; ask for the right to do this, or use other credentials")
     return TopicError(said)
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from io import BytesIO
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple, Protocol
 from uuid import UUID
 
@@ -29,6 +30,7 @@ from aiokafka.errors import (  # type: ignore[import-untyped]
     UnsupportedCodecError,
     UnsupportedSaslMechanismError,
 )
+from aiokafka.partitioner import murmur2  # type: ignore[import-untyped]
 from aiokafka.protocol.admin import (  # type: ignore[import-untyped]
     ApiVersionRequest,
     CreatePartitionsRequest,
@@ -186,233 +188,55 @@ class Uuid:
         return str(value)
 
 
-# -- The fields of the requests and of their responses -----------------------------------------------------
-
-_TAGS: Final = ("tags", TaggedFields)
-_TEXT: Final = CompactString("utf-8")
-
-
-def _request_type(
-    api_key: int, version: int, *, request: Iterable[object], response: Iterable[object]
-) -> type[RequestStruct]:
-    """Return the class of a request with these fields. Each list of fields ends with tags, as KIP-482 demands."""
-    about = {"API_KEY": api_key, "API_VERSION": version}
-    answer = type("Response", (ResponseStruct,), {**about, "SCHEMA": Schema(*response, _TAGS)})
-    fields = {"FLEXIBLE_VERSION": True, "RESPONSE_TYPE": answer, "SCHEMA": Schema(*request, _TAGS)}
-    return type("Request", (RequestStruct,), {**about, **fields})
-
-
-def _list_of(name: str, *fields: object) -> tuple[str, CompactArray]:
-    """Return the field ``name``: a list of items, each with these fields."""
-    return name, CompactArray(*fields, _TAGS)
-
-
-_PRODUCER: Final = (("producer_id", Int64), ("producer_epoch", Int16))
-_NEW_PRODUCER: Final = (("throttle_time_ms", Int32), ("error_code", Int16), *_PRODUCER)
-
-_INIT_PRODUCER_ID: Final = _request_type(
-    InitProducerIdRequest.API_KEY,
-    3,
-    request=[("transactional_id", _TEXT), ("transaction_timeout_ms", Int32), *_PRODUCER],
-    response=_NEW_PRODUCER,
-)
-
-_METADATA: Final = _request_type(
-    MetadataRequest.API_KEY,
-    11,
-    request=[
-        _list_of("topics", ("topic_id", Uuid), ("name", _TEXT)),
-        ("allow_auto_topic_creation", Boolean),
-        ("include_topic_authorized_operations", Boolean),
-    ],
-    response=[
-        ("throttle_time_ms", Int32),
-        _list_of("brokers", ("node_id", Int32), ("host", _TEXT), ("port", Int32), ("rack", _TEXT)),
-        ("cluster_id", _TEXT),
-        ("controller_id", Int32),
-        _list_of(
-            "topics",
-            ("error_code", Int16),
-            ("name", _TEXT),
-            ("topic_id", Uuid),
-            ("is_internal", Boolean),
-            _list_of(
-                "partitions",
-                ("error_code", Int16),
-                ("partition", Int32),
-                ("leader", Int32),
-                ("leader_epoch", Int32),
-                ("replicas", CompactArray(Int32)),
-                ("isr", CompactArray(Int32)),
-                ("offline_replicas", CompactArray(Int32)),
-            ),
-            ("authorized_operations", Int32),
-        ),
-    ],
-)
-
-_FETCH: Final = _request_type(
-    FetchRequest.API_KEY,
-    13,
-    request=[
-        ("replica_id", Int32),
-        ("max_wait_ms", Int32),
-        ("min_bytes", Int32),
-        ("max_bytes", Int32),
-        ("isolation_level", Int8),
-        ("session_id", Int32),
-        ("session_epoch", Int32),
-        _list_of(
-            "topics",
-            ("topic_id", Uuid),
-            _list_of(
-                "partitions",
-                ("partition", Int32),
-                ("current_leader_epoch", Int32),
-                ("fetch_offset", Int64),
-                ("last_fetched_epoch", Int32),
-                ("log_start_offset", Int64),
-                ("max_bytes", Int32),
-            ),
-        ),
-        _list_of("forgotten_topics", ("topic_id", Uuid), ("partitions", CompactArray(Int32))),
-        ("rack_id", _TEXT),
-    ],
-    response=[
-        ("throttle_time_ms", Int32),
-        ("error_code", Int16),
-        ("session_id", Int32),
-        _list_of(
-            "topics",
-            ("topic_id", Uuid),
-            _list_of(
-                "partitions",
-                ("partition", Int32),
-                ("error_code", Int16),
-                ("high_watermark", Int64),
-                ("last_stable_offset", Int64),
-                ("log_start_offset", Int64),
-                _list_of("aborted_transactions", ("producer_id", Int64), ("first_offset", Int64)),
-                ("preferred_read_replica", Int32),
-                ("records", CompactBytes),
-            ),
-        ),
-    ],
+_TYPES: Final[Mapping[str, object]] = MappingProxyType(
+    {
+        "bool": Boolean,
+        "bytes": CompactBytes,
+        "int8": Int8,
+        "int16": Int16,
+        "int32": Int32,
+        "int64": Int64,
+        "int32s": CompactArray(Int32),
+        "text": CompactString("utf-8"),
+        "uuid": Uuid,
+    }
 )
 
 
-_GROUP_OFFSETS: Final = _request_type(
-    OffsetFetchRequest.API_KEY,
-    7,
-    request=[
-        ("group_id", _TEXT),
-        _list_of("topics", ("name", _TEXT), ("partitions", CompactArray(Int32))),
-        ("require_stable", Boolean),
-    ],
-    response=[
-        ("throttle_time_ms", Int32),
-        _list_of(
-            "topics",
-            ("name", _TEXT),
-            _list_of(
-                "partitions",
-                ("partition", Int32),
-                ("committed_offset", Int64),
-                ("committed_leader_epoch", Int32),
-                ("metadata", _TEXT),
-                ("error_code", Int16),
-            ),
-        ),
-        ("error_code", Int16),
-    ],
-)
+def _fields(words: Iterator[str]) -> list[tuple[str, object]]:
+    """Return the fields that the words name. Each list of fields ends with tags, as KIP-482 demands.
 
-_FEATURES: Final = _request_type(
-    ApiVersionRequest.API_KEY,
-    3,
-    request=[("client_software_name", _TEXT), ("client_software_version", _TEXT)],
-    response=[
-        ("error_code", Int16),
-        _list_of("api_versions", ("api_key", Int16), ("min_version", Int16), ("max_version", Int16)),
-        ("throttle_time_ms", Int32),
-    ],
-)
-# The one response whose header never has tags, so that a client of any age can read it.
-_FEATURES.parse_response_header = staticmethod(ResponseHeader_v0.decode)
-_FINALIZED_FEATURES_TAG: Final = 2
-_FINALIZED_FEATURES: Final = CompactArray(("name", _TEXT), ("max_level", Int16), ("min_level", Int16), _TAGS)
-
-_PRODUCE_V2: Final = _request_type(
-    ProduceRequest.API_KEY,
-    12,
-    request=[
-        ("transactional_id", _TEXT),
-        ("required_acks", Int16),
-        ("timeout", Int32),
-        _list_of("topics", ("name", _TEXT), _list_of("partitions", ("partition", Int32), ("records", CompactBytes))),
-    ],
-    response=[
-        _list_of(
-            "topics",
-            ("name", _TEXT),
-            _list_of(
-                "partitions",
-                ("partition", Int32),
-                ("error_code", Int16),
-                ("offset", Int64),
-                ("timestamp", Int64),
-                ("log_start_offset", Int64),
-                _list_of("record_errors", ("index", Int32), ("message", _TEXT)),
-                ("error_message", _TEXT),
-            ),
-        ),
-        ("throttle_time_ms", Int32),
-    ],
-)
-
-_END_TXN_V2: Final = _request_type(
-    EndTxnRequest.API_KEY,
-    5,
-    request=[("transactional_id", _TEXT), *_PRODUCER, ("transaction_result", Boolean)],
-    response=_NEW_PRODUCER,
-)
-
-_TXN_OFFSETS_V2: Final = _request_type(
-    TxnOffsetCommitRequest.API_KEY,
-    5,
-    request=[
-        ("transactional_id", _TEXT),
-        ("group_id", _TEXT),
-        *_PRODUCER,
-        ("generation_id", Int32),
-        ("member_id", _TEXT),
-        ("group_instance_id", _TEXT),
-        _list_of(
-            "topics",
-            ("name", _TEXT),
-            _list_of(
-                "partitions", ("partition", Int32), ("offset", Int64), ("leader_epoch", Int32), ("metadata", _TEXT)
-            ),
-        ),
-    ],
-    response=[
-        ("throttle_time_ms", Int32),
-        _list_of("errors", ("topic", _TEXT), _list_of("partition_errors", ("partition", Int32), ("error_code", Int16))),
-    ],
-)
-
-
-# -- The requests ------------------------------------------------------------------------------------------
+    A field is ``name:type``, or ``name[ … ]`` for a list of items that each have the fields between the brackets.
+    """
+    fields: list[tuple[str, object]] = []
+    for word in words:
+        if word == "]":
+            break
+        name, _, of_type = word.partition(":")
+        fields.append((name, _TYPES[of_type]) if of_type else (name.rstrip("["), CompactArray(*_fields(words))))
+    return [*fields, ("tags", TaggedFields)]
 
 
 class FlexibleRequest(Request[RequestStruct]):  # type: ignore[misc]
-    """A request that is defined here. Where a broker does not know its version, ``older`` of aiokafka is sent."""
+    """A request in a version that aiokafka does not have.
+
+    A subclass has the fields of the request and of its answer, in the notation of `_fields`. Where a broker does not
+    know the version, ``older`` of aiokafka is sent.
+    """
 
     API_KEY = -1
+    API_VERSION: int
+    FIELDS: str
+    ANSWER: str
 
-    def __init_subclass__(cls, struct: type[RequestStruct]) -> None:
+    def __init_subclass__(cls, of: type[Request], version: int) -> None:
         super().__init_subclass__()
-        cls.API_KEY, cls._CLASSES = struct.API_KEY, (struct,)
+        about = {"API_KEY": of.API_KEY, "API_VERSION": version}
+        schemas = [Schema(*_fields(iter(text.split()))) for text in (cls.FIELDS, cls.ANSWER)]
+        answer_type = type("Response", (ResponseStruct,), {**about, "SCHEMA": schemas[1]})
+        of_version = {"FLEXIBLE_VERSION": True, "RESPONSE_TYPE": answer_type, "SCHEMA": schemas[0]}
+        cls.API_KEY, cls.API_VERSION = of.API_KEY, version
+        cls._CLASSES = (type("Request", (RequestStruct,), {**about, **of_version}),)
 
     def __init__(self, *fields: object, older: Request | None = None) -> None:
         self._fields = fields
@@ -431,7 +255,7 @@ class FlexibleRequest(Request[RequestStruct]):  # type: ignore[misc]
         return request_type(*self._fields, _NO_TAGS)
 
 
-class RenewProducerRequest(FlexibleRequest, struct=_INIT_PRODUCER_ID):
+class RenewProducerRequest(FlexibleRequest, of=InitProducerIdRequest, version=3):
     """Asks for the epoch after ``epoch``. A producer that no longer owns the id gets the error code of a fence.
 
     The request names the producer's id and epoch. The broker gives a new epoch only if both are still the newest ones
@@ -440,12 +264,32 @@ class RenewProducerRequest(FlexibleRequest, struct=_INIT_PRODUCER_ID):
     So the request cannot be used to find out who owns the id.
     """
 
+    FIELDS = "transactional_id:text transaction_timeout_ms:int32 producer_id:int64 producer_epoch:int16"
+    ANSWER = "throttle_time_ms:int32 error_code:int16 producer_id:int64 producer_epoch:int16"
+
     def __init__(self, transactional_id: str, timeout_ms: int, number: int, epoch: int) -> None:
         super().__init__(transactional_id, timeout_ms, number, epoch)
 
 
-class TopicMetadataRequest(FlexibleRequest, struct=_METADATA):
+class TopicMetadataRequest(FlexibleRequest, of=MetadataRequest, version=11):
     """Asks for the leaders of one topic and, from Kafka 2.8 on, for the topic's id. It never creates the topic."""
+
+    FIELDS = """
+        topics[ topic_id:uuid name:text ] allow_auto_topic_creation:bool include_topic_authorized_operations:bool
+    """
+    ANSWER = """
+        throttle_time_ms:int32
+        brokers[ node_id:int32 host:text port:int32 rack:text ]
+        cluster_id:text controller_id:int32
+        topics[
+            error_code:int16 name:text topic_id:uuid is_internal:bool
+            partitions[
+                error_code:int16 partition:int32 leader:int32 leader_epoch:int32
+                replicas:int32s isr:int32s offline_replicas:int32s
+            ]
+            authorized_operations:int32
+        ]
+    """
 
     def __init__(self, topic: str) -> None:
         older = MetadataRequest([topic], allow_auto_topic_creation=False)
@@ -466,18 +310,43 @@ class TopicMetadata(NamedTuple):
 def topic_metadata(response: Response) -> TopicMetadata:
     """Return the answer to a `TopicMetadataRequest`, in either version."""
     [topic] = response.topics
-    if response.API_VERSION < _METADATA.API_VERSION:
+    if response.API_VERSION < TopicMetadataRequest.API_VERSION:
         return TopicMetadata(topic[0], None, topic[-1])
     code, _name, topic_id, _is_internal, partitions, *_ = topic
     return TopicMetadata(code, None if topic_id == _NO_ID else topic_id, partitions)
 
 
-class FetchTopicRequest(FlexibleRequest, struct=_FETCH):
+class FetchTopicRequest(FlexibleRequest, of=FetchRequest, version=13):
     """Fetches from partitions of one topic; each is given as (number, offset, size of the largest answer in bytes).
 
     From Kafka 3.1 on, the request names the topic's id. If the topic was deleted and created again between two fetches,
     the broker answers with an error and not with records of the new topic. For older brokers, and for topics without an
     id, the request names the topic.
+    """
+
+    FIELDS = """
+        replica_id:int32 max_wait_ms:int32 min_bytes:int32 max_bytes:int32
+        isolation_level:int8 session_id:int32 session_epoch:int32
+        topics[
+            topic_id:uuid
+            partitions[
+                partition:int32 current_leader_epoch:int32 fetch_offset:int64
+                last_fetched_epoch:int32 log_start_offset:int64 max_bytes:int32
+            ]
+        ]
+        forgotten_topics[ topic_id:uuid partitions:int32s ]
+        rack_id:text
+    """
+    ANSWER = """
+        throttle_time_ms:int32 error_code:int16 session_id:int32
+        topics[
+            topic_id:uuid
+            partitions[
+                partition:int32 error_code:int16 high_watermark:int64 last_stable_offset:int64 log_start_offset:int64
+                aborted_transactions[ producer_id:int64 first_offset:int64 ]
+                preferred_read_replica:int32 records:bytes
+            ]
+        ]
     """
 
     def __init__(
@@ -503,34 +372,72 @@ class FetchTopicRequest(FlexibleRequest, struct=_FETCH):
         return super().prepare(versions) if self._has_id else self._by_name.prepare(versions)
 
 
-class GroupOffsetsRequest(FlexibleRequest, struct=_GROUP_OFFSETS):
+class GroupOffsetsRequest(FlexibleRequest, of=OffsetFetchRequest, version=7):
     """Asks for the offsets that a consumer group has committed in one topic.
 
     While a transaction that changes an offset is open, the broker answers with an error code (KIP-447, Kafka 2.5). It
     does so also for the moment after a commit in which it would still return the offset before.
     """
 
+    FIELDS = "group_id:text topics[ name:text partitions:int32s ] require_stable:bool"
+    ANSWER = """
+        throttle_time_ms:int32
+        topics[
+            name:text
+            partitions[
+                partition:int32 committed_offset:int64 committed_leader_epoch:int32 metadata:text error_code:int16
+            ]
+        ]
+        error_code:int16
+    """
+
     def __init__(self, group: str, topic: str, partitions: Iterable[int]) -> None:
         super().__init__(group, [(topic, list(partitions), _NO_TAGS)], True)
 
 
-class FeaturesRequest(FlexibleRequest, struct=_FEATURES):
+class FeaturesRequest(FlexibleRequest, of=ApiVersionRequest, version=3):
     """Asks for the features that all brokers of a cluster have agreed on (KIP-584, Kafka 2.7)."""
+
+    FIELDS = "client_software_name:text client_software_version:text"
+    ANSWER = """
+        error_code:int16 api_versions[ api_key:int16 min_version:int16 max_version:int16 ] throttle_time_ms:int32
+    """
 
     def __init__(self) -> None:
         super().__init__("streamiter", "1", older=ApiVersionRequest())
 
 
+# The one response whose header never has tags, so that a client of any age can read it.
+FeaturesRequest._CLASSES[0].parse_response_header = staticmethod(ResponseHeader_v0.decode)
+_FINALIZED_FEATURES_TAG: Final = 2
+_FINALIZED_FEATURES: Final = CompactArray(*_fields(iter(["name:text", "max_level:int16", "min_level:int16"])))
+
+
 def finalized_features(response: Response) -> dict[str, int]:
     """Return the level of each feature in the answer to a `FeaturesRequest`; none from an older broker."""
-    if response.API_VERSION < _FEATURES.API_VERSION:
+    if response.API_VERSION < FeaturesRequest.API_VERSION:
         return {}
     listed = _FINALIZED_FEATURES.decode(BytesIO(response.tags.get(_FINALIZED_FEATURES_TAG, b"\1")))
     return {name: level for name, level, *_ in listed}
 
 
-class ProduceRequestV2(FlexibleRequest, struct=_PRODUCE_V2):
+class ProduceRequestV2(FlexibleRequest, of=ProduceRequest, version=12):
     """Writes records in a transaction of version 2, which the records add their partition to."""
+
+    FIELDS = """
+        transactional_id:text required_acks:int16 timeout:int32
+        topics[ name:text partitions[ partition:int32 records:bytes ] ]
+    """
+    ANSWER = """
+        topics[
+            name:text
+            partitions[
+                partition:int32 error_code:int16 offset:int64 timestamp:int64 log_start_offset:int64
+                record_errors[ index:int32 message:text ] error_message:text
+            ]
+        ]
+        throttle_time_ms:int32
+    """
 
     def __init__(
         self,
@@ -543,15 +450,25 @@ class ProduceRequestV2(FlexibleRequest, struct=_PRODUCE_V2):
         super().__init__(transactional_id, required_acks, timeout, tagged)
 
 
-class EndTxnRequestV2(FlexibleRequest, struct=_END_TXN_V2):
+class EndTxnRequestV2(FlexibleRequest, of=EndTxnRequest, version=5):
     """Ends a transaction of version 2: the answer has the identity for the next one, which has another epoch."""
+
+    FIELDS = "transactional_id:text producer_id:int64 producer_epoch:int16 transaction_result:bool"
+    ANSWER = "throttle_time_ms:int32 error_code:int16 producer_id:int64 producer_epoch:int16"
 
     def __init__(self, transactional_id: str, number: int, epoch: int, commit: bool) -> None:
         super().__init__(transactional_id, number, epoch, commit)
 
 
-class TxnOffsetCommitRequestV2(FlexibleRequest, struct=_TXN_OFFSETS_V2):
+class TxnOffsetCommitRequestV2(FlexibleRequest, of=TxnOffsetCommitRequest, version=5):
     """Writes offsets of a group in a transaction of version 2, which they add the group to."""
+
+    FIELDS = """
+        transactional_id:text group_id:text producer_id:int64 producer_epoch:int16
+        generation_id:int32 member_id:text group_instance_id:text
+        topics[ name:text partitions[ partition:int32 offset:int64 leader_epoch:int32 metadata:text ] ]
+    """
+    ANSWER = "throttle_time_ms:int32 errors[ topic:text partition_errors[ partition:int32 error_code:int16 ] ]"
 
     def __init__(
         self,

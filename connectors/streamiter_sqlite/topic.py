@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import ClassVar, Final, NamedTuple
+from typing import ClassVar, Final
 from urllib.parse import parse_qsl, quote, unquote
 
 from streamiter.errors import ConfigurationError, OffsetOutOfRange, TopicNotFound
@@ -39,13 +39,14 @@ from streamiter_sqlite.log import (
     RecordBlock,
     TopicRow,
     add_topic,
+    find_partitions,
     find_topic,
     partition_ends,
     remove_topic,
     topic_names,
     unpacked,
 )
-from streamiter_sqlite.writer import SqliteTransactions, SqliteWriter
+from streamiter_sqlite.writer import SqliteTransactions, SqliteWriter, take_over
 
 
 class SqliteConnector(Connector):
@@ -173,17 +174,18 @@ class SqliteTopic(Topic):
     async def open_reader(self, request: ReadRequest) -> SqliteReader:
         check_request(request, self._name)
         async with closed_on_failure(await self._connect()) as database:
-            return await SqliteReader.open(database, self._name, request, self._options)
+            topic, ends, positions = await database.run(_begin, self._name, request)
+            return SqliteReader(database, topic, ends, positions, request, self._options)
 
     async def open_writer(self) -> SqliteWriter:
         async with closed_on_failure(await self._connect()) as database:
-            return await SqliteWriter.open(database, self._name, self._options.clock)
+            topic, partitions = await database.run(find_partitions, self._name)
+            return SqliteWriter(database, topic, partitions, self._options.clock)
 
     async def open_transactions(self, transactional_id: str, *, timeout_s: float = 60.0) -> SqliteTransactions:
         async with closed_on_failure(await self._connect()) as database:
-            return await SqliteTransactions.open(
-                database, self.commit_domain, transactional_id, timeout_s, self._options
-            )
+            owner = await database.run(take_over, transactional_id, self._options.clock.now_ms())
+            return SqliteTransactions(database, self.commit_domain, owner, timeout_s, self._options)
 
     async def create(self, *, partitions: int = 1, settings: Mapping[str, str] | None = None) -> None:
         check_partition_count(self._name, partitions)
@@ -233,15 +235,10 @@ _FETCH_BYTES: Final = 4 << 20
 _PAUSE_GROWTH: Final = 1.2
 
 
-class ReaderStart(NamedTuple):
-    """The topic, the ends of its partitions, and the positions of a reader when it is opened."""
-
-    topic: TopicRow
-    ends: Mapping[int, PartitionEnds]
-    positions: ReadingPositions
-
-
-def _begin(connection: sqlite3.Connection, name: str, request: ReadRequest) -> ReaderStart:
+def _begin(
+    connection: sqlite3.Connection, name: str, request: ReadRequest
+) -> tuple[TopicRow, Mapping[int, PartitionEnds], ReadingPositions]:
+    """Return the topic, the ends of its partitions, and the positions of a reader when it is opened."""
     with read_transaction(connection):
         topic = find_topic(connection, name)
         ends = partition_ends(connection, topic)
@@ -250,7 +247,7 @@ def _begin(connection: sqlite3.Connection, name: str, request: ReadRequest) -> R
             return offset_at(connection, topic, number, ends[number], timestamp_ms)
 
         positions = reading_positions(request, ends, topic.identities(ends), first_at, topic=name)
-    return ReaderStart(topic, ends, positions)
+    return topic, ends, positions
 
 
 @dataclass(slots=True)
@@ -262,26 +259,28 @@ class BufferedBatch:
 
 
 class SqliteReader(TopicReader):
-    """Reads its share of a topic's partitions; looks for new records at intervals, whichever process writes them."""
+    """Reads its share of a topic's partitions; looks for new records at intervals, whichever process writes them.
+
+    It owns its database and closes it.
+    """
 
     def __init__(
-        self, database: SqliteDatabase, beginning: ReaderStart, request: ReadRequest, options: SqliteOptions
+        self,
+        database: SqliteDatabase,
+        topic: TopicRow,
+        ends: Mapping[int, PartitionEnds],
+        positions: ReadingPositions,
+        request: ReadRequest,
+        options: SqliteOptions,
     ) -> None:
         self._database = database
-        self._topic, self._ends, self._positions = beginning
+        self._topic, self._ends, self._positions = topic, ends, positions
         self._request = request
         self._options = options
         self._buffers: dict[int, BufferedBatch] = {}
         self._seen_version: int | None = None
         self._pause_s = options.poll_interval_s
         self._is_closed = False
-
-    @classmethod
-    async def open(
-        cls, database: SqliteDatabase, name: str, request: ReadRequest, options: SqliteOptions
-    ) -> SqliteReader:
-        """Return a reader at its start position, which owns ``database``."""
-        return cls(database, await database.run(_begin, name, request), request, options)
 
     async def read(self) -> TopicBatch | None:
         while True:
@@ -325,14 +324,9 @@ class SqliteReader(TopicReader):
 
     async def _look(self) -> bool:
         """Fetch into the buffers; return whether the next look should follow without a pause."""
-        wanted = LookRequest(
-            self._positions.in_turn(),
-            self._positions.stops,
-            self._request.max_records,
-            _FETCH_BYTES,
-            self._seen_version,
-        )
-        fetched = await self._database.run(fetch, self._topic, wanted)
+        # A copy, since the look of a cancelled call continues in the thread.
+        wanted = ReadingPositions(self._positions.in_turn(), self._positions.stops)
+        fetched = await self._database.run(fetch, self._topic, wanted, self._request.max_records, self._seen_version)
         if fetched is None:
             return False
         self._ends = fetched.ends
@@ -352,24 +346,8 @@ class SqliteReader(TopicReader):
 
 
 @dataclass(frozen=True, slots=True)
-class LookRequest:
-    """What a look searches for. It fetches whole blocks, and at least one where there are records."""
-
-    positions: Mapping[int, int]
-    """The offset to read next of each partition, in the order of their turns."""
-    stops: Mapping[int, int] | None
-    """The offset before which reading ends, for each partition; None where it never ends."""
-    max_records: int
-    """Fetch no further block of a partition that has so many records."""
-    max_bytes: int
-    """Fetch no further block where so many bytes were fetched, over all partitions."""
-    seen_version: int | None
-    """The version of the file in which the last look found no records."""
-
-
-@dataclass(frozen=True, slots=True)
 class LookResult:
-    """What a look has found."""
+    """The records that a look has found, and the state of the file."""
 
     batches: Mapping[int, TopicBatch]
     """The records, by partition."""
@@ -381,41 +359,39 @@ class LookResult:
     """The version of the file, which the commits of other connections change."""
 
 
-def fetch(connection: sqlite3.Connection, topic: TopicRow, wanted: LookRequest) -> LookResult | None:
-    """Return the records from the wanted positions, or None where the file has not changed since the last look.
+def fetch(
+    connection: sqlite3.Connection,
+    topic: TopicRow,
+    wanted: ReadingPositions,
+    max_records: int,
+    seen_version: int | None,
+) -> LookResult | None:
+    """Return the records from the wanted positions, or None where the file still has the version of the last look.
 
-    For an unchanged file this only reads a counter in shared memory, which the commits of other connections change.
+    A look fetches whole blocks, and at least one where there are records: no further block of a partition that has
+    ``max_records``. For an unchanged file it only reads a counter in shared memory.
     """
     [version] = connection.execute("PRAGMA data_version").fetchone()
-    if version == wanted.seen_version:
+    if version == seen_version:
         return None
-    with read_transaction(connection):
-        ends = partition_ends(connection, topic)
-        batches, passed = _fetch_batches(connection, topic, wanted, ends)
-        return LookResult(batches, passed, ends, version)
-
-
-def _fetch_batches(
-    connection: sqlite3.Connection, topic: TopicRow, wanted: LookRequest, ends: Mapping[int, PartitionEnds]
-) -> tuple[dict[int, TopicBatch], dict[int, int]]:
     batches: dict[int, TopicBatch] = {}
     passed: dict[int, int] = {}
-    room_bytes = wanted.max_bytes
-    for partition, position in wanted.positions.items():
-        stop = ends[partition].end if wanted.stops is None else wanted.stops.get(partition, 0)
-        span = OffsetSpan(topic, partition, position, min(stop, ends[partition].end))
-        if span.is_empty or room_bytes <= 0:
-            continue
-        if position < ends[partition].earliest:
-            message = out_of_range_message(topic.name, partition, position, ends[partition])
-            raise OffsetOutOfRange(message)
-        parts, size_bytes = _fetch_parts(connection, span, wanted.max_records, room_bytes)
-        if parts:
-            batches[partition] = TopicBatch.joined(parts)
-        else:
-            passed[partition] = span.stop
-        room_bytes -= size_bytes
-    return batches, passed
+    room_bytes = _FETCH_BYTES
+    with read_transaction(connection):
+        ends = partition_ends(connection, topic)
+        for partition, position in wanted.in_turn().items():
+            span = OffsetSpan(topic, partition, position, wanted.limit(partition, ends[partition].end))
+            if span.start >= span.stop or room_bytes <= 0:
+                continue
+            if position < ends[partition].earliest:
+                raise OffsetOutOfRange(out_of_range_message(topic.name, partition, position, ends[partition]))
+            parts, size_bytes = _fetch_parts(connection, span, max_records, room_bytes)
+            if parts:
+                batches[partition] = TopicBatch.joined(parts)
+            else:
+                passed[partition] = span.stop
+            room_bytes -= size_bytes
+    return LookResult(batches, passed, ends, version)
 
 
 @dataclass(frozen=True, slots=True)
@@ -426,10 +402,6 @@ class OffsetSpan:
     partition: int
     start: int
     stop: int
-
-    @property
-    def is_empty(self) -> bool:
-        return self.start >= self.stop
 
 
 def _fetch_parts(

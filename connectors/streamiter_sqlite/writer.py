@@ -41,7 +41,7 @@ from streamiter_sqlite.log import (
 
 
 class SqliteWriter(TopicWriter):
-    """Writes to one topic.
+    """Writes to one topic, and owns its database.
 
     At most one commit runs at a time. It takes all records that were written before it began, so commits grow under
     load, and a single record is committed at once. A commit that fails stores nothing. Its records stay pending, in
@@ -58,12 +58,6 @@ class SqliteWriter(TopicWriter):
         self._failure: Exception | None = None
         self._turn = 0
         self._is_closed = False
-
-    @classmethod
-    async def open(cls, database: SqliteDatabase, name: str, clock: Clock) -> SqliteWriter:
-        """Return a writer to an existing topic, which owns ``database``."""
-        topic, partitions = await database.run(find_partitions, name)
-        return cls(database, topic, partitions, clock)
 
     async def write(self, batch: OutgoingBatch) -> None:
         self._check_open()
@@ -156,7 +150,7 @@ Parameters = ParamSpec("Parameters")
 
 
 class SqliteTransactions(Transactions):
-    """Transactions of one transactional id, over all topics of one SQLite file.
+    """Transactions of one transactional id, over all topics of one SQLite file; they own their database.
 
     If the disk is full, the transaction stays open with all of its records, those of the failed ``write`` included:
     call ``commit`` again, or ``abort``.
@@ -174,14 +168,6 @@ class SqliteTransactions(Transactions):
         self._transaction = OpenTransaction(due_s=0.0, deadline_ms=0)
         """The open transaction, or the last one."""
         self._turn = 0
-
-    @classmethod
-    async def open(
-        cls, database: SqliteDatabase, domain: str, transactional_id: str, timeout_s: float, options: SqliteOptions
-    ) -> SqliteTransactions:
-        """Take over the id, and return transactions that own ``database``."""
-        owner = await database.run(take_over, transactional_id, options.clock.now_ms())
-        return cls(database, domain, owner, timeout_s, options)
 
     async def begin(self) -> None:
         self._state.check_idle()

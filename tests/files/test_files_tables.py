@@ -23,11 +23,9 @@ from support.processes import process
 from support.waiting import until
 
 from streamiter import Checkpoints, Columns, Flow
-from streamiter.errors import ConfigurationError, EncodeError, OffsetOutOfRange, StorageFull, TopicError, TopicNotFound
-from streamiter.topics import Json, OutgoingBatch, ReadRequest, TopicBatch, topic
-from streamiter.topics.urls import connector_for
+from streamiter.errors import ConfigurationError, OffsetOutOfRange, StorageFull, TopicError, TopicNotFound
+from streamiter.topics import Json, ReadRequest, TopicBatch, topic
 from streamiter_files import Table, table_format
-from streamiter_files.table_format import TableValues
 
 TABLE = pyarrow.table(
     {
@@ -162,15 +160,6 @@ async def test_a_file_that_was_replaced(tmp_path: Path, suffix: str) -> None:
         await batches_of(topic_at(path), ReadRequest(positions={0: 70}))
 
 
-@pytest.mark.parametrize("content", [b"PAR1 no table PAR1", b"id\n1\n", b""])
-async def test_a_file_of_another_format(tmp_path: Path, suffix: str, content: bytes) -> None:
-    """A file whose copy had failed was empty, and its flow ended well with no rows."""
-    path = tmp_path / f"data.{suffix}"
-    path.write_bytes(content)
-    with pytest.raises(TopicError, match=rf"data\.{suffix}': expected a complete {suffix} file, given another one \("):
-        await batches_of(topic_at(path))
-
-
 async def test_each_damaged_byte_of_a_table_is_an_error_or_does_no_harm(tmp_path: Path) -> None:
     """A page of a damaged file had other numbers, or no rows, and no error said so."""
     path = tmp_path / "data.parquet"
@@ -193,18 +182,12 @@ async def test_each_damaged_byte_of_a_table_is_an_error_or_does_no_harm(tmp_path
     assert damaged > 20
 
 
-async def test_wrong_options(tmp_path: Path) -> None:
+async def test_a_column_that_is_not_there(tmp_path: Path) -> None:
     WRITERS["parquet"](TABLE, tmp_path / "data.parquet", 10)
     with pytest.raises(
         ConfigurationError, match=r"expected a column 'no' \(option columns\), found id, price, user, at"
     ):
         await batches_of(topic_at(tmp_path / "data.parquet", columns=["no"]))
-    with pytest.raises(ConfigurationError, match=r"\(each also with \.gz\), \.parquet, \.arrow, \.feather"):
-        connector_for("file:a.parquet.gz").topic("file:a.parquet.gz", {})
-    with pytest.raises(ConfigurationError, match=r"expected schema= to be a pyarrow\.Schema, given dict"):
-        Table({"a": int})
-    with pytest.raises(ConfigurationError, match="expected rows of a Parquet or Arrow file, given bytes"):
-        Table().decode(TopicBatch(values=[b"1"]))
 
 
 def test_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -423,23 +406,6 @@ async def test_a_full_disk(small_disk: tuple[Path, object], suffix: str, monkeyp
     assert os.listdir(disk) == []
 
 
-@pytest.mark.parametrize(
-    ("records", "failures"),
-    [
-        ([{"a": 1}, {"b": 1}, {"a": 2}, 7], {1: "expected a record with the fields a, given b", 3: "given int"}),
-        ([{"a": 1}, {"a": "x"}, {"a": None}], {1: "field 'a': "}),
-        ([{"a": object()}], {0: "field 'a': "}),
-        ([5, {"a": 1}], {0: "expected a record with the fields of a table, given int"}),
-    ],
-)
-def test_records_that_are_no_rows(records: list[Any], failures: dict[int, str]) -> None:
-    with pytest.raises(EncodeError) as error:
-        Table().encode(records)
-    assert list(error.value.failures) == list(failures)
-    for index, reason in failures.items():
-        assert reason in error.value.failures[index]
-
-
 def test_a_schema_says_the_types(tmp_path: Path) -> None:
     schema = pyarrow.schema([("price", pyarrow.float32()), ("id", pyarrow.int32())])
     flow = Flow("write")
@@ -448,20 +414,6 @@ def test_a_schema_says_the_types(tmp_path: Path) -> None:
     )
     flow.run()
     assert parquet.read_table(tmp_path / "out.parquet").schema == schema
-    with pytest.raises(EncodeError, match="expected the fields price, id, given id"):
-        Table(schema).encode([{"id": 1}])
-    with pytest.raises(EncodeError, match="field 'id': "):
-        Table(schema).encode(Columns({"id": ["x"], "price": [1.0]}))
-
-
-async def test_values_that_are_no_rows(tmp_path: Path) -> None:
-    writer = await topic_at(tmp_path / "out.parquet").open_writer()
-    with pytest.raises(TopicError, match="expected rows of a table, given bytes; leave out encode="):
-        await writer.write(Json().encode([{"a": 1}]))
-    rows = TableValues([{"a": 1}], pyarrow.table({"a": [1]}))
-    with pytest.raises(TopicError, match="expected records without headers"):
-        await writer.write(OutgoingBatch(rows, headers=[(("h", b"1"),)]))
-    await writer.close()
 
 
 async def test_rows_of_later_units_have_the_types_of_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from files.files_support import records_of, topic_at, values_of
 
-from streamiter.errors import ConfigurationError, TopicError, TopicNotFound
 from streamiter.topics.formats import Json, Text
 from streamiter.topics.urls import topic
 from streamiter_files import Csv, Dummy, FilesConnector, FilesTopic, Libsvm
@@ -50,33 +49,6 @@ async def test_an_existing_file_is_never_taken_for_a_pattern(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("url", "expected"),
-    [
-        ("file://data/a.csv", "did you mean 'file:data/a.csv'"),
-        ("file://./a.csv", "did you mean 'file:./a.csv'"),
-        ("file:a.csv#1", "write %23"),
-        ("file:", "expected a path"),
-        ("file:a.xlsx", "expected a known suffix: .jsonl"),
-        ("file:a.csv?formt=csv", "unknown option 'formt'; the options are chunk_bytes, columns, delimiter, files"),
-        ("file:a?format=xlsx", "expected one of jsonl, ndjson"),
-        ("file:a.csv?delimiter=ab", "option delimiter: expected one ASCII character"),
-        ("file:a.csv?header=maybe", "option header: expected true or false"),
-        ("file:a.csv?columns=a,a", "option columns: expected names that differ"),
-        ("file:a.csv?chunk_bytes=0", "option chunk_bytes: expected a whole number of at least 1"),
-        ("file:a.csv?chunk_bytes=１２", "option chunk_bytes: expected a whole number of at least 1"),
-        (f"file:a.csv?chunk_bytes={'1' * 5000}", "option chunk_bytes: expected a whole number of at least 1"),
-        ("http://host/a.csv", "expected the scheme file:"),
-    ],
-)
-def test_a_wrong_url_is_refused_with_what_was_expected(url: str, expected: str) -> None:
-    """A topic is made far from the place where it is read, and the error about its URL named no correction."""
-    with pytest.raises(ConfigurationError) as caught:
-        FilesConnector().topic(url, {})
-    assert expected in str(caught.value)
-    assert url.partition("?")[0].partition("#")[0] in str(caught.value)
-
-
-@pytest.mark.parametrize(
     ("name", "decoder"),
     [
         ("a.jsonl", Json),
@@ -108,37 +80,6 @@ async def test_options_may_be_in_the_url(tmp_path: Path) -> None:
     assert await records_of(topic) == [{"a": "1", "b": "2"}]
 
 
-async def test_a_missing_file_is_reported_with_names_near_it(tmp_path: Path) -> None:
-    """The error about a misspelt file did not name similar files."""
-    (tmp_path / "clicks.jsonl").touch()
-    with pytest.raises(TopicNotFound, match=r"clikcs.jsonl': there is no such file; did you mean 'clicks.jsonl'"):
-        await values_of(topic_at(tmp_path / "clikcs.jsonl"))
-
-
-async def test_a_missing_folder_is_named_by_its_first_missing_part(tmp_path: Path) -> None:
-    """The error about a path of five folders did not name the wrong one."""
-    (tmp_path / "data").mkdir()
-    with pytest.raises(TopicNotFound, match=r"no folder '.*/dta'; did you mean 'data'"):
-        await values_of(topic_at(tmp_path / "dta" / "2024" / "clicks.jsonl"))
-
-
-async def test_a_folder_or_pattern_without_files_is_not_found(tmp_path: Path) -> None:
-    """A pattern without files was taken for a source without records."""
-    (tmp_path / "notes.md").touch()
-    with pytest.raises(TopicNotFound, match="expected files of a known suffix"):
-        await values_of(topic_at(f"{tmp_path}/"))
-    with pytest.raises(TopicNotFound, match=r"expected files that match"):
-        await values_of(topic_at(tmp_path / "*.csv"))
-
-
-async def test_a_folder_of_several_formats_is_refused(tmp_path: Path) -> None:
-    """A folder had files of two formats, and the decoder failed at a record in the middle."""
-    (tmp_path / "a.csv").touch()
-    (tmp_path / "b.jsonl").touch()
-    with pytest.raises(TopicError, match=r"files of one format, found csv \(a.csv\), jsonl \(b.jsonl\)"):
-        await values_of(topic_at(tmp_path))
-
-
 async def test_topics_of_a_folder_are_its_files_of_known_formats(tmp_path: Path) -> None:
     """Hidden files and notes were in the list of topics from which users choose."""
     for name in ("part-10.csv", "part-9.csv", ".part-9.csv.torn", "_SUCCESS", "readme.md", "b.jsonl.gz"):
@@ -147,20 +88,6 @@ async def test_topics_of_a_folder_are_its_files_of_known_formats(tmp_path: Path)
     expected = ["b.jsonl.gz", "part-9.csv", "part-10.csv"]
     assert await connector.list_topics(f"file://{tmp_path}", {}) == expected
     assert await connector.list_topics(f"file://{tmp_path}/part-9.csv", {}) == expected
-
-
-async def test_transactions_are_refused_with_the_topics_that_have_them(tmp_path: Path) -> None:
-    """An exactly-once sink on a file failed after its start, or its error did not name alternatives."""
-    with pytest.raises(ConfigurationError, match=r"no transactions; use topics of sqlite:// or kafka://"):
-        await topic_at(tmp_path / "a.jsonl").open_transactions("job")
-
-
-async def test_a_file_has_no_commit_topic(tmp_path: Path) -> None:
-    """A flow wrote records before it reported that files have no commit topic."""
-    files = topic_at(tmp_path / "a.jsonl")
-    assert not files.has_transactions
-    with pytest.raises(ConfigurationError, match="never committed together"):
-        files.beside("b.jsonl")
 
 
 def test_a_file_topic_says_that_it_is_bounded(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Awaitable, Callable
 
 import pytest
-from topics.topic_case import numbered, patiently
+from topics.topic_case import begun, created, numbered, patiently
 
 from streamiter.topics import OutgoingBatch, ReadRequest, Topic
 
@@ -30,8 +30,7 @@ async def closing_of_a_writer(topic: Topic) -> Closing:
 
 async def closing_of_transactions(topic: Topic) -> Closing:
     """Return the closing of transactions, one of which is open and is sending records."""
-    transactions = await topic.open_transactions(f"{topic.name}-t")
-    await transactions.begin()
+    transactions = await begun(topic, f"{topic.name}-t")
     await transactions.write(topic, OutgoingBatch(numbered(range(10))))
     return transactions.close
 
@@ -69,8 +68,7 @@ async def test_closing_that_is_cancelled_leaves_no_connection_open(
     kafka_topic: Callable[..., Topic], opened: Callable[[Topic], Awaitable[Closing]], times: int
 ) -> None:
     """A step failed while the source next to it was closing at its end: its two connections stayed open."""
-    topic = kafka_topic()
-    await topic.create()
+    topic = await created(kafka_topic())
     writer = await topic.open_writer()
     await writer.write(OutgoingBatch([b"to read"]))
     await writer.close()
@@ -82,8 +80,7 @@ async def test_a_reader_that_is_closed_as_soon_as_it_is_open_leaves_nothing_behi
     kafka_topic: Callable[..., Topic],
 ) -> None:
     """A caller that refused the reader it had opened got warnings about coroutines that were never awaited."""
-    topic = kafka_topic()
-    await topic.create()
+    topic = await created(kafka_topic())
     gc.collect()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

@@ -10,7 +10,7 @@ import pytest
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 from support.waiting import PATIENCE_S
-from topics.topic_case import patiently, read_to_end
+from topics.topic_case import created, patiently, read_to_end
 
 from streamiter.errors import TopicError
 from streamiter.topics import OutgoingBatch, Topic
@@ -79,8 +79,7 @@ async def group_offsets(broker: str, group: str) -> dict[TopicPartition, int]:
 
 async def test_lag_tools_see_the_positions_of_a_group(kafka_broker, kafka_topic: MakeTopic) -> None:
     """Every dashboard showed that a running job had stopped, because the group had no positions."""
-    made = kafka_topic()
-    await made.create(partitions=3)
+    made = await created(kafka_topic(), partitions=3)
     group = f"{made.name}-group"
     for positions in ({0: 5, 2: 7}, {0: 6, 1: 1}, {}):
         await patiently(made.report_positions(group, positions))
@@ -93,8 +92,7 @@ async def test_lag_tools_see_the_positions_of_a_group(kafka_broker, kafka_topic:
 
 async def test_positions_of_a_group_that_consumers_are_in_are_refused(kafka_broker, kafka_topic: MakeTopic) -> None:
     """A job stored positions for the group of another program, whose consumers then skipped records."""
-    made = kafka_topic()
-    await made.create()
+    made = await created(kafka_topic())
     group = f"{made.name}-group"
     consumer = AIOKafkaConsumer(made.name, group_id=group, bootstrap_servers=kafka_broker.bootstrap)
     await consumer.start()

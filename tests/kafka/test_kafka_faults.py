@@ -9,7 +9,19 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 import pytest
 from support.kafka_server import KafkaServer, free_ports
 from support.waiting import PATIENCE_S
-from topics.topic_case import missing_soon, numbered, numbers_of, patiently, read_count, read_to_end, values_of, write
+from topics.topic_case import (
+    begun,
+    created,
+    missing_soon,
+    numbered,
+    numbers_of,
+    patiently,
+    read_count,
+    read_to_end,
+    values_of,
+    write,
+    write_transaction,
+)
 
 from streamiter import Flow
 from streamiter.errors import JobFailed, TopicNotFound, TopicUnavailable
@@ -135,8 +147,7 @@ async def test_the_patience_of_a_job_governs_its_start_too(
 async def test_one_live_server_of_several_is_enough(breakable_broker: KafkaServer, topic_prefix: str) -> None:
     """A job did not start because the first server in its address was down, although the second one was alive."""
     [port] = free_ports(1)
-    made = topic(f"kafka://127.0.0.1:{port},{breakable_broker.bootstrap}/{topic_prefix}clicks", **QUICK)
-    await made.create()
+    made = await created(topic(f"kafka://127.0.0.1:{port},{breakable_broker.bootstrap}/{topic_prefix}clicks", **QUICK))
     await write(made, [b"a"])
     assert values_of(await read_to_end(made)) == [b"a"]
 
@@ -146,8 +157,7 @@ async def test_one_live_server_of_several_is_enough(breakable_broker: KafkaServe
 
 async def reading_raises(outage: Outage) -> AsyncIterator[None]:
     """A consumer hung for days without an error, which is the problem that users report most."""
-    made = outage.handle("reading", **QUICK)
-    await made.create()
+    made = await created(outage.handle("reading", **QUICK))
     await write(made, numbered(range(3)))
     reader = await made.open_reader(ReadRequest())
     assert numbers_of(await read_count(reader, 3)) == [0, 1, 2]
@@ -161,8 +171,7 @@ async def reading_without_partitions_raises(outage: Outage) -> AsyncIterator[Non
     """A reader without partitions never noticed the outage, because only its search for new partitions calls the
     broker.
     """
-    made = outage.handle("idle", **QUICK)
-    await made.create(partitions=1)
+    made = await created(outage.handle("idle", **QUICK), partitions=1)
     reader = await made.open_reader(ReadRequest(subtask=1, subtasks=2, refresh_s=0.05))
     yield
     with pytest.raises(TopicUnavailable, match=outage.address):
@@ -172,8 +181,7 @@ async def reading_without_partitions_raises(outage: Outage) -> AsyncIterator[Non
 
 async def fetched_records_are_still_read(outage: Outage) -> AsyncIterator[None]:
     """Records that the reader had fetched were lost with the broker."""
-    made = outage.handle("fetched", **QUICK)
-    await made.create()
+    made = await created(outage.handle("fetched", **QUICK))
     await write(made, numbered(range(50)))
     reader = await made.open_reader(ReadRequest(max_records=10))
     assert numbers_of(await read_count(reader, 10)) == list(range(10))
@@ -186,8 +194,7 @@ async def fetched_records_are_still_read(outage: Outage) -> AsyncIterator[None]:
 
 async def flushing_raises(outage: Outage) -> AsyncIterator[None]:
     """A flush waited for ever, so the checkpoint never completed."""
-    made = outage.handle("flushing", **QUICK)
-    await made.create()
+    made = await created(outage.handle("flushing", **QUICK))
     writer = await made.open_writer()
     await writer.write(OutgoingBatch([b"a"]))
     await writer.flush()
@@ -202,8 +209,7 @@ async def flushing_raises(outage: Outage) -> AsyncIterator[None]:
 
 async def closing_a_writer_raises(outage: Outage) -> AsyncIterator[None]:
     """A writer closed without an error, and its last records were not stored."""
-    made = outage.handle("closing", **QUICK)
-    await made.create()
+    made = await created(outage.handle("closing", **QUICK))
     writer = await made.open_writer()
     yield
     await writer.write(OutgoingBatch([b"lost"]))
@@ -214,10 +220,8 @@ async def closing_a_writer_raises(outage: Outage) -> AsyncIterator[None]:
 
 async def committing_raises(outage: Outage) -> AsyncIterator[None]:
     """A commit hung, or the closing after it hung."""
-    made = outage.handle("committing", **QUICK)
-    await made.create()
-    transactions = await made.open_transactions(f"{made.name}-t")
-    await transactions.begin()
+    made = await created(outage.handle("committing", **QUICK))
+    transactions = await begun(made, f"{made.name}-t")
     await transactions.write(made, OutgoingBatch([b"a"]))
     yield
     with pytest.raises(TopicUnavailable, match=outage.address):
@@ -230,8 +234,7 @@ async def committing_raises(outage: Outage) -> AsyncIterator[None]:
 
 async def reading_resumes(outage: Outage) -> AsyncIterator[None]:
     """A restart of the broker ended consumers permanently, or made them read records twice."""
-    made = outage.handle("reading-again", **PATIENT)
-    await made.create(partitions=2)
+    made = await created(outage.handle("reading-again", **PATIENT), partitions=2)
     for partition in range(2):
         await write(made, OutgoingBatch(numbered(range(10)), partition=partition))
     reader = await made.open_reader(ReadRequest())
@@ -252,8 +255,7 @@ async def reading_resumes(outage: Outage) -> AsyncIterator[None]:
 
 async def writing_neither_loses_nor_doubles(outage: Outage) -> AsyncIterator[None]:
     """The answer to a request was lost, and the broker stored the records of the repeated request again."""
-    made = outage.handle("writing", **PATIENT)
-    await made.create(partitions=2)
+    made = await created(outage.handle("writing", **PATIENT), partitions=2)
     writer = await made.open_writer()
     writing = asyncio.ensure_future(_write_until_restarted(writer, outage))
     await asyncio.sleep(0)  # the writes begin before the broker breaks
@@ -279,10 +281,8 @@ async def _write_until_restarted(writer: TopicWriter, outage: Outage) -> int:
 
 async def a_transaction_is_committed_once(outage: Outage) -> AsyncIterator[None]:
     """A checkpoint that fell into a restart was never committed, or was committed twice."""
-    made = outage.handle("transaction", **PATIENT)
-    await made.create()
-    transactions = await made.open_transactions(f"{made.name}-t")
-    await transactions.begin()
+    made = await created(outage.handle("transaction", **PATIENT))
+    transactions = await begun(made, f"{made.name}-t")
     await transactions.write(made, OutgoingBatch(numbered(range(5))))
     yield
     await patiently(transactions.write(made, OutgoingBatch(numbered(range(5, 10)))))
@@ -293,19 +293,15 @@ async def a_transaction_is_committed_once(outage: Outage) -> AsyncIterator[None]
 
 async def a_commit_is_done_once(outage: Outage) -> AsyncIterator[None]:
     """The answer to a commit was lost with the broker, and the transaction was committed twice or not at all."""
-    made = outage.handle("commit", **PATIENT)
-    await made.create(partitions=2)
-    transactions = await made.open_transactions(f"{made.name}-t")
-    await patiently(transactions.begin())
+    made = await created(outage.handle("commit", **PATIENT), partitions=2)
+    transactions = await begun(made, f"{made.name}-t")
     for number in range(10):
         await patiently(transactions.write(made, OutgoingBatch(numbered([number]), partition=number % 2)))
     committing = asyncio.ensure_future(transactions.commit())
     await asyncio.sleep(0)
     yield
     await patiently(committing)
-    await patiently(transactions.begin())
-    await patiently(transactions.write(made, OutgoingBatch(numbered([10]))))
-    await patiently(transactions.commit())
+    await write_transaction(transactions, made, numbered([10]), commit=True)
     await transactions.close()
     assert sorted(numbers_of(await read_to_end(made))) == list(range(11))
 
@@ -348,8 +344,7 @@ async def test_calls_to_a_frozen_broker_raise_within_their_time_limit(
 
 async def test_reading_continues_after_a_freeze(breakable_broker: KafkaServer, handle: Callable[..., Topic]) -> None:
     """After a long garbage collection of the broker, late answers on abandoned connections confused the reader."""
-    made = handle(**{**PATIENT, "request_timeout_s": 0.3})
-    await made.create()
+    made = await created(handle(**{**PATIENT, "request_timeout_s": 0.3}))
     reader = await made.open_reader(ReadRequest())
     waiting = asyncio.ensure_future(reader.read())
     await write(made, numbered(range(3)))
@@ -381,8 +376,7 @@ async def test_a_write_waits_while_too_many_bytes_are_unacknowledged(
     breakable_broker: KafkaServer, handle: Callable[..., Topic]
 ) -> None:
     """The process grew without a limit while the broker was slow."""
-    made = handle(**PATIENT, max_unacked_bytes=100_000)
-    await made.create()
+    made = await created(handle(**PATIENT, max_unacked_bytes=100_000))
     writer = await made.open_writer()
     breakable_broker.pause()
     handed_over = 0
@@ -399,10 +393,8 @@ async def test_after_an_abort_without_answers_the_next_transaction_is_a_clean_on
     breakable_broker: KafkaServer, handle: Callable[..., Topic]
 ) -> None:
     """A transaction after an aborted one used wrong sequence numbers, so its records were lost or refused."""
-    made = handle(**{**PATIENT, "request_timeout_s": 0.5})
-    await made.create()
-    transactions = await made.open_transactions(f"{made.name}-t")
-    await transactions.begin()
+    made = await created(handle(**{**PATIENT, "request_timeout_s": 0.5}))
+    transactions = await begun(made, f"{made.name}-t")
     await transactions.write(made, OutgoingBatch([b"aborted"]))
     await until_stored(made, 1)
     breakable_broker.pause()
@@ -411,9 +403,7 @@ async def test_after_an_abort_without_answers_the_next_transaction_is_a_clean_on
     await asyncio.wait({aborting}, timeout=1.25)  # two requests give up meanwhile
     breakable_broker.resume()
     await patiently(aborting)
-    await patiently(transactions.begin())
-    await transactions.write(made, OutgoingBatch([b"seen"]))
-    await patiently(transactions.commit())
+    await write_transaction(transactions, made, [b"seen"], commit=True)
     await transactions.close()
     assert values_of(await read_to_end(made)) == [b"seen"]
 
@@ -429,8 +419,7 @@ async def until_stored(made: Topic, count: int) -> None:
 
 async def test_a_reader_of_a_deleted_topic_gets_an_error_at_once(handle: Callable[..., Topic]) -> None:
     """A reader waited until its time limit for a deleted topic, which never returns."""
-    made = handle(give_up_after_s=600)
-    await made.create(partitions=2)
+    made = await created(handle(give_up_after_s=600), partitions=2)
     readers: list[TopicReader] = [
         await made.open_reader(ReadRequest(subtask=subtask, subtasks=3, refresh_s=0.05)) for subtask in range(3)
     ]
@@ -446,8 +435,7 @@ async def test_a_reader_of_a_deleted_topic_gets_an_error_at_once(handle: Callabl
 
 async def test_a_writer_to_a_deleted_topic_gets_an_error_at_once(handle: Callable[..., Topic]) -> None:
     """A writer retried for minutes on a deleted topic, as Kafka's own clients do."""
-    made = handle(give_up_after_s=600)
-    await made.create()
+    made = await created(handle(give_up_after_s=600))
     writer = await made.open_writer()
     await made.delete()
     await writer.write(OutgoingBatch([b"a"]))
@@ -463,8 +451,7 @@ async def test_a_transaction_on_a_deleted_topic_gets_an_error_and_the_next_one_w
     gone, kept = handle("gone", give_up_after_s=600), handle("kept")
     await gone.create()
     await kept.create()
-    transactions = await kept.open_transactions(f"{kept.name}-t")
-    await transactions.begin()
+    transactions = await begun(kept, f"{kept.name}-t")
     await transactions.write(gone, OutgoingBatch([b"a"]))
     await transactions.commit()
     await gone.delete()
@@ -474,8 +461,6 @@ async def test_a_transaction_on_a_deleted_topic_gets_an_error_and_the_next_one_w
     with missing_soon(), pytest.raises(TopicNotFound, match=gone.name):
         await patiently(transactions.commit())
     await patiently(transactions.abort())
-    await patiently(transactions.begin())
-    await transactions.write(kept, OutgoingBatch([b"after b"]))
-    await patiently(transactions.commit())
+    await write_transaction(transactions, kept, [b"after b"], commit=True)
     await transactions.close()
     assert values_of(await read_to_end(kept)) == [b"after b"]

@@ -7,7 +7,8 @@ from random import Random
 import pytest
 from support.examples import random_examples
 
-from streamiter_kafka.packing import murmur2, partitions_of_keys
+from streamiter_kafka.packing import partitions_of_keys
+from streamiter_kafka.wire import murmur2
 
 # The hashes are those of the Java client's own test, UtilsTest.testMurmur2.
 JAVA_HASHES = {

@@ -13,6 +13,7 @@ from support.waiting import PATIENCE_S, until
 from topics.topic_case import (
     ManualClock,
     by_partition,
+    created,
     numbered,
     numbers_of,
     patiently,
@@ -42,8 +43,7 @@ async def test_compressed_records_are_read_back_and_stored_with_their_codec(
     kafka_topic: MakeTopic, compression: str
 ) -> None:
     """A codec was accepted and not applied, and only the costs of the disk showed it."""
-    topic = kafka_topic(compression=compression)
-    await topic.create()
+    topic = await created(kafka_topic(compression=compression))
     values = [b"%d " % number * 50 for number in range(3000)]
     await write(topic, OutgoingBatch(values, keys=numbered(range(3000)), timestamps_ms=list(range(3000))))
     records = await read_to_end(topic, ReadRequest(stop="latest", max_records=1000))
@@ -67,8 +67,7 @@ async def codecs_on_the_wire(topic: Topic) -> set[int]:
 
 async def test_another_client_reads_written_records(kafka_broker, kafka_topic: MakeTopic) -> None:
     """A service in another language could not read the records of a shared topic."""
-    topic = kafka_topic()
-    await topic.create()
+    topic = await created(kafka_topic())
     batch = OutgoingBatch(
         [b"v", None], keys=[b"k", b"gone"], headers=[(("h", b"1"), ("h", b"2")), ()], timestamps_ms=[7, 8]
     )
@@ -90,8 +89,7 @@ async def test_another_client_reads_written_records(kafka_broker, kafka_topic: M
 
 async def test_keys_go_to_the_same_partitions_as_with_another_client(kafka_broker, kafka_topic: MakeTopic) -> None:
     """Two programs wrote one topic, and the records of a key were in two partitions."""
-    topic = kafka_topic()
-    await topic.create(partitions=7)
+    topic = await created(kafka_topic(), partitions=7)
     keys = [b"user-%d" % number for number in range(200)]
     producer = AIOKafkaProducer(bootstrap_servers=kafka_broker.bootstrap)
     await producer.start()
@@ -111,8 +109,7 @@ async def test_keys_go_to_the_same_partitions_as_with_another_client(kafka_broke
 
 async def test_unkeyed_batches_spread_over_all_partitions(kafka_topic: MakeTopic) -> None:
     """One partition got all records, so one subtask did all the work."""
-    topic = kafka_topic()
-    await topic.create(partitions=3)
+    topic = await created(kafka_topic(), partitions=3)
     writer = await topic.open_writer()
     for number in range(9):
         await writer.write(OutgoingBatch(numbered([number])))
@@ -125,8 +122,7 @@ async def test_a_writer_finds_partitions_that_were_added(
     kafka_topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Partitions were added to a busy topic, and the writer left them empty."""
-    topic = kafka_topic()
-    await topic.create(partitions=1)
+    topic = await created(kafka_topic(), partitions=1)
     writer = await topic.open_writer()
     await topic.create(partitions=3)
     monkeypatch.setattr(cluster, "_STALE_S", 0.0)
@@ -138,16 +134,14 @@ async def test_a_writer_finds_partitions_that_were_added(
 
 async def test_records_can_be_acknowledged_by_the_leader_alone(kafka_topic: MakeTopic) -> None:
     """Users who prefer speed to safety could not write with the leader's acknowledgement alone."""
-    topic = kafka_topic(acks="1")
-    await topic.create(partitions=2)
+    topic = await created(kafka_topic(acks="1"), partitions=2)
     await write(topic, OutgoingBatch(numbered(range(1000)), keys=numbered(range(1000))))
     assert sorted(numbers_of(await read_to_end(topic))) == list(range(1000))
 
 
 async def test_small_writes_travel_together_under_load(kafka_topic: MakeTopic) -> None:
     """Each record was sent in its own request, so a thousand writes a second were the limit."""
-    topic = kafka_topic()
-    await topic.create()
+    topic = await created(kafka_topic())
     writer = await topic.open_writer()
     for number in range(2000):
         await writer.write(OutgoingBatch(numbered([number])))
@@ -174,8 +168,7 @@ async def stored_batches(topic: Topic) -> int:
 
 async def test_a_lingering_writer_waits_for_more_but_not_at_a_flush(kafka_topic: MakeTopic) -> None:
     """A writer sent each record alone although it was asked to linger, or a flush lingered too."""
-    topic = kafka_topic(linger_s=600)
-    await topic.create()
+    topic = await created(kafka_topic(linger_s=600))
     writer = await topic.open_writer()
     for number in range(50):
         await writer.write(OutgoingBatch(numbered([number])))
@@ -187,8 +180,7 @@ async def test_a_lingering_writer_waits_for_more_but_not_at_a_flush(kafka_topic:
 
 async def test_a_record_above_the_limit_leaves_the_rest_of_its_batch_unwritten(kafka_topic: MakeTopic) -> None:
     """The caller removed the large record and wrote the batch again, and some records were stored twice."""
-    topic = kafka_topic()
-    await topic.create(settings={"max.message.bytes": "10000"})
+    topic = await created(kafka_topic(), settings={"max.message.bytes": "10000"})
     writer = await topic.open_writer()
     values = [*numbered(range(100)), b"x" * 20_000]
     with pytest.raises(RecordTooLarge, match=r"record 100 .* 200\d\d bytes.* 10000"):
@@ -200,8 +192,7 @@ async def test_a_record_above_the_limit_leaves_the_rest_of_its_batch_unwritten(k
 
 async def test_a_record_that_stays_too_large_compressed_is_an_error(kafka_topic: MakeTopic) -> None:
     """A record was too large even after compression, and the broker's refusal was not reported."""
-    topic = kafka_topic(compression="gzip")
-    await topic.create(settings={"max.message.bytes": "1000"})
+    topic = await created(kafka_topic(compression="gzip"), settings={"max.message.bytes": "1000"})
     writer = await topic.open_writer()
     await writer.write(OutgoingBatch([b"x" * 100_000]))
     await patiently(writer.flush())
@@ -249,8 +240,7 @@ async def test_a_compacted_topic_ends_a_bounded_read(kafka_topic: MakeTopic) -> 
 
 async def test_a_compacted_topic_refuses_records_without_keys_with_the_reason(kafka_topic: MakeTopic) -> None:
     """The error was only the number of the broker's own answer."""
-    topic = kafka_topic()
-    await topic.create(settings={"cleanup.policy": "compact"})
+    topic = await created(kafka_topic(), settings={"cleanup.policy": "compact"})
     writer = await topic.open_writer()
     await writer.write(OutgoingBatch([b"a"]))
     with pytest.raises(TopicError, match="compacted topic takes only records with keys"):
@@ -264,8 +254,7 @@ async def test_a_position_that_fell_out_of_retention_is_an_error_with_the_number
     kafka_broker, kafka_topic: MakeTopic
 ) -> None:
     """A reader continued at the earliest record, and lost the records before it without an error."""
-    topic = kafka_topic()
-    await topic.create()
+    topic = await created(kafka_topic())
     await write(topic, numbered(range(100)))
     await delete_records(kafka_broker.bootstrap, topic, 60)
     for request in (ReadRequest(positions={0: 30}), ReadRequest(start={0: 30})):
@@ -279,8 +268,7 @@ async def test_records_that_fall_out_of_retention_before_they_are_fetched_are_an
     kafka_broker, kafka_topic: MakeTopic
 ) -> None:
     """The retention overtook a slow reader, and the deleted records were missing without an error."""
-    topic = kafka_topic(fetch_max_bytes=1000)
-    await topic.create()
+    topic = await created(kafka_topic(fetch_max_bytes=1000))
     await write_in_blocks(topic, range(100))
     reader = await topic.open_reader(ReadRequest())
     first = await read_count(reader, 10)
@@ -322,8 +310,7 @@ async def test_a_slow_reader_gets_no_record_of_a_topic_created_again(
     """
     if broker_of == "before ids":
         monkeypatch.setattr(TopicMetadataRequest, "_CLASSES", ())
-    topic = kafka_topic(fetch_max_bytes=1000)
-    await topic.create()
+    topic = await created(kafka_topic(fetch_max_bytes=1000))
     await write_in_blocks(topic, range(100))
     clock = ManualClock()
     reader = await topic.open_reader(ReadRequest(clock=clock))
@@ -346,16 +333,14 @@ async def test_a_slow_reader_gets_no_record_of_a_topic_created_again(
 
 async def test_positions_of_missing_partitions_are_refused(kafka_topic: MakeTopic) -> None:
     """The topic was created again, and positions of the old topic were used for other records."""
-    topic = kafka_topic()
-    await topic.create(partitions=2)
+    topic = await created(kafka_topic(), partitions=2)
     with pytest.raises(OffsetOutOfRange, match="partition 5"):
         await patiently(topic.open_reader(ReadRequest(positions={5: 0})))
 
 
 async def test_settings_are_described_and_wrong_ones_refused(kafka_topic: MakeTopic) -> None:
     """A topic had another retention than the user had set, and lost records or kept them too long."""
-    topic = kafka_topic()
-    await topic.create(partitions=2, settings={"retention.ms": "12345", "replication.factor": "1"})
+    topic = await created(kafka_topic(), partitions=2, settings={"retention.ms": "12345", "replication.factor": "1"})
     described = await topic.describe()
     assert described.settings["retention.ms"] == "12345"
     assert described.settings["cleanup.policy"] == "delete"
@@ -370,8 +355,7 @@ async def test_settings_are_described_and_wrong_ones_refused(kafka_topic: MakeTo
 async def test_a_topic_can_be_used_as_soon_as_it_is_created(kafka_topic: MakeTopic) -> None:
     """A new topic refused the first records, because its partitions had no leader yet."""
     for number in range(5):
-        topic = kafka_topic(f"fresh-{number}")
-        await topic.create(partitions=4)
+        topic = await created(kafka_topic(f"fresh-{number}"), partitions=4)
         for partition in range(4):
             await write(topic, OutgoingBatch([b"a"], partition=partition))
         assert len(await read_to_end(topic)) == 4
@@ -388,8 +372,7 @@ async def test_a_missing_topic_is_told_by_an_error_alone(
 
 async def test_aborted_records_are_left_out_wherever_reading_begins(kafka_topic: MakeTopic) -> None:
     """Aborted records were read, because each answer lists the aborted producers only from its own position on."""
-    topic = kafka_topic()
-    await topic.create()
+    topic = await created(kafka_topic())
     choice = random.Random(11)
     producers = [await topic.open_transactions(f"{topic.name}-{number}") for number in range(3)]
     open_now: dict[int, list[bytes]] = {}
@@ -422,8 +405,7 @@ async def test_aborted_records_are_left_out_wherever_reading_begins(kafka_topic:
 
 async def test_a_transaction_left_open_is_aborted_after_its_timeout(kafka_topic: MakeTopic) -> None:
     """A dead run's open transaction held up all readers for ever."""
-    topic = kafka_topic()
-    await topic.create()
+    topic = await created(kafka_topic())
     transactions = await topic.open_transactions(f"{topic.name}-t", timeout_s=1.0)
     await transactions.begin()
     await transactions.write(topic, OutgoingBatch([b"left open"]))
@@ -441,7 +423,6 @@ async def test_a_transaction_left_open_is_aborted_after_its_timeout(kafka_topic:
 
 async def test_a_transaction_timeout_that_the_broker_does_not_take_is_refused(kafka_topic: MakeTopic) -> None:
     """A checkpoint interval above the broker's limit could never work, and no error said so."""
-    topic = kafka_topic()
-    await topic.create()
+    topic = await created(kafka_topic())
     with pytest.raises(ConfigurationError, match=r"transaction\.max\.timeout\.ms"):
         await patiently(topic.open_transactions(f"{topic.name}-t", timeout_s=10**6))

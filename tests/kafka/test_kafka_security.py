@@ -13,7 +13,7 @@ from support.certificates import Authority, key_store
 from support.kafka_fixtures import skip_without_java
 from support.kafka_server import KafkaServer, running_kafka
 from support.waiting import PATIENCE_S
-from topics.topic_case import patiently, read_to_end, values_of, write
+from topics.topic_case import begun, created, patiently, read_to_end, values_of, write
 
 from streamiter import Checkpoints, Flow
 from streamiter.errors import ConfigurationError, JobFailed, TopicDenied, TopicNotFound, TopicUnavailable
@@ -91,8 +91,7 @@ async def check_round_trip(made: Topic) -> None:
     """Check that a topic can be created, written, written in a transaction, and read."""
     await made.create()
     await write(made, [b"a"])
-    transactions = await made.open_transactions(f"{made.name}-t")
-    await transactions.begin()
+    transactions = await begun(made, f"{made.name}-t")
     await transactions.write(made, OutgoingBatch([b"b"]))
     await patiently(transactions.commit())
     await transactions.close()
@@ -172,8 +171,7 @@ async def test_the_commit_topic_needs_no_right_but_to_read_and_write_it(
     """A flow could not run exactly once where administrators create all topics, and errors did not name the missing
     right.
     """
-    administered = topic(url(guarded_broker, "PLAINTEXT", topic_prefix + "outputs"))
-    await administered.create()
+    administered = await created(topic(url(guarded_broker, "PLAINTEXT", topic_prefix + "outputs")))
     outputs = topic(url(guarded_broker, "PASSWORD", topic_prefix + "outputs"), **as_user("carol"))
     for step in range(2):
         if step:
@@ -184,8 +182,7 @@ async def test_the_commit_topic_needs_no_right_but_to_read_and_write_it(
         assert COMMIT_TOPIC in str(caught.value)
     await ensure_commit_topic(administered)
     commits = await patiently(ensure_commit_topic(outputs))
-    transactions = await patiently(commits.open_transactions("streamiter-flow"))
-    await patiently(transactions.begin())
+    transactions = await begun(commits, "streamiter-flow")
     await patiently(transactions.write(outputs, OutgoingBatch([b"output"])))
     await patiently(transactions.write(commits, OutgoingBatch([b"commit"], keys=[b"flow"])))
     await patiently(transactions.commit())

@@ -14,7 +14,7 @@ import pytest
 from support.kafka_fixtures import skip_without_java
 from support.kafka_server import KafkaServer, running_kafka
 from support.waiting import PATIENCE_S
-from topics.topic_case import numbered, numbers_of, patiently, read_to_end, values_of, write
+from topics.topic_case import begun, created, numbered, numbers_of, patiently, read_to_end, values_of, write
 
 from streamiter.errors import ProducerFenced, TopicUnavailable, TransactionExpired
 from streamiter.topics import OutgoingBatch, Topic, Transactions, topic
@@ -108,8 +108,7 @@ async def test_a_lost_message_neither_loses_nor_doubles_records(
     kafka_topic: MakeTopic, network: LossyNetwork, request_: str, lost: str
 ) -> None:
     """A request was sent again after a lost answer, and its records were lost or doubled."""
-    made = kafka_topic(**PATIENT)
-    await made.create(partitions=2)
+    made = await created(kafka_topic(**PATIENT), partitions=2)
     lose = network.lose_answers if lost == "answers" else network.lose_requests
     lose(request_, 2)
     if request_ == "RenewProducerRequest":
@@ -137,10 +136,8 @@ async def test_the_outcome_of_a_commit_without_an_answer_can_be_read(
     kafka_topic: MakeTopic, network: LossyNetwork, lost: str
 ) -> None:
     """A commit without an answer was taken for failed, and its visible outputs were written a second time."""
-    made = kafka_topic(**QUICK)
-    await made.create()
-    transactions = await made.open_transactions(f"{made.name}-t")
-    await patiently(transactions.begin())
+    made = await created(kafka_topic(**QUICK))
+    transactions = await begun(made, f"{made.name}-t")
     await write_number(transactions, made, 0)
     await patiently(transactions.commit())
     await patiently(transactions.begin())
@@ -168,8 +165,7 @@ async def test_a_request_to_end_that_arrives_late_does_not_end_the_next_transact
     """A request that had been sent again arrived late and ended the next transaction, so half a checkpoint was
     visible.
     """
-    made = kafka_topic(**PATIENT)
-    await made.create()
+    made = await created(kafka_topic(**PATIENT))
     late: list[tuple[Any, ...]] = []
 
     async def hold_back(connection: Any, request: object, *others: Any) -> Any:
@@ -178,8 +174,7 @@ async def test_a_request_to_end_that_arrives_late_does_not_end_the_next_transact
             raise BrokerTrouble("no answer")
         return await network.send(connection, request, *others)
 
-    transactions = await made.open_transactions(f"{made.name}-t")
-    await patiently(transactions.begin())
+    transactions = await begun(made, f"{made.name}-t")
     await write_number(transactions, made, 0)
     monkeypatch.setattr(cluster, "send", hold_back)
     await patiently(transactions.commit())
@@ -212,10 +207,8 @@ async def test_a_run_that_is_replaced_while_it_begins_takes_nothing_from_the_new
     kafka_topic: MakeTopic, network: LossyNetwork, monkeypatch: pytest.MonkeyPatch, before: int
 ) -> None:
     """A run lost an answer and asked for a new epoch; a newer run had just begun, and its transaction was aborted."""
-    made = kafka_topic(**PATIENT)
-    await made.create()
-    older = await made.open_transactions(f"{made.name}-t")
-    await patiently(older.begin())
+    made = await created(kafka_topic(**PATIENT))
+    older = await begun(made, f"{made.name}-t")
     await write_number(older, made, 0)
     network.lose_answers("EndTxnRequest")
     await patiently(older.commit())
@@ -244,15 +237,12 @@ async def test_a_run_that_is_replaced_while_it_begins_takes_nothing_from_the_new
 
 async def test_losing_an_answer_takes_nothing_from_a_newer_owner(kafka_topic: MakeTopic, network: LossyNetwork) -> None:
     """A request for a new epoch took the id from a newer owner, or ended the newer owner's transaction."""
-    made = kafka_topic(**PATIENT)
-    await made.create()
-    older = await made.open_transactions(f"{made.name}-t")
-    await patiently(older.begin())
+    made = await created(kafka_topic(**PATIENT))
+    older = await begun(made, f"{made.name}-t")
     await write_number(older, made, 0)
     network.lose_answers("EndTxnRequest")
     await patiently(older.commit())
-    newer = await made.open_transactions(f"{made.name}-t")
-    await patiently(newer.begin())
+    newer = await begun(made, f"{made.name}-t")
     await write_number(newer, made, 1)
     await until_written(made, 3)  # the first commit has the offset 1
     with pytest.raises(ProducerFenced) as caught:
@@ -266,8 +256,7 @@ async def test_losing_an_answer_takes_nothing_from_a_newer_owner(kafka_topic: Ma
 
 async def test_a_cancelled_commit_is_done_or_not_but_never_twice(kafka_topic: MakeTopic) -> None:
     """A caller reopened, read, and wrote the missing records after a cancelled commit, and some were stored twice."""
-    made = kafka_topic(**PATIENT)
-    await made.create()
+    made = await created(kafka_topic(**PATIENT))
     transactions = await made.open_transactions(f"{made.name}-t")
     for number in range(10):
         await patiently(transactions.begin())
@@ -293,14 +282,11 @@ async def test_a_cancelled_commit_is_done_or_not_but_never_twice(kafka_topic: Ma
 @pytest.mark.parametrize("call", ["write", "commit", "abort"])
 async def test_a_replaced_run_takes_nothing_from_the_newer_run(kafka_topic: MakeTopic, call: str) -> None:
     """A replaced run asked the broker for the reason, which aborted the newer run's transaction: both runs ended."""
-    made = kafka_topic(**PATIENT)
-    await made.create()
-    older = await made.open_transactions(f"{made.name}-t")
-    await patiently(older.begin())
+    made = await created(kafka_topic(**PATIENT))
+    older = await begun(made, f"{made.name}-t")
     await write_number(older, made, 0)
     await until_written(made, 1)
-    newer = await made.open_transactions(f"{made.name}-t")
-    await patiently(newer.begin())
+    newer = await begun(made, f"{made.name}-t")
     await write_number(newer, made, 1)
     await until_written(made, 3)  # the abort of the older transaction has the offset 1
     with pytest.raises(ProducerFenced) as caught:
@@ -319,8 +305,7 @@ async def test_a_run_that_timed_out_takes_nothing_from_a_newer_run(kafka_topic: 
 
     Without a newer run, its commit failed with an error after which it did not resume.
     """
-    made = kafka_topic()
-    await made.create()
+    made = await created(kafka_topic())
     older = await made.open_transactions(f"{made.name}-t", timeout_s=0.3)
     await patiently(older.begin())
     await write_number(older, made, 0)
@@ -330,8 +315,7 @@ async def test_a_run_that_timed_out_takes_nothing_from_a_newer_run(kafka_topic: 
         while not await read_to_end(made):
             pass  # the broker ends the transaction, which lets "behind" be read
     if is_replaced:
-        newer = await made.open_transactions(f"{made.name}-t")
-        await patiently(newer.begin())
+        newer = await begun(made, f"{made.name}-t")
         await write_number(newer, made, 1)
         await until_written(made, 4)  # the record "behind" and the abort are written
     with pytest.raises(TransactionExpired, match="unless a newer writer has taken over"):
@@ -345,8 +329,7 @@ async def test_a_run_that_timed_out_takes_nothing_from_a_newer_run(kafka_topic: 
 
 async def test_a_run_replaced_without_an_open_transaction_reports_no_timeout(kafka_topic: MakeTopic) -> None:
     """A replaced run reported a timeout, although the broker measures no time without records."""
-    made = kafka_topic()
-    await made.create()
+    made = await created(kafka_topic())
     older = await made.open_transactions(f"{made.name}-t", timeout_s=0.1)
     await patiently(older.begin())
     newer = await made.open_transactions(f"{made.name}-t")
@@ -376,8 +359,7 @@ async def test_a_commit_to_a_frozen_broker_is_done_once_or_not_at_all(
     breakable_broker: KafkaServer, handle: MakeTopic, timeout_s: float
 ) -> None:
     """A frozen broker executed abandoned requests later, and a commit was done twice."""
-    made = handle(give_up_after_s=PATIENCE_S, request_timeout_s=0.3)
-    await made.create()
+    made = await created(handle(give_up_after_s=PATIENCE_S, request_timeout_s=0.3))
     transactions = await made.open_transactions(f"{made.name}-t", timeout_s=timeout_s)
     await patiently(transactions.begin())
     await write_number(transactions, made, 0)
@@ -408,8 +390,7 @@ async def test_a_topic_deleted_with_records_of_the_transaction_does_not_hold_up_
     gone, kept = handle("gone", **PATIENT), handle("kept", **PATIENT)
     await gone.create()
     await kept.create()
-    transactions = await kept.open_transactions(f"{kept.name}-t")
-    await patiently(transactions.begin())
+    transactions = await begun(kept, f"{kept.name}-t")
     await write_number(transactions, gone, 0)
     await write_number(transactions, kept, 0)
     await until_written(gone, 1)
@@ -449,8 +430,7 @@ async def test_a_commit_sends_only_the_requests_that_the_version_of_the_broker_n
     request: pytest.FixtureRequest, network: LossyNetwork, topic_prefix: str, broker: str, requests: set[str]
 ) -> None:
     """A broker before 4.0 got requests that it does not know, or a newer one a request more for each commit."""
-    made = topic(f"kafka://{request.getfixturevalue(broker).bootstrap}/{topic_prefix}clicks", **PATIENT)
-    await made.create()
+    made = await created(topic(f"kafka://{request.getfixturevalue(broker).bootstrap}/{topic_prefix}clicks", **PATIENT))
     await patiently(commit_a_number(made))
     assert numbers_of(await read_to_end(made)) == [0]
     assert {name for name in network.sent if "Txn" in name or "Produce" in name} - {"InitProducerIdRequest"} == requests
@@ -458,8 +438,7 @@ async def test_a_commit_sends_only_the_requests_that_the_version_of_the_broker_n
 
 async def test_a_forgotten_id_is_not_taken_for_another_owner(older_broker: KafkaServer) -> None:
     """A flow that was idle for a week ended with an error about "another run"."""
-    made = topic(f"kafka://{older_broker.bootstrap}/clicks", **PATIENT)
-    await made.create()
+    made = await created(topic(f"kafka://{older_broker.bootstrap}/clicks", **PATIENT))
     transactions = await made.open_transactions("t")
     with pytest.raises(TransactionExpired, match=r"transactional\.id\.expiration\.ms"):
         await patiently(commit_nothing_for_ever(transactions))

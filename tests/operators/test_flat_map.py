@@ -69,29 +69,6 @@ def test_a_failure_further_down_is_not_blamed_on_the_record(policy: Any) -> None
     assert out.rejected == 0
 
 
-def halting(record: int) -> Iterator[int]:
-    yield record
-    if record == 2:
-        raise ValueError("two")
-    yield record
-
-
-@pytest.mark.parametrize("f", [halting, lambda record: 5 // (record - 2) and (), lambda record: None])
-def test_a_failure_names_the_record(f: Any) -> None:
-    """The function, its iterable or its result may be the cause of the failure."""
-    good: Any = (lambda record: ()) if f(1) is None else f
-    with pytest.raises(RecordFailure) as failure:
-        Driven(FlatMap(lambda record: f(record) if record == 2 else good(record))).feed([1, 2, 3])
-    assert failure.value.record == 2
-
-
-def test_no_item_of_a_refused_record_is_emitted() -> None:
-    """If half of a record's items were emitted, they would count twice after its dead letter is sent again."""
-    driven = Driven(FlatMap(halting), policy="dead_letter").feed([1, 2, 3])
-    assert driven.records == [1, 1, 3, 3]
-    assert [letter.record for letter in driven.dead_letters] == [2]
-
-
 def test_what_a_refused_record_emits_does_not_depend_on_the_records_before_it() -> None:
     """Pieces must start again with each record, so that cuts have no meaning."""
 

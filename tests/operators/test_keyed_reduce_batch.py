@@ -10,8 +10,8 @@ import pytest
 from operators.operator_harness import Driven, frozen, pieces_of, stored
 from support.examples import EXAMPLES, random_examples
 
-from streamiter.errors import ConfigurationError, RejectRecords
-from streamiter.operators import FunctionResultError, KeyedReduce, KeyedReduceBatch
+from streamiter.errors import RejectRecords
+from streamiter.operators import KeyedReduce, KeyedReduceBatch
 from streamiter.values.subtasks import check_keys
 
 INTEGERS = ["i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8"]
@@ -209,19 +209,3 @@ def test_a_key_that_the_checker_refuses_is_refused_with_all_its_records() -> Non
         driven.feed(np.array([13, 1, 13]))
     assert refusal.value.indices == (0, 2)
     assert stored(driven.operator.snapshot())() == []
-
-
-@pytest.mark.parametrize(
-    "keys", [[1, 2], np.array([1.0, 2.0]), np.array([True, False]), np.array([1]), np.array([[1], [2]]), None]
-)
-def test_invalid_keys_are_refused(keys: Any) -> None:
-    """Floats and booleans equal integers, so they would share the integers' states."""
-    with pytest.raises(FunctionResultError, match="keys_of"):
-        Driven(KeyedReduceBatch(lambda batch: keys, np.add)).feed(np.array([1, 2]))
-
-
-@pytest.mark.parametrize("ufunc", [max, np.sin, np.divmod, np.sum, np.matmul])
-def test_only_ufuncs_of_two_numbers_are_taken(ufunc: Any) -> None:
-    """np.sum is a function of an array, and a user may write it instead of np.add."""
-    with pytest.raises(ConfigurationError, match=r"KeyedReduceBatch\(ufunc\)"):
-        KeyedReduceBatch(lambda batch: batch, ufunc)

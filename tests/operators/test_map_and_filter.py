@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from operators.operator_harness import KINDS, Driven, as_kind, frozen, number_in
 
-from streamiter.errors import ConfigurationError, RejectRecords
+from streamiter.errors import RejectRecords
 from streamiter.operators import Filter, Map
 from streamiter.operators.output import RecordFailure
 from streamiter.values.records import Columns
@@ -112,15 +112,3 @@ def test_sequences_whose_iterators_know_no_length_are_searched_as_well() -> None
     with pytest.raises(RecordFailure) as failure:
         Driven(Map(inverse)).feed(Countdown())  # type: ignore[arg-type]
     assert failure.value.record == 0
-
-
-async def times_two(record: int) -> int:
-    return 2 * record
-
-
-@pytest.mark.parametrize("operator", [Map, Filter])
-@pytest.mark.parametrize(("f", "message"), [("x", "expected a function"), (times_two, "coroutine function")])
-def test_a_function_that_cannot_be_called_for_each_record_is_refused(operator: Any, f: Any, message: str) -> None:
-    """A coroutine function gave a stream of coroutines that were never awaited."""
-    with pytest.raises(ConfigurationError, match=message):
-        operator(f)

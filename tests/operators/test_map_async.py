@@ -30,7 +30,7 @@ from streamiter import (
 )
 from streamiter.engine.job.job import Job
 from streamiter.engine.storage.store import MemoryStore
-from streamiter.errors import GraphError, JobFailed, RejectRecords
+from streamiter.errors import JobFailed, RejectRecords
 from streamiter.testing import VirtualClock
 from streamiter.topics import MemoryBroker
 
@@ -255,44 +255,6 @@ async def test_refused_records_follow_the_policy_in_order() -> None:
     assert job.statistics().step("ask").rejected == 2
     errors = [dict(record.headers)["error"] for record in await read_to_end(dead)]
     assert [b"no such user" in error or b"OSError: down" in error for error in errors] == [True, True]
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (
-            {"f": len},
-            r"map_async: expected a coroutine function, given the plain function len; write async def, or use \.map",
-        ),
-        ({"f": 3}, "map_async: expected a coroutine function, given 3; write async def"),
-        ({"f": lambda: 3}, "map_async: expected a coroutine function, given the plain function <lambda>"),
-        ({"concurrency": 0}, "step 'map_async': expected a concurrency of at least 1, given 0"),
-        (
-            {"timeout_s": 0},
-            "expected timeout_s to be a number of seconds above 0, given 0; leave it out to wait for ever",
-        ),
-        ({"retries": -1}, "step 'map_async', retries: expected a whole number of at least 0, given -1"),
-        (
-            {"backoff_s": None},
-            "expected backoff_s to be a number of seconds above 0, given nan; leave it out to use its default",
-        ),
-        ({"backoff_s": 60}, r"expected backoff_max_s of at least backoff_s \(60\), given 30"),
-        ({"seed": 1.5}, "seed: expected a whole number of at least 0, given 1.5"),
-    ],
-)
-def test_wrong_arguments_are_refused(options: dict[str, Any], message: str) -> None:
-    """A lambda that returns a coroutine had results that were coroutines."""
-    with pytest.raises(GraphError, match=message):
-        Flow("calls").from_items([1]).map_async(**{"f": dawdle, **options})
-
-
-async def with_two(record: int, factor: int) -> int:
-    return record * factor
-
-
-def test_a_coroutine_function_of_other_arguments_is_refused() -> None:
-    with pytest.raises(GraphError, match=r"missing a required argument: 'factor'; write async def f\(record\) \(at"):
-        Flow("calls").from_items([1]).map_async(with_two)  # type: ignore[arg-type]
 
 
 # ---- stops and checkpoints

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from operators.operator_harness import KINDS, Driven, as_kind, cuts, frozen, pieces_of, thorough
 
-from streamiter.errors import ConfigurationError
 from streamiter.operators import MiniBatch
 from streamiter.values.records import Columns
 
@@ -167,17 +166,3 @@ def test_an_emitted_mini_batch_does_not_change_later() -> None:
     """The next records were added to the list that had just been emitted."""
     driven = Driven(MiniBatch(2)).feed([1], [2], [3], [4], [5])
     assert driven.finish().records == [[1, 2], [3, 4], [5]]
-
-
-@pytest.mark.parametrize("n", [0, -1, 2.0, True, "3"])
-def test_n_is_a_whole_number_above_0(n: Any) -> None:
-    """A mini-batch of 0 records is never full."""
-    with pytest.raises(ConfigurationError, match=r"MiniBatch\(n\)"):
-        MiniBatch(n)
-
-
-@pytest.mark.parametrize("timeout_s", [0, -1, float("nan")])
-def test_a_timeout_is_above_0(timeout_s: float) -> None:
-    """A timer that is due at once would be set again and again."""
-    with pytest.raises(ConfigurationError, match=r"MiniBatch\(timeout_s\)"):
-        MiniBatch(5, timeout_s)

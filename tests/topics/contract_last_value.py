@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from topics.topic_case import TopicCase, missing_soon, numbered, patiently, read_to_end, write
+from topics.topic_case import TopicCase, missing_soon, numbered, patiently, read_to_end, write, write_transaction
 
 from streamiter.errors import TopicNotFound
 from streamiter.topics import OutgoingBatch, Topic, TopicRecord
@@ -131,9 +131,7 @@ class CommitTopicContract:
             await patiently(other.describe())
         await other.create()
         transactions = await outputs.open_transactions(case.prefix + "t")
-        await patiently(transactions.begin())
-        await patiently(transactions.write(other, OutgoingBatch([b"a"])))
-        await patiently(transactions.commit())
+        await write_transaction(transactions, other, [b"a"], commit=True)
         await patiently(transactions.close())
         assert [record.value for record in await read_to_end(case.topic("other"))] == [b"a"]
 

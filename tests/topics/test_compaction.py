@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 from topics.topic_case import (
+    begun,
+    created,
     numbered,
     numbers_of,
     patiently,
@@ -57,11 +59,9 @@ async def test_many_commits_leave_one_record_for_each_flow(handle: MakeTopic) ->
 
 async def test_uncommitted_records_supersede_nothing(handle: MakeTopic) -> None:
     """An open transaction superseded the last commit record, and was aborted later."""
-    clicks = handle("clicks")
-    await clicks.create(settings=COMPACTED)
+    clicks = await created(handle("clicks"), settings=COMPACTED)
     await write(clicks, OutgoingBatch([b"committed"], keys=[b"k"]))
-    aborted = await clicks.open_transactions("aborted")
-    await aborted.begin()
+    aborted = await begun(clicks, "aborted")
     await aborted.write(clicks, OutgoingBatch([b"aborted"], keys=[b"k"]))
     other = await clicks.open_transactions("other")
     await write_transaction(other, clicks, [b"unkeyed"], commit=True)
@@ -92,8 +92,7 @@ async def written(clicks: Topic, batch: OutgoingBatch, history: list[TopicRecord
 async def test_readers_skip_gaps_at_any_start_and_stop(handle: MakeTopic, seed: int) -> None:
     """A gap at a reader's start or stop, or between them, held the reader up, or shifted its offsets."""
     choice = random.Random(seed)
-    clicks = handle("clicks")
-    await clicks.create(settings=COMPACTED)
+    clicks = await created(handle("clicks"), settings=COMPACTED)
     history: list[TopicRecord] = []
     for _ in range(25):
         count = choice.choice([1, 1, 1, 2, 5])
@@ -112,8 +111,7 @@ async def test_readers_skip_gaps_at_any_start_and_stop(handle: MakeTopic, seed: 
 
 async def test_a_reader_before_a_gap_continues_behind_it(handle: MakeTopic) -> None:
     """A superseded record ended a reader, as a record out of retention does, although it is no loss."""
-    clicks = handle("clicks")
-    await clicks.create(settings=COMPACTED)
+    clicks = await created(handle("clicks"), settings=COMPACTED)
     await write(clicks, OutgoingBatch(numbered([0]), keys=[b"k"]))
     reader = await clicks.open_reader(ReadRequest())
     assert numbers_of(await read_count(reader, 1)) == [0]

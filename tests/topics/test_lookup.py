@@ -47,32 +47,6 @@ def test_a_third_party_can_add_a_scheme(installed: Path) -> None:
     assert "pigeon" in known_schemes()
 
 
-def test_errors_show_no_password() -> None:
-    """The scheme in a configuration was misspelt, and the error wrote the broker's password into the log."""
-    with pytest.raises(ConfigurationError) as caught:
-        topic("kafak://user:secret@broker:9092/clicks?sasl_password=hidden")
-    assert "broker:9092/clicks" in str(caught.value)
-    assert "secret" not in str(caught.value)
-    assert "hidden" not in str(caught.value)
-
-
-@pytest.mark.parametrize("url", ["nonsense://a", "nonsense://", "kafkaa://h/t"])
-def test_an_unknown_scheme_names_the_known_ones(url: str) -> None:
-    """The error about a misspelt scheme did not list the known schemes."""
-    with pytest.raises(
-        ConfigurationError,
-        match=r"file://, kafka:// \(pip install 'streamiter\[kafka\]'\), memory://, sqlite://, given nonsense|kafkaa",
-    ):
-        topic(url)
-
-
-@pytest.mark.parametrize("url", ["clicks", "", "://clicks", "other:clicks"])
-def test_an_invalid_url_is_refused_with_an_example(url: str) -> None:
-    """A user tried a bare name first, and the error had no example of a URL."""
-    with pytest.raises(ConfigurationError, match="expected a URL such as kafka://"):
-        topic(url)
-
-
 def test_a_missing_extra_is_an_error_with_the_install_command(installed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The error 'No module named aiokafka' did not say what to do."""
     for name in [name for name in sys.modules if name.split(".")[0] in ("aiokafka", "streamiter_kafka")]:
@@ -90,48 +64,6 @@ def test_a_broken_connector_is_named(installed: Path) -> None:
         topic("broken://a")
     with pytest.raises(ConfigurationError, match="wrong:Connector to be a subclass"):
         topic("wrong://a")
-
-
-@pytest.mark.parametrize(
-    "url",
-    [
-        "memory://",
-        "memory:clicks",
-        "sqlite:relative.db?topic=a",
-        "sqlite:/absolute.db?topic=a",
-        "sqlite://relative.db?topic=a",
-        "sqlite:///relative.db",
-        "sqlite:///?topic=a",
-        "sqlite:///relative.db?topic=",
-        "sqlite:///relative.db?name=a",
-        "sqlite:///relative.db?topic=a#b",
-        "sqlite:///folder/?topic=a",
-        "sqlite://[data.db?topic=a",
-        "kafka://[::1:9092/clicks",
-        "kafka://ann:h\u2100sh@h/clicks",
-        "file://[a.csv",
-    ],
-)
-def test_a_malformed_url_is_refused(url: str) -> None:
-    """A wrong URL was reported by the first read, and not by the line that has it."""
-    with pytest.raises(ConfigurationError, match="expected") as caught:
-        topic(url)
-    assert "ann" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("url", "options"),
-    [
-        ("memory://a", {"poll": 1}),
-        ("sqlite:///a.db?topic=a", {"poll": 1}),
-        ("sqlite:///a.db?topic=a", {"synchronous": "off"}),
-        ("sqlite:///a.db?topic=a", {"poll_interval_s": 0.0}),
-    ],
-)
-def test_an_impossible_option_is_refused(url: str, options: dict[str, object]) -> None:
-    """An option was misspelt, and its default was used silently."""
-    with pytest.raises(ConfigurationError, match=next(iter(options))):
-        topic(url, **options)
 
 
 def test_a_file_has_one_commit_domain_under_all_its_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,29 +6,36 @@ import asyncio
 import threading
 
 import pytest
-from topics.topic_case import ManualClock, numbered, numbers_of, patiently, read_to_end, values_of, write
+from topics.topic_case import (
+    ManualClock,
+    begun,
+    created,
+    numbered,
+    numbers_of,
+    patiently,
+    read_to_end,
+    values_of,
+    write,
+    write_transaction,
+)
 
-from streamiter.errors import ConfigurationError, OffsetOutOfRange, TopicError, TransactionExpired
+from streamiter.errors import OffsetOutOfRange, TopicError, TransactionExpired
 from streamiter.topics import MemoryBroker, OutgoingBatch, ReadRequest, connector_for, topic
 
 
 async def test_the_end_of_a_transaction_takes_an_offset() -> None:
     """Code that expects offsets without gaps passed all tests, and failed on Kafka."""
-    clicks = MemoryBroker().topic("clicks")
-    await clicks.create()
+    clicks = await created(MemoryBroker().topic("clicks"))
     transactions = await clicks.open_transactions("t")
     for values in ([b"a", b"b"], [b"c"]):
-        await transactions.begin()
-        await transactions.write(clicks, OutgoingBatch(values))
-        await transactions.commit()
+        await write_transaction(transactions, clicks, values, commit=True)
     assert [record.offset for record in await read_to_end(clicks)] == [0, 1, 3]
     assert (await clicks.describe()).offsets == {0: (0, 5)}
 
 
 async def test_a_reader_stops_before_an_open_transaction() -> None:
     """A reader in memory passed an open transaction, unlike in Kafka, where it waits at the last stable offset."""
-    clicks = MemoryBroker().topic("clicks")
-    await clicks.create()
+    clicks = await created(MemoryBroker().topic("clicks"))
     transactions = await clicks.open_transactions("t")
     await write(clicks, [b"before"])
     await transactions.begin()
@@ -42,8 +49,7 @@ async def test_a_reader_stops_before_an_open_transaction() -> None:
 async def test_time_stamps_come_from_the_clock() -> None:
     """A simulated run got the real time in its records."""
     clock = ManualClock(5.0)
-    clicks = MemoryBroker(clock=clock).topic("clicks")
-    await clicks.create()
+    clicks = await created(MemoryBroker(clock=clock).topic("clicks"))
     await write(clicks, [b"a"])
     clock.advance(1.5)
     await write(clicks, [b"b"])
@@ -53,8 +59,7 @@ async def test_time_stamps_come_from_the_clock() -> None:
 async def test_a_transaction_left_open_is_aborted_in_time() -> None:
     """A run that hung between two checkpoints held up all readers for ever."""
     clock = ManualClock()
-    clicks = MemoryBroker(clock=clock).topic("clicks")
-    await clicks.create()
+    clicks = await created(MemoryBroker(clock=clock).topic("clicks"))
     transactions = await clicks.open_transactions("t", timeout_s=60.0)
     await transactions.begin()
     await transactions.write(clicks, OutgoingBatch([b"late"]))
@@ -75,8 +80,7 @@ async def test_a_transaction_left_open_is_aborted_in_time() -> None:
 async def test_the_timer_does_not_end_a_later_transaction() -> None:
     """The timer of a transaction that had ended aborted the next transaction."""
     clock = ManualClock()
-    clicks = MemoryBroker(clock=clock).topic("clicks")
-    await clicks.create()
+    clicks = await created(MemoryBroker(clock=clock).topic("clicks"))
     transactions = await clicks.open_transactions("t", timeout_s=60.0)
     for number in range(3):
         await transactions.begin()
@@ -88,13 +92,11 @@ async def test_the_timer_does_not_end_a_later_transaction() -> None:
 
 async def test_retention_by_count_is_exact_and_spares_open_transactions() -> None:
     """Retention dropped records of an open transaction, which were then neither visible nor aborted."""
-    clicks = MemoryBroker().topic("clicks")
-    await clicks.create(settings={"retention_records": "3"})
+    clicks = await created(MemoryBroker().topic("clicks"), settings={"retention_records": "3"})
     await write(clicks, numbered(range(10)))
     assert (await clicks.describe()).offsets == {0: (7, 10)}
     assert numbers_of(await read_to_end(clicks)) == [7, 8, 9]
-    transactions = await clicks.open_transactions("t")
-    await transactions.begin()
+    transactions = await begun(clicks, "t")
     await transactions.write(clicks, OutgoingBatch(numbered([10])))
     await write(clicks, numbered(range(11, 20)))
     assert (await clicks.describe()).offsets == {0: (10, 20)}
@@ -104,50 +106,20 @@ async def test_retention_by_count_is_exact_and_spares_open_transactions() -> Non
 
 async def test_a_reader_that_fell_behind_retention_gets_an_error() -> None:
     """A slow reader continued at the earliest record, and lost records without an error."""
-    clicks = MemoryBroker().topic("clicks")
-    await clicks.create(settings={"retention_records": "3"})
+    clicks = await created(MemoryBroker().topic("clicks"), settings={"retention_records": "3"})
     reader = await clicks.open_reader(ReadRequest())
     await write(clicks, numbered(range(10)))
     with pytest.raises(OffsetOutOfRange, match=r"offset 0 fell out of retention; expected 7 to 10"):
         await reader.read()
 
 
-async def test_positions_of_a_missing_partition_are_refused() -> None:
-    """Positions of another topic with the same name were used."""
-    clicks = MemoryBroker().topic("clicks")
-    await clicks.create(partitions=2)
-    with pytest.raises(OffsetOutOfRange, match="created again"):
-        await clicks.open_reader(ReadRequest(positions={0: 0, 2: 5}))
-
-
 async def test_written_records_do_not_change_with_the_caller_s_list() -> None:
     """A caller filled its list again, and the stored records changed with it."""
-    clicks = MemoryBroker().topic("clicks")
-    await clicks.create()
+    clicks = await created(MemoryBroker().topic("clicks"))
     values: list[bytes | None] = [b"a"]
     await write(clicks, values)
     values[0] = b"b"
     assert values_of(await read_to_end(clicks)) == [b"a"]
-
-
-@pytest.mark.parametrize(
-    "batch",
-    [
-        OutgoingBatch(["text"]),  # type: ignore[list-item]
-        OutgoingBatch([b"a"], keys=["text"]),  # type: ignore[list-item]
-        OutgoingBatch([b"a"], keys=[b"a", b"b"]),
-        OutgoingBatch([b"a"], headers=[]),
-        OutgoingBatch([b"a"], timestamps_ms=[1, 2]),
-        OutgoingBatch([b"a"], partition=-1),
-    ],
-)
-async def test_a_batch_with_unequal_columns_is_refused_as_a_whole(batch: OutgoingBatch) -> None:
-    """One column of a batch was too short, and all later records were shifted."""
-    clicks = MemoryBroker().topic("clicks")
-    await clicks.create()
-    with pytest.raises(TopicError, match="expected"):
-        await write(clicks, batch)
-    assert await read_to_end(clicks) == []
 
 
 async def test_brokers_are_separate_but_a_url_always_leads_to_the_same_one() -> None:
@@ -159,8 +131,7 @@ async def test_brokers_are_separate_but_a_url_always_leads_to_the_same_one() -> 
     assert processes.commit_domain == topic("memory://other").commit_domain
     await processes.create()
     assert await connector_for("memory://").list_topics("memory://", {}) == sorted([*of_other_tests, "apart"])
-    transactions = await processes.open_transactions("t")
-    await transactions.begin()
+    transactions = await begun(processes, "t")
     with pytest.raises(TopicError, match="commit domain"):
         await transactions.write(mine, OutgoingBatch([b"a"]))
     await transactions.close()
@@ -169,8 +140,7 @@ async def test_brokers_are_separate_but_a_url_always_leads_to_the_same_one() -> 
 
 async def test_a_reader_is_woken_by_a_writer_in_another_thread_and_loop() -> None:
     """A flow in a thread never noticed records that a service wrote from its own loop."""
-    clicks = MemoryBroker().topic("clicks")
-    await clicks.create()
+    clicks = await created(MemoryBroker().topic("clicks"))
     reader = await clicks.open_reader(ReadRequest())
     reading = asyncio.ensure_future(reader.read())
     await asyncio.sleep(0)
@@ -184,35 +154,10 @@ async def test_a_reader_is_woken_by_a_writer_in_another_thread_and_loop() -> Non
 
 async def test_closing_a_reader_ends_a_read_that_waits() -> None:
     """A task waited in a read for ever after its reader was closed."""
-    clicks = MemoryBroker().topic("clicks")
-    await clicks.create()
+    clicks = await created(MemoryBroker().topic("clicks"))
     reader = await clicks.open_reader(ReadRequest())
     reading = asyncio.ensure_future(reader.read())
     await asyncio.sleep(0)
     await reader.close()
     with pytest.raises(TopicError, match="closed"):
         await patiently(reading)
-
-
-@pytest.mark.parametrize(
-    "request_",
-    [
-        ReadRequest(subtask=2, subtasks=2),
-        ReadRequest(max_records=0),
-        ReadRequest(start="beginning"),  # type: ignore[arg-type]
-    ],
-)
-async def test_an_impossible_request_is_refused(request_: ReadRequest) -> None:
-    """A reader with a share beyond the last one read no record for ever."""
-    clicks = MemoryBroker().topic("clicks")
-    await clicks.create()
-    with pytest.raises(ConfigurationError, match="expected"):
-        await clicks.open_reader(request_)
-
-
-@pytest.mark.parametrize("settings", [{"retention": "3"}, {"retention_records": "many"}])
-async def test_an_impossible_setting_is_refused(settings: dict[str, str]) -> None:
-    """The retention was misspelt, and the topic grew until the memory was full."""
-    clicks = MemoryBroker().topic("clicks")
-    with pytest.raises(ConfigurationError, match="expected"):
-        await clicks.create(settings=settings)

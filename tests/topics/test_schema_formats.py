@@ -27,7 +27,7 @@ from confluent_kafka.serialization import MessageField, SerializationContext
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from support.registry_server import RegistryServer
 from support.waiting import PATIENCE_S
-from topics.topic_case import ManualClock
+from topics.topic_case import ManualClock, created
 
 from streamiter import Columns, Flow
 from streamiter.errors import (
@@ -343,8 +343,7 @@ async def test_a_registry_that_is_away_for_a_while_delays_the_job(
 
 async def test_a_registry_that_stays_away_ends_the_job(proxy: RegistryProxy, topic_prefix: str) -> None:
     broker = MemoryBroker()
-    clicks = broker.topic("clicks")
-    await clicks.create()
+    clicks = await created(broker.topic("clicks"))
     writer = await clicks.open_writer()
     await writer.write(OutgoingBatch([b"\0\0\0\0\1x"]))
     await writer.close()
@@ -402,28 +401,6 @@ async def test_credentials_do_not_follow_a_redirect(proxy: RegistryProxy) -> Non
     with pytest.raises(TopicError, match=r"given status 302 \(no message\); check the address"):
         await encoder(Avro(SchemaRegistry(proxy.url, token="a-token"), CLICK), "t")
     assert len(proxy.asked) == 1
-
-
-@pytest.mark.parametrize(
-    ("url", "options", "message"),
-    [
-        ("kafka://h:1", {}, "expected http://host or https://host, given 'kafka://h:1'"),
-        ("http://ann:hush@h", {}, "given 'http://…@h'; give credentials as username= and password="),
-        ("http://h?password=hush", {}, "given 'http://h?password=…'"),
-        (7, {}, "given int"),
-        ("http://h", {"user": "ann"}, "unknown option 'user'; the options are give_up_after_s"),
-        ("http://h", {"username": "ann"}, "expected username and password together, or token alone"),
-        ("http://h", {"username": "ann", "password": "p", "token": "t"}, "or token alone"),
-        ("http://h", {"token": "hush\nhush"}, "expected token to be ASCII text in one line, given another one"),
-        ("http://h", {"password_env": "NOWHERE"}, "environment variable NOWHERE to hold password"),
-        ("https://h", {"ssl_cafile": "/nowhere.pem"}, "expected ssl_cafile to be a file of certificates (PEM)"),
-    ],
-)
-def test_wrong_options_of_a_registry(url: Any, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigurationError) as error:
-        SchemaRegistry(url, **options)
-    assert message in str(error.value)
-    assert "hush" not in str(error.value)
 
 
 # -- subjects and schemas -----------------------------------------------------------------------------------------
@@ -495,8 +472,7 @@ async def test_an_incompatible_schema_is_refused_before_anything_is_written(
     schema_registry: RegistryServer, client: SchemaRegistryClient, topic_prefix: str
 ) -> None:
     broker = MemoryBroker()
-    clicks = broker.topic(topic_prefix)
-    await clicks.create()
+    clicks = await created(broker.topic(topic_prefix))
     registered(schema_registry, f"{topic_prefix}-value", CLICK)
     await asyncio.to_thread(client.set_compatibility, f"{topic_prefix}-value", "BACKWARD")
     other = {**CLICK, "fields": [{"name": "user", "type": "int"}]}
@@ -687,25 +663,6 @@ async def test_a_schema_of_another_kind(schema_registry: RegistryServer, topic_p
 
 
 # -- the user's line ----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: Avro("http://h", {"type": "record"}), 'Avro: expected a schema of AVRO, given {"type":"record"}: '),
-        (lambda: Avro("http://h", "{"), "Avro: expected a schema of AVRO, given {: "),
-        (lambda: JsonSchema("http://h", {"type": "strin"}), "JsonSchema: expected a schema of JSON, given "),
-        (lambda: Avro("http://h", strategy="topics"), "expected strategy= to be one of topic, record, topic-record"),  # type: ignore[arg-type]
-        (lambda: Avro(7), "Avro: expected registry= to be a SchemaRegistry or its URL, given int"),  # type: ignore[arg-type]
-        (lambda: Protobuf("http://h"), "expected classes of messages, as protoc generates them, given none"),
-        (lambda: Protobuf("http://h", dict), "expected classes of messages, as protoc generates them, given (<class"),  # type: ignore[arg-type]
-        (lambda: Avro("http://h", CLICK).encode([]), "Avro('http://h'): expected a sink, which asks for the id"),
-    ],
-)
-def test_errors_at_the_users_line(make: Callable[[], object], message: str) -> None:
-    with pytest.raises(ConfigurationError) as error:
-        make()
-    assert message in str(error.value)
 
 
 @pytest.mark.parametrize(

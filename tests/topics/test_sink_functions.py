@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.kafka_fixtures import GivenKafka
-from topics.topic_case import read_to_end
+from topics.topic_case import created, read_to_end
 
 from streamiter import Columns, Flow
 from streamiter.errors import GraphError, JobFailed
@@ -77,8 +77,7 @@ async def test_tombstones(made: Topic) -> None:
     ],
 )
 async def test_units_of_time_stamps(time: Any, expected_ms: int) -> None:
-    made = MemoryBroker().topic("clicks")
-    await made.create()
+    made = await created(MemoryBroker().topic("clicks"))
     [record] = await written([0], made, timestamp=lambda _: time)
     assert record.timestamp_ms == expected_ms
 
@@ -103,8 +102,7 @@ async def test_units_of_time_stamps(time: Any, expected_ms: int) -> None:
     ],
 )
 async def test_wrong_results_follow_the_policy(option: str, given: Any, message: str) -> None:
-    made = MemoryBroker().topic("clicks")
-    await made.create()
+    made = await created(MemoryBroker().topic("clicks"))
     with pytest.raises(JobFailed) as error:
         await written([0], made, **{option: lambda _: given})
     assert message in str(error.value) + str(error.value.__cause__)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from support.processes import async_process
-from topics.topic_case import patiently, read_to_end, values_of, write
+from topics.topic_case import begun, created, patiently, read_to_end, values_of, write
 
 from streamiter.errors import StorageFull
 from streamiter.topics import OutgoingBatch, topic
@@ -22,8 +22,7 @@ async def test_a_full_disk_stores_nothing_of_the_write_and_the_writer_can_contin
 ) -> None:
     """A job stopped on a full disk, and its topics were broken when the disk had room again."""
     disk, give_more_room = small_disk
-    clicks = topic(f"sqlite:///{disk}/topics.db?topic=clicks")
-    await clicks.create(partitions=2)
+    clicks = await created(topic(f"sqlite:///{disk}/topics.db?topic=clicks"), partitions=2)
     await write(clicks, [b"before"])
     writer = await clicks.open_writer()
     large = [b"%d" % number + b" " * MiB for number in range(6)]
@@ -44,10 +43,8 @@ async def test_a_transaction_on_a_full_disk_can_be_tried_again_or_aborted(
 ) -> None:
     """Records that were staged before the disk was full were visible alone, or were lost."""
     disk, give_more_room = small_disk
-    clicks = topic(f"sqlite:///{disk}/topics.db?topic=clicks")
-    await clicks.create()
-    transactions = await clicks.open_transactions("t")
-    await transactions.begin()
+    clicks = await created(topic(f"sqlite:///{disk}/topics.db?topic=clicks"))
+    transactions = await begun(clicks, "t")
     large = [b"%d" % number + b" " * (MiB // 2) for number in range(8)]
 
     async def write_all() -> None:
@@ -92,8 +89,7 @@ asyncio.run(main(sys.argv[1]))
 
 async def test_a_limit_on_file_sizes_counts_as_a_full_disk(tmp_path: Path) -> None:
     """A quota refused a write with another error than a full disk, and the job did not recognize it."""
-    clicks = topic(f"sqlite:///{tmp_path}/topics.db?topic=clicks")
-    await clicks.create()
+    clicks = await created(topic(f"sqlite:///{tmp_path}/topics.db?topic=clicks"))
     await write(clicks, [b"before"])
     command = [sys.executable, "-c", LIMITED, clicks.url]
     async with async_process(command, stdout=asyncio.subprocess.PIPE) as child:

@@ -11,7 +11,19 @@ import pytest
 from support.processes import async_process
 from support.waiting import until
 from topics.sqlite_support import opened, sqlite_topic, stored_blocks
-from topics.topic_case import ManualClock, numbered, numbers_of, patiently, read_count, read_to_end, values_of, write
+from topics.topic_case import (
+    ManualClock,
+    begun,
+    created,
+    numbered,
+    numbers_of,
+    patiently,
+    read_count,
+    read_to_end,
+    values_of,
+    write,
+    write_transaction,
+)
 
 from streamiter.errors import (
     OffsetOutOfRange,
@@ -31,8 +43,7 @@ MiB = 1 << 20
 
 async def test_the_event_loop_continues_while_a_commit_waits(tmp_path: Path) -> None:
     """A commit blocked the event loop, and with it all heartbeats of the job."""
-    clicks = sqlite_topic(tmp_path)
-    await clicks.create()
+    clicks = await created(sqlite_topic(tmp_path))
     writer = await clicks.open_writer()
     with opened(tmp_path) as connection:
         connection.execute("BEGIN IMMEDIATE")
@@ -49,8 +60,7 @@ async def test_the_event_loop_continues_while_a_commit_waits(tmp_path: Path) -> 
 
 async def test_records_that_arrive_during_a_commit_are_in_the_next_one(tmp_path: Path) -> None:
     """Each record had its own commit, so a thousand records a second were written instead of millions."""
-    clicks = sqlite_topic(tmp_path)
-    await clicks.create()
+    clicks = await created(sqlite_topic(tmp_path))
     writer = await clicks.open_writer()
     with opened(tmp_path) as connection:
         connection.execute("BEGIN IMMEDIATE")
@@ -65,8 +75,7 @@ async def test_records_that_arrive_during_a_commit_are_in_the_next_one(tmp_path:
 
 async def test_a_write_waits_while_too_many_bytes_are_unwritten(tmp_path: Path) -> None:
     """A slow disk filled the memory, because the flow was not slowed down."""
-    clicks = sqlite_topic(tmp_path)
-    await clicks.create()
+    clicks = await created(sqlite_topic(tmp_path))
     writer = await clicks.open_writer()
     with opened(tmp_path) as connection:
         connection.execute("BEGIN IMMEDIATE")
@@ -92,8 +101,7 @@ async def test_a_write_waits_while_too_many_bytes_are_unwritten(tmp_path: Path) 
 
 async def test_a_cancelled_flush_does_not_cancel_the_commit(tmp_path: Path) -> None:
     """A caller's timeout cancelled a flush, and records were lost or doubled."""
-    clicks = sqlite_topic(tmp_path)
-    await clicks.create()
+    clicks = await created(sqlite_topic(tmp_path))
     writer = await clicks.open_writer()
     for number in range(20):
         await writer.write(OutgoingBatch(numbered([number])))
@@ -108,8 +116,7 @@ async def test_a_cancelled_flush_does_not_cancel_the_commit(tmp_path: Path) -> N
 
 async def test_a_writer_finds_partitions_that_were_added(tmp_path: Path) -> None:
     """A write to a new partition of a larger topic was refused."""
-    clicks = sqlite_topic(tmp_path)
-    await clicks.create(partitions=1)
+    clicks = await created(sqlite_topic(tmp_path), partitions=1)
     writer = await clicks.open_writer()
     await clicks.create(partitions=3)
     await writer.write(OutgoingBatch([b"a"], partition=2))
@@ -134,8 +141,7 @@ asyncio.run(main(sys.argv[1], int(sys.argv[2])))
 
 async def test_several_processes_write_while_another_reads(tmp_path: Path) -> None:
     """Several processes wrote to one file, and records were lost or read in another order."""
-    clicks = sqlite_topic(tmp_path)
-    await clicks.create()
+    clicks = await created(sqlite_topic(tmp_path))
     reader = await clicks.open_reader(ReadRequest())
     async with contextlib.AsyncExitStack() as writers:
         commands = [[sys.executable, "-c", WRITER, clicks.url, str(name)] for name in range(3)]
@@ -166,8 +172,7 @@ class CountingClock(ManualClock):
 
 async def test_an_idle_reader_looks_more_rarely_with_time(tmp_path: Path) -> None:
     """Each idle reader looked fifty times a second, which was a noticeable load on the machine."""
-    clicks = sqlite_topic(tmp_path)
-    await clicks.create()
+    clicks = await created(sqlite_topic(tmp_path))
     clock = CountingClock()
     reader = await clicks.open_reader(ReadRequest(clock=clock))
     reading = asyncio.ensure_future(reader.read())
@@ -190,8 +195,7 @@ async def test_an_idle_reader_looks_more_rarely_with_time(tmp_path: Path) -> Non
 
 async def test_a_small_max_records_reads_a_large_block_once(tmp_path: Path) -> None:
     """A block of 8192 records was unpacked for every ten of them, which is a hundred times the work."""
-    clicks = sqlite_topic(tmp_path)
-    await clicks.create()
+    clicks = await created(sqlite_topic(tmp_path))
     await write(clicks, numbered(range(8000)))
     assert stored_blocks(tmp_path)[0] == 1
     reader = await clicks.open_reader(ReadRequest(max_records=10))
@@ -204,8 +208,7 @@ async def test_a_small_max_records_reads_a_large_block_once(tmp_path: Path) -> N
 
 async def test_a_recreated_topic_is_not_taken_for_the_old_one(tmp_path: Path) -> None:
     """A topic was deleted and created again, and its reader used the old offsets for other records."""
-    clicks = sqlite_topic(tmp_path)
-    await clicks.create()
+    clicks = await created(sqlite_topic(tmp_path))
     await write(clicks, numbered(range(3)))
     reader, writer = await clicks.open_reader(ReadRequest()), await clicks.open_writer()
     await read_count(reader, 3)
@@ -228,8 +231,7 @@ async def test_a_recreated_topic_is_not_taken_for_the_old_one(tmp_path: Path) ->
 
 async def test_retention_by_bytes_keeps_the_newest_blocks(tmp_path: Path) -> None:
     """The file of a topic with a retention by bytes never stopped growing."""
-    clicks = sqlite_topic(tmp_path)
-    await clicks.create(partitions=2, settings={"retention_bytes": str(50_000)})
+    clicks = await created(sqlite_topic(tmp_path), partitions=2, settings={"retention_bytes": str(50_000)})
     writer = await clicks.open_writer()
     for number in range(100):
         await writer.write(OutgoingBatch([b"%d" % number + b" " * 10_000], partition=0))
@@ -245,8 +247,7 @@ async def test_retention_by_bytes_keeps_the_newest_blocks(tmp_path: Path) -> Non
 async def test_retention_by_time_uses_the_time_of_the_records(tmp_path: Path) -> None:
     """A retention by time used the time of the writing instead of the records' own time."""
     clock = ManualClock(1_000.0)
-    clicks = sqlite_topic(tmp_path, clock=clock)
-    await clicks.create(settings={"retention_ms": "10000"})
+    clicks = await created(sqlite_topic(tmp_path, clock=clock), settings={"retention_ms": "10000"})
     for number in range(6):
         await write(clicks, numbered([number]))
         clock.advance(4.0)
@@ -257,8 +258,7 @@ async def test_retention_by_time_uses_the_time_of_the_records(tmp_path: Path) ->
 
 async def test_retention_by_count_is_exact_although_blocks_are_not_cut(tmp_path: Path) -> None:
     """An offset before the start could be read, because its block was still stored."""
-    clicks = sqlite_topic(tmp_path)
-    await clicks.create(settings={"retention_records": "5"})
+    clicks = await created(sqlite_topic(tmp_path), settings={"retention_records": "5"})
     for start in range(0, 12, 4):
         await write(clicks, numbered(range(start, start + 4)))
     assert (await clicks.describe()).offsets == {0: (7, 12)}
@@ -271,8 +271,7 @@ async def test_retention_by_count_is_exact_although_blocks_are_not_cut(tmp_path:
 
 async def test_large_transactions_are_staged_and_do_not_wait_for_each_other(tmp_path: Path) -> None:
     """Ten seconds of output exceeded the memory, or another flow in the same file waited for them."""
-    clicks = sqlite_topic(tmp_path)
-    await clicks.create()
+    clicks = await created(sqlite_topic(tmp_path))
     first, second = [await clicks.open_transactions(name) for name in ("first", "second")]
     await first.begin()
     await second.begin()
@@ -295,10 +294,8 @@ async def test_large_transactions_are_staged_and_do_not_wait_for_each_other(tmp_
 
 async def test_a_small_transaction_is_one_block(tmp_path: Path) -> None:
     """Many small writes between two checkpoints made many small rows."""
-    clicks = sqlite_topic(tmp_path)
-    await clicks.create()
-    transactions = await clicks.open_transactions("t")
-    await transactions.begin()
+    clicks = await created(sqlite_topic(tmp_path))
+    transactions = await begun(clicks, "t")
     for number in range(100):
         await transactions.write(clicks, OutgoingBatch(numbered([number])))
     await transactions.commit()
@@ -313,8 +310,7 @@ async def test_staged_records_of_a_dead_owner_are_discarded(tmp_path: Path) -> N
     The next owner of the id removes them at once, and any other writer removes them after the timeout.
     """
     clock = ManualClock()
-    clicks = sqlite_topic(tmp_path, clock=clock)
-    await clicks.create()
+    clicks = await created(sqlite_topic(tmp_path, clock=clock))
     dead = []
     for name in ("same", "other"):
         transactions = await clicks.open_transactions(name, timeout_s=60.0)
@@ -369,8 +365,7 @@ async def test_an_owner_whose_records_were_discarded_reports_the_reason(tmp_path
 async def test_a_transaction_open_for_too_long_is_aborted(tmp_path: Path) -> None:
     """An owner committed after its timeout, although some of its records may have been deleted."""
     clock = ManualClock()
-    clicks = sqlite_topic(tmp_path, clock=clock)
-    await clicks.create()
+    clicks = await created(sqlite_topic(tmp_path, clock=clock))
     transactions = await clicks.open_transactions("t", timeout_s=60.0)
     await transactions.begin()
     await transactions.write(clicks, OutgoingBatch([b"late" + b" " * MiB]))
@@ -385,10 +380,8 @@ async def test_a_transaction_open_for_too_long_is_aborted(tmp_path: Path) -> Non
 
 async def test_a_transaction_waits_for_the_lock_and_can_be_tried_again(tmp_path: Path) -> None:
     """A backup locked the file for long, and the outputs since the last checkpoint were lost."""
-    clicks = sqlite_topic(tmp_path, lock_timeout_s=0.05)
-    await clicks.create()
-    transactions = await clicks.open_transactions("t")
-    await transactions.begin()
+    clicks = await created(sqlite_topic(tmp_path, lock_timeout_s=0.05))
+    transactions = await begun(clicks, "t")
     await transactions.write(clicks, OutgoingBatch([b"gathered"]))
     large = b"staged" + b" " * MiB
     with opened(tmp_path) as connection:
@@ -412,8 +405,7 @@ async def test_a_topic_deleted_during_a_transaction_fails_the_whole_commit(tmp_p
     clicks, views = sqlite_topic(tmp_path, "clicks"), sqlite_topic(tmp_path, "views")
     await clicks.create()
     await views.create()
-    transactions = await clicks.open_transactions("t")
-    await transactions.begin()
+    transactions = await begun(clicks, "t")
     await transactions.write(clicks, OutgoingBatch([b"x" * MiB]))
     await transactions.write(views, OutgoingBatch([b"a"]))
     await clicks.delete()
@@ -423,17 +415,14 @@ async def test_a_topic_deleted_during_a_transaction_fails_the_whole_commit(tmp_p
     await transactions.abort()
     assert await read_to_end(views) == []
     assert await read_to_end(clicks) == []
-    await transactions.begin()
-    await transactions.write(clicks, OutgoingBatch([b"b"]))
-    await transactions.commit()
+    await write_transaction(transactions, clicks, [b"b"], commit=True)
     assert values_of(await read_to_end(clicks)) == [b"b"]
     await transactions.close()
 
 
 async def test_a_cancelled_commit_is_done_or_not_but_never_twice(tmp_path: Path) -> None:
     """A commit was done although its waiter was cancelled, and the second try wrote the records again."""
-    clicks = sqlite_topic(tmp_path)
-    await clicks.create()
+    clicks = await created(sqlite_topic(tmp_path))
     transactions = await clicks.open_transactions("t")
     for number in range(20):
         await transactions.begin()
@@ -452,11 +441,9 @@ async def test_a_cancelled_commit_is_done_or_not_but_never_twice(tmp_path: Path)
 async def test_another_file_is_another_commit_domain(tmp_path: Path) -> None:
     """A transaction had records in two files, which cannot be committed at once."""
     other = topic(f"sqlite:///{tmp_path}/other.db?topic=clicks")
-    clicks = sqlite_topic(tmp_path)
-    await clicks.create()
+    clicks = await created(sqlite_topic(tmp_path))
     await other.create()
-    transactions = await clicks.open_transactions("t")
-    await transactions.begin()
+    transactions = await begun(clicks, "t")
     with pytest.raises(TopicError, match="commit domain"):
         await transactions.write(other, OutgoingBatch([b"a"]))
     await transactions.close()

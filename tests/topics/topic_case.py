@@ -53,9 +53,7 @@ class TopicCase:
         self, name: str = "clicks", partitions: int = 1, settings: Mapping[str, str] | None = None
     ) -> Topic:
         """Create a new topic."""
-        made = self.topic(name)
-        await made.create(partitions=partitions, settings=settings)
-        return made
+        return await created(self.topic(name), partitions=partitions, settings=settings)
 
     async def transactions(self, topic: Topic) -> Transactions:
         """Open transactions; skip the check if the connector has none."""
@@ -109,6 +107,22 @@ class _ManualTimer:
 
     def cancel(self) -> None:
         self.called_off.add(self.number)
+
+
+TopicT = TypeVar("TopicT", bound=Topic)
+
+
+async def created(topic: TopicT, *, partitions: int = 1, settings: Mapping[str, str] | None = None) -> TopicT:
+    """Create a topic, and return it."""
+    await topic.create(partitions=partitions, settings=settings)
+    return topic
+
+
+async def begun(topic: Topic, transactional_id: str) -> Transactions:
+    """Return transactions, of which one is open."""
+    transactions = await topic.open_transactions(transactional_id)
+    await patiently(transactions.begin())
+    return transactions
 
 
 async def patiently(waiting: Awaitable[Result]) -> Result:
