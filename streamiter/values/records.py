@@ -31,12 +31,14 @@ Columns(2 records: x float64, y int64)
 
 from __future__ import annotations
 
+import contextlib
 import operator
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, final, overload
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Final, final, overload
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -406,24 +408,29 @@ class DataBatch:
 class Control:
     """A record that the engine makes. It keeps its place among the data of its channel."""
 
-    __slots__ = ()
+    __slots__: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        given = ((name, getattr(self, name)) for name in self.__slots__)
+        shown = (
+            name.removeprefix("is_") if value is True else repr(value)
+            for name, value in given
+            if value is not None and value is not False
+        )
+        return f"{type(self).__name__}({', '.join(shown)})"
 
 
 @final
+@dataclass(slots=True, eq=False, repr=False)
 class EpochWatermark(Control):
     """All records that follow on this channel have an epoch above ``epoch``."""
 
-    __slots__ = ("epoch",)
-    kind: Final = "watermark"
-
-    def __init__(self, epoch: int) -> None:
-        self.epoch = epoch
-
-    def __repr__(self) -> str:
-        return f"EpochWatermark({self.epoch})"
+    kind: ClassVar = "watermark"
+    epoch: int
 
 
 @final
+@dataclass(slots=True, eq=False, repr=False)
 class EventTimeWatermark(Control):
     """No record with a timestamp below ``time`` is expected on this channel any more; such records may still come late.
 
@@ -431,15 +438,9 @@ class EventTimeWatermark(Control):
     reader. The next event-time watermark ends the idleness, and comes before the next record.
     """
 
-    __slots__ = ("is_idle", "time")
-    kind: Final = "event time"
-
-    def __init__(self, time: int, is_idle: bool = False) -> None:
-        self.time = time
-        self.is_idle = is_idle
-
-    def __repr__(self) -> str:
-        return f"EventTimeWatermark({self.time}{', idle' if self.is_idle else ''})"
+    kind: ClassVar = "event time"
+    time: int
+    is_idle: bool = False
 
 
 WATERMARKS: Final = (EpochWatermark, EventTimeWatermark)
@@ -447,24 +448,20 @@ WATERMARKS: Final = (EpochWatermark, EventTimeWatermark)
 
 
 @final
+@dataclass(slots=True, eq=False, repr=False)
 class CheckpointBarrier(Control):
     """The records before it belong to the checkpoint with the number ``checkpoint``, the records behind it do not.
 
     With ``suspend`` the job stops at this barrier, and nothing follows it.
     """
 
-    __slots__ = ("checkpoint", "suspend")
-    kind: Final = "barrier"
-
-    def __init__(self, checkpoint: int, *, suspend: bool = False) -> None:
-        self.checkpoint = checkpoint
-        self.suspend = suspend
-
-    def __repr__(self) -> str:
-        return f"CheckpointBarrier({self.checkpoint}{', suspend' if self.suspend else ''})"
+    kind: ClassVar = "barrier"
+    checkpoint: int
+    suspend: bool = False
 
 
 @final
+@dataclass(slots=True, eq=False, repr=False)
 class EndOfData(Control):
     """The data of this channel has ended, but the iteration has not. The channel delays no epoch any more.
 
@@ -473,70 +470,47 @@ class EndOfData(Control):
     the end of the iteration the operators upstream may emit more records, before ``EndOfInput``.
     """
 
-    __slots__ = ("epoch",)
-    kind: Final = "end of data"
-
-    def __init__(self, epoch: int = 0) -> None:
-        self.epoch = epoch
-
-    def __repr__(self) -> str:
-        return f"EndOfData({self.epoch})"
+    kind: ClassVar = "end of data"
+    epoch: int = 0
 
 
 @final
+@dataclass(slots=True, eq=False, repr=False)
 class Idle(Control):
     """The channel brings no data for now, because its source has no partition. The next data ends the idleness."""
 
-    __slots__ = ()
-    kind: Final = "idle"
-
-    def __repr__(self) -> str:
-        return "Idle()"
+    kind: ClassVar = "idle"
 
 
 @final
+@dataclass(slots=True, eq=False, repr=False)
 class ReadToEnd(Control):
     """The records that the topics had when the job was started, or restored, are before it; others follow.
 
     Only a source whose end a step waits for sends it, and a snapshot never has it.
     """
 
-    __slots__ = ()
-    kind: Final = "read to end"
-
-    def __repr__(self) -> str:
-        return "ReadToEnd()"
+    kind: ClassVar = "read to end"
 
 
 @final
+@dataclass(slots=True, eq=False, repr=False)
 class EndOfInput(Control):
     """Nothing follows on this channel. In an iteration ``epoch`` is the epoch in which the iteration has ended."""
 
-    __slots__ = ("epoch",)
-    kind: Final = "end of input"
-
-    def __init__(self, epoch: int | None = None) -> None:
-        self.epoch = epoch
-
-    def __repr__(self) -> str:
-        return f"EndOfInput({'' if self.epoch is None else self.epoch})"
+    kind: ClassVar = "end of input"
+    epoch: int | None = None
 
 
-# The types of the fields of each kind, in the order of its __slots__.
-_CONTROLS: Final[Mapping[type[Any], tuple[Any, ...]]] = MappingProxyType(
-    {
-        EpochWatermark: (int,),
-        EventTimeWatermark: (bool, int),
-        CheckpointBarrier: (int, bool),
-        EndOfData: (int,),
-        EndOfInput: (int | None,),
-        Idle: (),
-        ReadToEnd: (),
-    }
+CHANNEL_CONTROLS: Final = (
+    EpochWatermark,
+    EventTimeWatermark,
+    CheckpointBarrier,
+    EndOfData,
+    EndOfInput,
+    Idle,
+    ReadToEnd,
 )
-
-
-CHANNEL_CONTROLS: Final = tuple(_CONTROLS)
 """The control records that travel in channels, at their place among the records."""
 
 TRANSIENT: Final = (ReadToEnd,)
@@ -550,7 +524,7 @@ def control_to_plain(control: Control) -> tuple[PlainValue, ...]:
     (('watermark', 3), EpochWatermark(3))
     """
     kind: Any = type(control)
-    if kind not in _CONTROLS:
+    if kind not in CHANNEL_CONTROLS:
         raise InternalError(f"{control!r} has no form as plain data")
     return (kind.kind, *(getattr(control, name) for name in kind.__slots__))
 
@@ -558,11 +532,11 @@ def control_to_plain(control: Control) -> tuple[PlainValue, ...]:
 def control_from_plain(plain: PlainValue) -> Control:
     """Return the control record that :func:`control_to_plain` converted. Raises ``PlainDataError`` for other data."""
     match plain:
-        case [name, *fields]:
-            for kind, types in _CONTROLS.items():
-                if kind.kind == name and len(fields) == len(types) and all(map(isinstance, fields, types)):
-                    control: Control = kind(**dict(zip(kind.__slots__, fields, strict=True)))
-                    return control
+        case [name, *values]:
+            for kind in CHANNEL_CONTROLS:
+                if kind.kind == name and len(values) == len(kind.__slots__):
+                    with contextlib.suppress(msgspec.ValidationError):
+                        return msgspec.convert(dict(zip(kind.__slots__, values, strict=True)), kind)
     raise PlainDataError(
         f"expected the plain data of a control record, given {plain!r:.100}; it is other data, or of a newer version"
     )
