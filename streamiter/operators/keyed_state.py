@@ -14,6 +14,7 @@ import math
 import threading
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from itertools import compress
 from typing import Any, Final, Protocol, final
 
@@ -424,13 +425,11 @@ class FrozenStates(Deferred):
             self._unfinished.remove(self)
 
 
+@dataclass(frozen=True, slots=True)
 class _NotCopied:
     """Stands for a state that could not be copied."""
 
-    __slots__ = ("refusal",)
-
-    def __init__(self, refusal: PlainDataError) -> None:
-        self.refusal = refusal
+    refusal: PlainDataError
 
 
 def select_keys(frames: Iterable[StateFrame], wanted: Callable[[list[Any]], Iterable[bool]]) -> Iterator[StateFrame]:

@@ -194,13 +194,11 @@ def check_not_deleted(log: TopicLog) -> None:
         raise TopicNotFound(f"topic {log.name!r} was deleted while it was written")
 
 
+@dataclass(slots=True, eq=False)
 class Transaction:
     """The state of a transaction. Records that refer to an aborted transaction are invisible."""
 
-    __slots__ = ("is_aborted",)
-
-    def __init__(self) -> None:
-        self.is_aborted = False
+    is_aborted: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import gc
 import math
 from collections.abc import Callable, Container, Iterable, Sequence
+from dataclasses import dataclass
 from types import NoneType
 from typing import Final
 
@@ -294,16 +295,14 @@ def _object_range(frame: bytes | memoryview) -> tuple[int, int]:
     return start, start + length
 
 
+@dataclass(frozen=True, slots=True)
 class _Builder:
     """Stands for the opening, the first item of a msgpack array; builds the value when the array is complete.
 
     ``complete`` returns the value, given all items of the array including this one.
     """
 
-    __slots__ = ("complete",)
-
-    def __init__(self, complete: Callable[[list[PlainValue]], PlainValue]) -> None:
-        self.complete = complete
+    complete: Callable[[list[PlainValue]], PlainValue]
 
 
 def _complete_tuple(items: list[PlainValue]) -> tuple[PlainValue, ...]:

@@ -36,7 +36,7 @@ import operator
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Final, final, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, final, overload
 
 import msgspec
 import numpy as np
@@ -380,6 +380,7 @@ def _record_bytes(record: Any, levels: int = _LEVELS) -> int:
 
 
 @final
+@dataclass(slots=True, eq=False, repr=False)
 class DataBatch:
     """A batch in a channel, with the epoch that all its records share. Outside of iterations the epoch is 0.
 
@@ -387,13 +388,10 @@ class DataBatch:
     state: a batch that is read back from disk has none.
     """
 
-    __slots__ = ("epoch", "origin", "records")
-    kind: Final = "data"
-
-    def __init__(self, records: Batch, epoch: int = 0, origin: BatchOrigin | None = None) -> None:
-        self.records = records
-        self.epoch = epoch
-        self.origin = origin
+    kind: ClassVar[Literal["data"]] = "data"
+    records: Batch
+    epoch: int = 0
+    origin: BatchOrigin | None = None
 
     def __getitem__(self, which: slice) -> DataBatch:
         """Return a part of it. ``which`` is without a step."""
@@ -543,22 +541,14 @@ def control_from_plain(plain: PlainValue) -> Control:
 
 
 @final
+@dataclass(frozen=True, slots=True)
 class OutputTag:
     """The name of a side output: ``out.emit(record, tag=TAG)`` writes it, ``stream.side_output(TAG)`` reads it.
 
     Two tags with the same name are the same side output.
     """
 
-    __slots__ = ("name",)
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, OutputTag) and other.name == self.name
-
-    def __hash__(self) -> int:
-        return hash(("OutputTag", self.name))
+    name: str
 
     def __repr__(self) -> str:
         return f"OutputTag({self.name!r})"
