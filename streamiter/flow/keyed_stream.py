@@ -200,7 +200,7 @@ class KeyedStream(KeyedJoins[Key, Record]):
                     "write fold(initial, add, merge)"
                 )
             if survives(options):
-                aggregates = aggregates.atomic()
+                aggregates = aggregates.copy(is_atomic=True)
             self.flow.register(WindowResult)
             return self._made(
                 add_next_step(

@@ -21,17 +21,7 @@ from streamiter.operators.keyed_state import independent_copy
 from streamiter.operators.operator import Context, IterationListener, Sharing
 from streamiter.operators.output import Output
 from streamiter.values.helpers.clock import is_due
-from streamiter.values.records import (
-    BATCH_RECORDS,
-    Batch,
-    Columns,
-    TimedBatch,
-    can_concatenate,
-    concatenate,
-    slice_batch,
-    take,
-    untimed,
-)
+from streamiter.values.records import BATCH_RECORDS, Batch, Columns, TimedBatch, joined, slice_batch, take, untimed
 from streamiter.values.times import MAX_TIME, MIN_TIME, Seconds, in_seconds
 
 Epoch = int | None
@@ -341,14 +331,6 @@ class Sort(DeclaredOperator):
         return [{"held": held} for held in sharing.records("input", [state["held"] for state in states])]
 
 
-def _merged_timed(pieces: Sequence[Batch]) -> TimedBatch:
-    """Return records of several types with their timestamps; some pieces may have none."""
-    times = [
-        piece.times if isinstance(piece, TimedBatch) else np.full(len(piece), MIN_TIME, np.int64) for piece in pieces
-    ]
-    return TimedBatch([record for piece in pieces for record in piece], np.concatenate(times))
-
-
 FieldOrFunction = str | Callable[[Any], Any]
 
 
@@ -455,14 +437,7 @@ class HeldInput:
 
     def merged(self) -> Batch:
         """Return all records as one batch: a list, unless all arrived as arrays, or ``Columns``, of one type."""
-        if not self._pieces:
-            return []
-        first, *others = self._pieces
-        if all(can_concatenate(first, piece) for piece in others):
-            return concatenate(self._pieces)
-        if any(isinstance(piece, TimedBatch) for piece in self._pieces):
-            return _merged_timed(self._pieces)
-        return [record for piece in self._pieces for record in piece]
+        return joined(self._pieces) if self._pieces else []
 
     def taken(self) -> Batch:
         """Remove all records, and return them as one batch."""

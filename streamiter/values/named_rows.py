@@ -50,20 +50,6 @@ from streamiter.values.helpers.compiled import compiled, is_compiling, is_loaded
 from streamiter.values.numbers import Array, Floats, Indices
 from streamiter.values.records import Batch, Columns, columns_of_table
 
-__all__ = [
-    "ABSENT",
-    "HUGE",
-    "FieldReader",
-    "NamedRows",
-    "are_texts",
-    "hash_of",
-    "is_missing",
-    "mixed_hashes",
-    "named_matrix",
-    "place_of_missing",
-    "place_of_text",
-]
-
 ABSENT: Final = -1
 """The place of a feature that a row does not have."""
 

@@ -47,7 +47,7 @@ from streamiter.values.deferred import PlainValue
 from streamiter.values.numbers import Array
 from streamiter.values.origins import BatchOrigin
 from streamiter.values.tables import arrays_of_table, values_of_column
-from streamiter.values.times import Times
+from streamiter.values.times import MIN_TIME, Times
 
 if TYPE_CHECKING:
     # Only type checkers need the default: a Stream without a parameter has records of any type (decision 031).
@@ -328,6 +328,23 @@ def concatenate(batches: Sequence[Batch]) -> Batch:
     for batch in batches:
         merged.extend(batch)
     return merged
+
+
+def joined(batches: Sequence[Batch]) -> Batch:
+    """Return one batch with the records of all, of any kinds: a list, unless all batches can be concatenated.
+
+    If one of them has timestamps, so has the result.
+    """
+    if all(can_concatenate(batches[0], batch) for batch in batches[1:]):
+        return concatenate(batches)
+    records = [record for batch in batches for record in batch]
+    timed = [batch for batch in batches if isinstance(batch, TimedBatch)]
+    if not timed:
+        return records
+    times = [batch.times if isinstance(batch, TimedBatch) else np.full(len(batch), MIN_TIME) for batch in batches]
+    orders = [batch.order for batch in timed if batch.order is not None]
+    order = np.concatenate(orders) if len(orders) == len(batches) else None
+    return TimedBatch(records, np.concatenate(times), order)
 
 
 def _concatenated(arrays: Sequence[Array]) -> Array:

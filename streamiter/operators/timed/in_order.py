@@ -8,7 +8,7 @@ partition keep their order. :class:`InOrder` is the operator.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, Final, final
 
 import numpy as np
@@ -28,8 +28,7 @@ from streamiter.values.records import (
     Batch,
     Order,
     TimedBatch,
-    can_concatenate,
-    concatenate,
+    joined,
     slice_batch,
     take,
 )
@@ -153,7 +152,7 @@ class RecordOrder(DeclaredState):
 
     def _merged(self, pieces: list[Batch]) -> TimedBatch:
         """Return the pieces in order; ``BEFORE`` becomes the watermark behind all records before."""
-        merged = concatenate(pieces) if _are_alike(pieces) else _of_records(pieces)
+        merged = joined(pieces)
         assert isinstance(merged, TimedBatch)
         if len(pieces) > 1:
             merged = self._sorted(merged)
@@ -163,17 +162,6 @@ class RecordOrder(DeclaredState):
         order[:, BEFORE] = np.maximum.accumulate(behind)
         self.reached = max(int(order[-1, BEFORE]), int(order[-1, REACHED]))
         return TimedBatch(merged.records, merged.times, order)
-
-
-def _are_alike(pieces: Sequence[Batch]) -> bool:
-    return all(can_concatenate(pieces[0], piece) for piece in pieces[1:])
-
-
-def _of_records(pieces: Sequence[Batch]) -> TimedBatch:
-    timed = [piece for piece in pieces if isinstance(piece, TimedBatch)]
-    records = [record for piece in timed for record in piece]
-    orders = [piece.order for piece in timed if piece.order is not None]
-    return TimedBatch(records, np.concatenate([piece.times for piece in timed]), np.concatenate(orders))
 
 
 class InOrder(DeclaredOperator, KeepsRecords):

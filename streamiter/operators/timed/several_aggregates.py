@@ -73,13 +73,12 @@ class Aggregates:
         parsed = [_parsed(spec) for spec in (one or named.values())]
         return Aggregates(tuple(named) or None, [each for each, _ in parsed], [value for _, value in parsed])
 
-    def atomic(self) -> Aggregates:
-        """Return the same aggregates for a step that survives records for which a function raises."""
-        return Aggregates(self._names, self._aggregates, self._values, is_atomic=True)
+    def copy(self, *, is_atomic: bool = False) -> Aggregates:
+        """Return the same aggregates for one operator, which may :meth:`adopt` an order of accumulators.
 
-    def copy(self) -> Aggregates:
-        """Return the same aggregates for one operator, which may :meth:`adopt` an order of accumulators."""
-        return Aggregates(self._names, self._aggregates, self._values, is_atomic=self._is_atomic)
+        ``is_atomic``: the step survives records for which a function raises.
+        """
+        return Aggregates(self._names, self._aggregates, self._values, is_atomic=is_atomic or self._is_atomic)
 
     def definition(self) -> Definition:
         """Return what each of them computes, by name, in the order of the accumulators."""
