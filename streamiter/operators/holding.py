@@ -437,7 +437,7 @@ class HeldInput:
 
     def merged(self) -> Batch:
         """Return all records as one batch: a list, unless all arrived as arrays, or ``Columns``, of one type."""
-        return joined(self._pieces) if self._pieces else []
+        return merged_batch(self._pieces) if self._pieces else []
 
     def taken(self) -> Batch:
         """Remove all records, and return them as one batch."""

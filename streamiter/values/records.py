@@ -330,7 +330,7 @@ def concatenate(batches: Sequence[Batch]) -> Batch:
     return merged
 
 
-def joined(batches: Sequence[Batch]) -> Batch:
+def merged_batch(batches: Sequence[Batch]) -> Batch:
     """Return one batch with the records of all, of any kinds: a list, unless all batches can be concatenated.
 
     If one of them has timestamps, so has the result.

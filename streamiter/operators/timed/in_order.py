@@ -28,7 +28,7 @@ from streamiter.values.records import (
     Batch,
     Order,
     TimedBatch,
-    joined,
+    merged_batch,
     slice_batch,
     take,
 )
@@ -152,7 +152,7 @@ class RecordOrder(DeclaredState):
 
     def _merged(self, pieces: list[Batch]) -> TimedBatch:
         """Return the pieces in order; ``BEFORE`` becomes the watermark behind all records before."""
-        merged = joined(pieces)
+        merged = merged_batch(pieces)
         assert isinstance(merged, TimedBatch)
         if len(pieces) > 1:
             merged = self._sorted(merged)
