@@ -21,7 +21,7 @@ from streamiter.operators.keyed_state import independent_copy
 from streamiter.operators.operator import Context, IterationListener, Sharing
 from streamiter.operators.output import Output
 from streamiter.values.helpers.clock import is_due
-from streamiter.values.records import BATCH_RECORDS, Batch, Columns, TimedBatch, joined, slice_batch, take, untimed
+from streamiter.values.records import BATCH_RECORDS, Batch, Columns, TimedBatch, one_batch, slice_batch, take, untimed
 from streamiter.values.times import MAX_TIME, MIN_TIME, Seconds, in_seconds
 
 Epoch = int | None
@@ -437,7 +437,7 @@ class HeldInput:
 
     def merged(self) -> Batch:
         """Return all records as one batch: a list, unless all arrived as arrays, or ``Columns``, of one type."""
-        return merged_batch(self._pieces) if self._pieces else []
+        return one_batch(self._pieces) if self._pieces else []
 
     def taken(self) -> Batch:
         """Remove all records, and return them as one batch."""

@@ -142,6 +142,19 @@ class HasMonotonic(Protocol):
         """Return seconds that only grow."""
 
 
+def after_restore(restoring: Awaitable[None] | None, resume: Callable[[], None]) -> Awaitable[None] | None:
+    """Call ``resume`` when the states are restored: at once, or when the result of this function is awaited."""
+    if restoring is None:
+        resume()
+        return None
+
+    async def awaited() -> None:
+        await restoring
+        resume()
+
+    return awaited()
+
+
 class KeyedState:
     """States in memory, in a dict: they are the objects themselves, and need no `store`.
 

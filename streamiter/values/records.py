@@ -169,6 +169,15 @@ PLACE_IN_PART: Final = 3
 KNOWN: Final = 4
 ORDER_COLUMNS: Final = 5
 
+
+def order_of(reached: Times, *, before: Times | int, part: int, place: Times | range, known: Times) -> Order:
+    """Return the order of records from its columns; one number is that of all records."""
+    order = np.empty((len(reached), ORDER_COLUMNS), np.int64)
+    for column, values in enumerate((reached, before, part, place, known)):
+        order[:, column] = values
+    return order
+
+
 SEVERAL_PARTS: Final = 2**30
 """Added to the ``PART`` of a record if its step reads other partitions, too. More than a topic has partitions."""
 
@@ -330,7 +339,7 @@ def concatenate(batches: Sequence[Batch]) -> Batch:
     return merged
 
 
-def merged_batch(batches: Sequence[Batch]) -> Batch:
+def one_batch(batches: Sequence[Batch]) -> Batch:
     """Return one batch with the records of all, of any kinds: a list, unless all batches can be concatenated.
 
     If one of them has timestamps, so has the result.

@@ -20,7 +20,6 @@ from streamiter.operators.output import Output
 from streamiter.values.records import (
     BEFORE,
     KNOWN,
-    ORDER_COLUMNS,
     PART,
     PLACE_IN_PART,
     REACHED,
@@ -28,7 +27,8 @@ from streamiter.values.records import (
     Batch,
     Order,
     TimedBatch,
-    merged_batch,
+    one_batch,
+    order_of,
     slice_batch,
     take,
 )
@@ -97,11 +97,8 @@ class RecordOrder(DeclaredState):
         self._push(batch)
 
     def _order_of(self, times: Times) -> Order:
-        order = np.empty((len(times), ORDER_COLUMNS), np.int64)
-        order[:, REACHED] = order[:, KNOWN] = times
-        order[:, BEFORE], order[:, PART] = MIN_TIME, UNKNOWN_PART
-        order[:, PLACE_IN_PART] = np.arange(self._arrivals, self._arrivals + len(times))
-        return order
+        places = range(self._arrivals, self._arrivals + len(times))
+        return order_of(times, before=MIN_TIME, part=UNKNOWN_PART, place=places, known=times)
 
     def _push(self, batch: TimedBatch) -> None:
         if not len(batch):
@@ -152,7 +149,7 @@ class RecordOrder(DeclaredState):
 
     def _merged(self, pieces: list[Batch]) -> TimedBatch:
         """Return the pieces in order; ``BEFORE`` becomes the watermark behind all records before."""
-        merged = merged_batch(pieces)
+        merged = one_batch(pieces)
         assert isinstance(merged, TimedBatch)
         if len(pieces) > 1:
             merged = self._sorted(merged)

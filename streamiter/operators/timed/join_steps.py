@@ -21,18 +21,7 @@ from streamiter.operators.timed.as_of import AsOfJoin, AsOfWindow, Deduplication
 from streamiter.operators.timed.joining import IntervalJoin, Side, TimedRecord, WindowJoin
 from streamiter.operators.timed.several_aggregates import Aggregates
 from streamiter.operators.timed.steps import ByClock, TimedOperator
-from streamiter.values.records import (
-    BEFORE,
-    KNOWN,
-    ORDER_COLUMNS,
-    PART,
-    PLACE_IN_PART,
-    REACHED,
-    Batch,
-    OutputTag,
-    TimedBatch,
-    untimed,
-)
+from streamiter.values.records import Batch, OutputTag, TimedBatch, order_of, untimed
 from streamiter.values.times import MAX_TIME, MIN_TIME
 
 
@@ -121,10 +110,8 @@ class JoinSides(JoinOperator, TellsOrder):
         assert self.order_number is not None
         spans, join.spans = np.array(join.spans, np.int64), []
         times, pairs = zip(*join.take_results(), strict=True)
-        order = np.empty((len(pairs), ORDER_COLUMNS), np.int64)
-        order[:, REACHED], order[:, BEFORE] = spans[:, 0], MIN_TIME
-        order[:, PLACE_IN_PART] = order[:, KNOWN] = spans[:, 1]
-        order[:, PART] = PARTS_OF_A_STEP * self.order_number + self._opened().subtask_index
+        part = PARTS_OF_A_STEP * self.order_number + self._opened().subtask_index
+        order = order_of(spans[:, 0], before=MIN_TIME, part=part, place=spans[:, 1], known=spans[:, 1])
         out.emit_batch(TimedBatch(list(pairs), np.array(times, np.int64), order))
 
     def _passed_on(self, watermark: int) -> int:

@@ -10,7 +10,7 @@ import numpy as np
 from streamiter.operators.definitions import Definition, at_most
 from streamiter.operators.functions import CheckKeys, accepted_keys, refuse
 from streamiter.operators.keyed import KeyedOperator, any_keys, array_of_keys
-from streamiter.operators.keyed_state import StateFrame, in_turns
+from streamiter.operators.keyed_state import StateFrame, after_restore, in_turns
 from streamiter.operators.operator import Context, KeepsRecords, keys_are_further
 from streamiter.operators.output import Output, each_with_its_row
 from streamiter.operators.timed.kinds import WindowKind
@@ -63,15 +63,7 @@ class TimedOperator(KeyedOperator, KeepsRecords):
         return super().snapshot()
 
     def restore(self, state: Iterable[StateFrame]) -> Awaitable[None] | None:
-        restoring = self._states.restore(state)
-        if restoring is None:
-            self._resume()
-            return None
-        return self._resume_after(restoring)
-
-    async def _resume_after(self, restoring: Awaitable[None]) -> None:
-        await restoring
-        self._resume()
+        return after_restore(self._states.restore(state), self._resume)
 
     def _resume(self) -> None:
         """Resume from the states that have been restored."""
