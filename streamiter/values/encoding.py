@@ -346,10 +346,12 @@ def _builder_of(struct: type[msgspec.Struct], names: list[str]) -> _Builder:
     return _Builder(complete)
 
 
-_OPENING_CODES: Final = (plain_format.TUPLE, plain_format.STRUCT, plain_format.RECORD_COLUMNS, plain_format.TIMED)
-_TUPLE_BUILDER: Final = _Builder(_complete_tuple)
-_COLUMNS_BUILDER: Final = _Builder(_complete_columns)
-_TIMED_BUILDER: Final = _Builder(_complete_timed)
+_BUILDERS: Final = {
+    plain_format.TUPLE: _Builder(_complete_tuple),
+    plain_format.RECORD_COLUMNS: _Builder(_complete_columns),
+    plain_format.TIMED: _Builder(_complete_timed),
+}
+"""By code, for the openings without a payload."""
 
 
 class _PlainDataDecoder:
@@ -404,7 +406,7 @@ class _PlainDataDecoder:
         """Return the value of an extension object."""
         if code == plain_format.ARRAY:
             return self._array(payload)
-        if code in _OPENING_CODES:
+        if code == plain_format.STRUCT or code in _BUILDERS:
             self._openings += 1
             return self._opening(code, payload)
         if code == plain_format.SCALAR:
@@ -425,22 +427,14 @@ class _PlainDataDecoder:
         return self._resolve(number)
 
     def _opening(self, code: int, payload: bytes) -> _Builder:
-        if code == plain_format.TUPLE and not payload:
-            return _TUPLE_BUILDER
-        if code == plain_format.STRUCT:
-            return self._struct_builder(payload)
-        if code == plain_format.RECORD_COLUMNS and not payload:
-            return _COLUMNS_BUILDER
-        if code == plain_format.TIMED and not payload:
-            return _TIMED_BUILDER
-        raise ValueError(f"it holds extension {code}, which no version begins a list with")
-
-    def _struct_builder(self, payload: bytes) -> _Builder:
-        opening = self._struct_builders.get(payload)
-        if opening is None:
-            opening = _struct_builder(payload, self._structs)
-            self._struct_builders[payload] = opening
-        return opening
+        if code != plain_format.STRUCT:
+            if payload:
+                raise ValueError(f"it holds extension {code}, which no version begins a list with")
+            return _BUILDERS[code]
+        builder = self._struct_builders.get(payload)
+        if builder is None:
+            builder = self._struct_builders[payload] = _struct_builder(payload, self._structs)
+        return builder
 
     def _array(self, header: bytes) -> Array:
         layout = self._layouts.get(header)
