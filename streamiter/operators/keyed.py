@@ -178,7 +178,7 @@ class StatefulMap(KeyedOperator):
                 try:
                     state = states[key]
                 except KeyError:
-                    state = self._new_state()
+                    state = self._initial() if callable(self._initial) else independent_copy(self._initial)
                 result = f(state, record)
                 try:
                     states[key], output = result
@@ -189,9 +189,6 @@ class StatefulMap(KeyedOperator):
             else:
                 results.append(output)
         return results
-
-    def _new_state(self) -> Any:
-        return self._initial() if callable(self._initial) else independent_copy(self._initial)
 
 
 def _not_a_pair(result: Any) -> FunctionResultError:

@@ -155,7 +155,8 @@ class _PlainDataEncoder:
         if kind is np.ndarray:
             return self._array(value)
         if kind in SCALAR_TYPES:
-            code = plain_format.FIXED_VOID if _is_fixed_void(value) else plain_format.SCALAR
+            is_fixed_void = kind is np.void and not value.flags.writeable
+            code = plain_format.FIXED_VOID if is_fixed_void else plain_format.SCALAR
             return extension(code, self._dtype_header(value.dtype) + value.tobytes())
         if kind in self._openings:
             return [self._openings[kind], *msgspec.structs.astuple(value)]
@@ -201,10 +202,6 @@ def _columns(columns: Columns) -> dict[str, Array]:
     if any(type(name) is not str for name in columns.names):
         raise NotPlain
     return columns.arrays
-
-
-def _is_fixed_void(scalar: np.generic) -> bool:
-    return type(scalar) is np.void and not scalar.flags.writeable
 
 
 def _dtype_header(dtype: Dtype) -> bytes:

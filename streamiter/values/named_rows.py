@@ -149,9 +149,7 @@ def _hash_texts(
         hashes[row] = value ^ (value >> _SHIFT_64)
 
 
-@cache
-def _compiled_hashing() -> Callable[..., None]:
-    return compiled(_hash_texts)
+_compiled_hashing: Final = cache(lambda: compiled(_hash_texts))
 
 
 def place_of_text(field: str, text: str, bits: int) -> int:
@@ -547,8 +545,5 @@ def _readings(texts: Sequence[str | None], found: Mapping[str, ReadText]) -> Rea
     return Readings(codes, np.fromiter((value for _, value in read), np.float64, len(read)))
 
 
-class _Unnamed:
-    """Stands where a record does not name a field."""
-
-
-_UNNAMED: Final = _Unnamed()
+_UNNAMED: Final = object()
+"""Stands where a record does not name a field."""

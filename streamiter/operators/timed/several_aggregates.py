@@ -83,7 +83,7 @@ class Aggregates:
     def definition(self) -> Definition:
         """Return what each of them computes, by name, in the order of the accumulators."""
         texts = [
-            type(each).__name__.lower() + ("" if value_of is None else f" of {_in_words(value_of)}")
+            type(each).__name__.lower() + ("" if value_of is None else f" of {function_in_words(value_of)}")
             for each, value_of in zip(self._aggregates, self._values, strict=True)
         ]
         return by_name(dict(zip(self._names or _ONE, texts, strict=True)))
@@ -221,15 +221,12 @@ _ONE: Final = ("value",)
 """The name of the only aggregate in a definition: the name of the field that has it in a result."""
 
 
-def _in_words(value_of: ValueOf) -> str:
-    return f"field {value_of.name!r}" if isinstance(value_of, FieldOf) else function_in_words(value_of)
-
-
 class FieldOf:
     """Returns a field of a record, by key or by attribute; of ``Columns`` the column."""
 
     def __init__(self, name: str) -> None:
         self.name = name
+        self.__qualname__ = f"field {name!r}"
         self._of_record = field_or_function("aggregate(value)", name)
 
     def __call__(self, record: Any, /) -> Any:
