@@ -50,9 +50,9 @@ def checked_time(option: str, time: object) -> int:
 class EventTimers(TimedStates[EventTimer]):
     """The timers of one subtask. The state of a key: the number of each timer, by its identity; a pair of both for one.
 
-    An *identity* is the time, and the type and the value of the payload. If the payload is not an atom, it has no type
-    but what ``identify`` has returned, and the timer has a list of its number and its payload. One more item, None,
-    says that the timer was set without a key: a record may have the key that stands for that, too.
+    An *identity* is a tuple: the time, the type and the value of the payload. If the payload is not an atom, the type
+    is empty, the value is the result of ``identify``, and the entry is a list of the number and the payload. If the
+    timer was set without a key, the tuple has one more item, None: a record may have the key that stands for "no key".
     """
 
     def __init__(self, prefetch: Prefetch | None = None) -> None:

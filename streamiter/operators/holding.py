@@ -179,7 +179,8 @@ class _Timeouts:
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
-        self._context: Context | None = None
+        self._context: Context
+        """Set by ``open``."""
         self._deadlines_s: dict[Epoch, float] = {}
 
     def open(self, context: Context) -> None:
@@ -188,41 +189,36 @@ class _Timeouts:
     def begin(self, epoch: Epoch) -> None:
         """Start the timeout of ``epoch``, whose first left-over record has arrived."""
         self.begin_if_new(epoch)
-        self._deadlines_s[epoch] = self._opened.clock.monotonic_s() + self._timeout_s
+        self._deadlines_s[epoch] = self._context.clock.monotonic_s() + self._timeout_s
 
     def begin_if_new(self, epoch: Epoch) -> None:
         """Start the timeout unless the epoch has a timer; the step may have had no timeout before a restore."""
         if epoch not in self._deadlines_s:
-            self._deadlines_s[epoch] = self._opened.clock.monotonic_s() + self._timeout_s
-            self._opened.set_timer(self._timeout_s, epoch)
+            self._deadlines_s[epoch] = self._context.clock.monotonic_s() + self._timeout_s
+            self._context.set_timer(self._timeout_s, epoch)
 
     def are_due(self, epoch: Epoch, *, waiting: bool) -> bool:
         """Return whether waiting records must be emitted, now that the timer of their epoch has fired."""
         if epoch not in self._deadlines_s:
             return False
-        remaining_s = self._deadlines_s[epoch] - self._opened.clock.monotonic_s()
+        remaining_s = self._deadlines_s[epoch] - self._context.clock.monotonic_s()
         if waiting and not is_due(remaining_s):
-            self._opened.set_timer(remaining_s, epoch)
+            self._context.set_timer(remaining_s, epoch)
             return False
-        if waiting and epoch != self._opened.epoch:
+        if waiting and epoch != self._context.epoch:
             # Another epoch has its turn: records that are emitted now would count to that epoch.
-            self._opened.set_timer(self._timeout_s, epoch)
+            self._context.set_timer(self._timeout_s, epoch)
             return False
         del self._deadlines_s[epoch]
         return waiting
 
-    @property
-    def _opened(self) -> Context:
-        assert self._context is not None
-        return self._context
-
     def state(self) -> dict[Epoch, float]:
         """Return the seconds that are left, by epoch."""
-        now_s = self._opened.clock.monotonic_s()
+        now_s = self._context.clock.monotonic_s()
         return {epoch: deadline_s - now_s for epoch, deadline_s in self._deadlines_s.items()}
 
     def restore(self, state: dict[Epoch, float]) -> None:
-        now_s = self._opened.clock.monotonic_s()
+        now_s = self._context.clock.monotonic_s()
         self._deadlines_s = {epoch: now_s + remaining_s for epoch, remaining_s in state.items()}
 
 

@@ -181,8 +181,8 @@ class NamedRows:
     place_values: Floats | None = None
     """The values of ``places``; None: all are 1."""
     readings: Mapping[str, Readings] = field(default_factory=dict)
-    """What the values of a field can be, other than plain numbers, if one of its texts can be a number or a time; and
-    the times of a field of times, which have no place."""
+    """By field: what each value can be, other than a plain number. A field is here if one of its texts can be a number
+    or a time, or if it has times, which have no place."""
 
     def __len__(self) -> int:
         return len(self.numbers)

@@ -99,8 +99,8 @@ class Originals:
         """Return those of a batch that a function made, which did not say of which record it made each.
 
         A record that is an object of the batch ``of`` has the original of this object. With ``by_place``, if there are
-        as many records and none is such an object, each has the original of the record at its place. All that was made
-        of a single record is made of it: a step with state, which may have kept others, has no origin at all.
+        as many records and none is such an object, each has the original of the record at its place. If ``of`` has one
+        record, all were made of it; for a step with state, which may have kept other records, no origin is known.
         """
         if len(self) == 1:
             return self.taken(np.zeros(len(made), np.int64))

@@ -157,9 +157,9 @@ Order = npt.NDArray[np.int64]
 """The order in which the records of a batch were read, as if one by one: a row of five numbers for each record.
 
 ``REACHED`` is the watermark behind the record, in its part alone, and ``BEFORE`` the one before it; ``PART`` is the
-partition, or the channel, that it came from, and ``PLACE_IN_PART`` its number there. ``KNOWN`` is when all of it was
-known: its time, or for a pair that of its later record. Of several parts the record with the least ``REACHED`` comes
-first.
+partition, or the channel, that it came from, and ``PLACE_IN_PART`` its number there. ``KNOWN`` is the time at which the
+record was complete: its timestamp, or for a pair the timestamp of its later record. Of several parts the record with
+the least ``REACHED`` comes first.
 """
 
 REACHED: Final = 0
@@ -171,7 +171,7 @@ ORDER_COLUMNS: Final = 5
 
 
 def order_of(reached: Times, *, before: Times | int, part: int, place: Times | range, known: Times) -> Order:
-    """Return the order of records from its columns; one number is that of all records."""
+    """Return the order of records from its columns; a single number counts for all records."""
     order = np.empty((len(reached), ORDER_COLUMNS), np.int64)
     for column, values in enumerate((reached, before, part, place, known)):
         order[:, column] = values

@@ -37,8 +37,8 @@ TableHow = Literal["left", "inner"]
 class WaitingRecords(TimedStates[TimedRecord]):
     """Base class: records of one stream wait until all is known of the other stream at their time.
 
-    The state of a key has three lists: the times of what came of the other stream, in order; what came; and the waiting
-    records, as [time, arrival, record], by time.
+    The state of a key has three lists: the times of the entries of the other stream, in order; these entries; and the
+    waiting records, as [time, arrival, record], by time.
     """
 
     def __init__(self, *, strict: bool) -> None:
@@ -109,14 +109,14 @@ class WaitingRecords(TimedStates[TimedRecord]):
         return state
 
     def _insert(self, key: Any, time: int, entry: Any) -> None:
-        """Insert what came of the other stream."""
+        """Insert an entry of the other stream."""
         times, entries, _ = self._state_of(key)
         at = bisect_right(times, time)
         times.insert(at, time)
         entries.insert(at, entry)
 
     def _remove_before(self, key: Any, place: int) -> None:
-        """Remove what came first of the other stream, and the state of a key that has nothing more."""
+        """Remove the entries before a place, and the state of the key if nothing is left in it."""
         times, entries, waiting = self.states[key]
         del times[:place], entries[:place]
         if not (times or waiting):
@@ -138,7 +138,7 @@ class WaitingRecords(TimedStates[TimedRecord]):
 class AsOfJoin(WaitingRecords):
     """Pairs of a record and the last version of the table at its time, or before it (``strict``).
 
-    What comes of the other stream are versions; None says that the table has none from then on.
+    An entry of the other stream is a version of the table; None says that the table has no version from then on.
     """
 
     def __init__(self, how: TableHow = "left", *, strict: bool = False) -> None:
@@ -176,7 +176,7 @@ class AsOfJoin(WaitingRecords):
 class AsOfWindow(WaitingRecords):
     """Pairs of a record and the aggregate of the events in ``[time − size, time)``: strictly before it.
 
-    What comes of the other stream are the values of the events, by (time, arrival).
+    An entry of the other stream has the values of an event; entries are in the order of (time, arrival).
     """
 
     def __init__(self, size_ms: int, aggregates: Aggregates) -> None:

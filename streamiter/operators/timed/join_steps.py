@@ -110,7 +110,7 @@ class JoinSides(JoinOperator, TellsOrder):
         assert self.order_number is not None
         spans, join.spans = np.array(join.spans, np.int64), []
         times, pairs = zip(*join.take_results(), strict=True)
-        part = PARTS_OF_A_STEP * self.order_number + self._opened().subtask_index
+        part = PARTS_OF_A_STEP * self.order_number + self._context.subtask_index
         order = order_of(spans[:, 0], before=MIN_TIME, part=part, place=spans[:, 1], known=spans[:, 1])
         out.emit_batch(TimedBatch(list(pairs), np.array(times, np.int64), order))
 

@@ -193,7 +193,7 @@ class Aggregates:
         return [list(each) for each in zip(*added, strict=True)]
 
     def merge(self, earlier: list[Any], later: list[Any]) -> list[Any]:
-        """Return the accumulators of two windows, all of whose records are one before the other's."""
+        """Return the accumulators of the records of two windows; all records of the first are before the others."""
         known = self._known([earlier, later])
         for number in self._copied:
             if number < len(known):

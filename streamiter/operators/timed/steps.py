@@ -43,7 +43,8 @@ class TimedOperator(KeyedOperator, KeepsRecords):
         """The number of late records since the start."""
         self._late_tag = late
         self._timed_states = states
-        self._context: Context | None = None
+        self._context: Context
+        """Set by ``open``."""
 
     def definition(self) -> Definition:
         return {**super().definition(), "time": self.time}
@@ -85,19 +86,15 @@ class TimedOperator(KeyedOperator, KeepsRecords):
         """Emit the results of the states."""
         raise NotImplementedError
 
-    def _opened(self) -> Context:
-        assert self._context is not None
-        return self._context
-
     def _reach_watermark(self, out: Output) -> None:
         """Tell the states how far time has come: also after a restore, and for keys with a higher watermark."""
-        context, states = self._opened(), self._timed_states
+        context, states = self._context, self._timed_states
         if (watermark := context.event_time) is not None:
             states.watermark = max(states.watermark, self._own(watermark))
         states.floor_of = self._floor if keys_are_further(context) else None
 
     def _floor(self, key: Any) -> int:
-        context = self._opened()
+        context = self._context
         context.key = key
         watermark, context.key = context.event_time, None
         return MIN_TIME if watermark is None else self._own(watermark)
@@ -111,7 +108,7 @@ class TimedOperator(KeyedOperator, KeepsRecords):
         if isinstance(batch, TimedBatch):
             return batch.times
         # The engine gives the records one by one, so that refused ones keep their timestamps.
-        timestamp = self._opened().timestamp
+        timestamp = self._context.timestamp
         return np.full(len(batch), MIN_TIME if timestamp is None else timestamp, np.int64)
 
     def _moments(
@@ -266,7 +263,7 @@ class WindowStep(TimedOperator):
 
     def on_timer(self, payload: Any, out: Output) -> None:
         """Emit early results."""
-        now_s = self._opened().clock.monotonic_s()
+        now_s = self._context.clock.monotonic_s()
         if self._early_every_s is None or not is_due(self._early_at_s - now_s):
             return
         while not self._turn(self._windows.early, out):
@@ -276,7 +273,7 @@ class WindowStep(TimedOperator):
 
     def _set_early_timer(self) -> None:
         if self._early_every_s is not None:
-            self._opened().set_timer(self._early_every_s)
+            self._context.set_timer(self._early_every_s)
 
     def _accepted_keys(
         self, key_of: Callable[[Any], Any], records: Batch, out: Output, first_row: int
@@ -327,7 +324,7 @@ class ByClock(TimedOperator):
         return np.full(len(batch), self._timed_states.watermark, np.int64)
 
     def _reach_watermark(self, out: Output) -> None:
-        self._advance_to(self._opened().clock.now_ms(), out)
+        self._advance_to(self._context.clock.now_ms(), out)
 
     def _advance_to(self, now_ms: int, out: Output) -> None:
         while not self._advance(now_ms, out):
@@ -350,7 +347,7 @@ class ByClock(TimedOperator):
         due = self._timed_states.next_due()
         if due is not None and due < self._armed_for:
             self._armed_for = due
-            self._opened().set_timer(max(0, due - self._opened().clock.now_ms()) / 1000, _DUE)
+            self._context.set_timer(max(0, due - self._context.clock.now_ms()) / 1000, _DUE)
 
 
 class ClockWindowStep(ByClock, WindowStep):
