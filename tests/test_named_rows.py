@@ -13,7 +13,8 @@ from support.examples import random_examples
 from streamiter import Columns
 from streamiter.errors import ConfigurationError, ModelError
 from streamiter.learn import BadRows
-from streamiter.values.named_rows import ABSENT, HUGE, FieldReader, NamedRows, hash_of, named_matrix
+from streamiter.values.field_kinds import HUGE
+from streamiter.values.named_rows import ABSENT, FieldReader, NamedRows, hash_of, named_matrix
 
 BITS = 6
 

@@ -194,7 +194,7 @@ class KeyedStream(KeyedJoins[Key, Record]):
                     "write fold(initial, add, merge)"
                 )
             if survives(options):
-                aggregates = aggregates.atomic()
+                aggregates = aggregates.copy(is_atomic=True)
             self.flow.register(WindowResult)
             output = add_next_step(
                 {SINGLE_INPUT: keyed},

@@ -19,9 +19,9 @@ from streamiter.flow.stream import Stream
 from streamiter.iteration.api import iterate_bounded_streams_until_termination
 from streamiter.iteration.config import IterationBodyResult, IterationConfig
 from streamiter.iteration.helpers import all_reduce
-from streamiter.operators.declared_state import LISTS_BY_KEY, DeclaredOperator, declared
+from streamiter.operators.declared_state import LISTS_BY_KEY, SAME, DeclaredOperator, declared
 from streamiter.operators.definitions import Definition
-from streamiter.operators.operator import Context, IterationListener, value_of_all
+from streamiter.operators.operator import Context, IterationListener
 from streamiter.operators.output import Output, RejectionPolicy
 from streamiter.topics.topic import Topic
 from streamiter.values.numbers import whole_number
@@ -158,7 +158,7 @@ class CountItemSets(DeclaredOperator, IterationListener):
     @staticmethod
     def redistribute(states: Sequence[dict[str, Any]], parallelism: int) -> list[dict[str, Any]]:
         """Give the transactions of old subtask i to the new subtask i modulo ``parallelism``."""
-        candidates = value_of_all(states, "candidates")
+        [candidates] = SAME("candidates", [state["candidates"] for state in states], 1)
         shared = []
         for given in (states[subtask::parallelism] for subtask in range(parallelism)):
             rows: dict[int | str, list[int]] = {}

@@ -21,7 +21,8 @@ from streamiter.errors import ConfigurationError, ModelError, shortened
 from streamiter.learn.rows import BadRows
 from streamiter.operators.declared_state import DeclaredState, Form, declared
 from streamiter.operators.definitions import Definition
-from streamiter.values.named_rows import HUGE, is_missing
+from streamiter.values.field_kinds import HUGE
+from streamiter.values.named_rows import is_missing
 from streamiter.values.numbers import Floats, plain_scalar
 
 _log = logging.getLogger("streamiter.learn")

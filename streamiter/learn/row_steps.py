@@ -45,8 +45,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from streamiter.values.field_kinds import HUGE
 from streamiter.values.helpers.compiled import compiled, pointer_function
-from streamiter.values.named_rows import HUGE
 from streamiter.values.numbers import ROUNDING, Floats, Indices
 
 pointer_to = pointer_function()

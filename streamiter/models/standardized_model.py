@@ -20,17 +20,9 @@ from streamiter.values.crossed_rows import (
     matrix_of_fields,
     places_of_cross,
 )
-from streamiter.values.field_kinds import is_no_time, prepared_value
+from streamiter.values.field_kinds import HUGE, are_texts, is_no_time, prepared_value
 from streamiter.values.known_fields import BadKind, of_reader, published_fields
-from streamiter.values.named_rows import (
-    HUGE,
-    FieldReader,
-    NamedRows,
-    are_texts,
-    is_missing,
-    named_matrix,
-    place_of_text,
-)
+from streamiter.values.named_rows import FieldReader, NamedRows, is_missing, named_matrix, place_of_text
 from streamiter.values.numbers import Floats, Indices, is_number, standardized
 from streamiter.values.records import Columns, columns_of_table
 from streamiter.values.sparse_rows import SparseRows, rows_to_predict, sparse_if_scipy, sums_by

@@ -10,6 +10,7 @@ import asyncio
 import random
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
 from itertools import chain, groupby, repeat, takewhile
 from typing import Any, Final, cast, final
 
@@ -49,22 +50,20 @@ _STARTS: Final = 2
 
 
 @final
+@dataclass(slots=True, eq=False)
 class _Call:
     """A record, and what its call has brought."""
 
-    __slots__ = ("epoch", "error", "group", "is_done", "origin", "record", "result", "time")
-
-    def __init__(self, record: Any, epoch: int, origin: BatchOrigin | None, group: int, time: int | None) -> None:
-        self.record = record
-        self.epoch = epoch
-        self.time = time
-        """The timestamp of the record, in a stream with event time."""
-        self.origin = origin
-        self.group = group
-        """The number of control records that have arrived before it."""
-        self.is_done = False
-        self.result: Any = None
-        self.error: Exception | None = None
+    record: Any
+    epoch: int
+    origin: BatchOrigin | None
+    group: int
+    """The number of control records that have arrived before it."""
+    time: int | None
+    """The timestamp of the record, in a stream with event time."""
+    is_done: bool = False
+    result: Any = None
+    error: Exception | None = None
 
     def finish(self, result: Any) -> None:
         self.is_done = True

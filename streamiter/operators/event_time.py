@@ -36,18 +36,13 @@ from streamiter.operators.output import Output, emit_made, keep_rows, origin_at,
 from streamiter.values.helpers.clock import TimerHandle
 from streamiter.values.numbers import Array
 from streamiter.values.records import (
-    BEFORE,
-    KNOWN,
-    ORDER_COLUMNS,
-    PART,
-    PLACE_IN_PART,
-    REACHED,
     SEVERAL_PARTS,
     Batch,
     Columns,
     EventTimeWatermark,
     Order,
     TimedBatch,
+    order_of,
     slice_batch,
     take,
     untimed,
@@ -142,18 +137,16 @@ class WatermarkGenerator(DeclaredState):
         """Return the order of a batch of one partition, whose number is ``part``, before :meth:`take` notes it.
 
         >>> order = WatermarkGenerator(bound_ms=2).order(0, np.array([10, 4, 11]), part=7)
-        >>> order[:, [REACHED, PART, PLACE_IN_PART]].tolist()
-        [[8, 7, 0], [8, 7, 1], [9, 7, 2]]
+        >>> order.tolist() == [[8, MIN_TIME, 7, 0, 10], [8, 8, 7, 1, 4], [9, 8, 7, 2, 11]]
+        True
         """
         known = self._greatest.get(partition, MIN_TIME)
         first = self._taken.get(partition, 0)
         self._taken[partition] = first + len(times)
         reached = np.maximum(np.maximum.accumulate(times), known) - self._bound_ms
-        order = np.empty((len(times), ORDER_COLUMNS), np.int64)
-        order[:, REACHED], order[1:, BEFORE] = reached, reached[:-1]
-        order[:1, BEFORE] = known if known == MIN_TIME else known - self._bound_ms
-        order[:, PART], order[:, PLACE_IN_PART], order[:, KNOWN] = part, np.arange(first, first + len(times)), times
-        return order
+        before = known if known == MIN_TIME else known - self._bound_ms
+        places = range(first, first + len(times))
+        return order_of(reached, before=np.concatenate([[before], reached[:-1]]), part=part, place=places, known=times)
 
 
 class PartState(Enum):

@@ -14,7 +14,7 @@ import numpy as np
 
 from streamiter.errors import ConfigurationError
 from streamiter.operators.due import DueItem, DueItems, MakeDue, Prefetch
-from streamiter.operators.keyed_state import KeyedStates, StateFrame
+from streamiter.operators.keyed_state import KeyedStates, StateFrame, after_restore
 from streamiter.operators.timed_states import TimedStates
 from streamiter.values.deferred import PlainValue
 from streamiter.values.times import MAX_TIME, MIN_TIME, TIME_LIMIT, before_end
@@ -50,9 +50,9 @@ def checked_time(option: str, time: object) -> int:
 class EventTimers(TimedStates[EventTimer]):
     """The timers of one subtask. The state of a key: the number of each timer, by its identity; a pair of both for one.
 
-    An *identity* is the time, and the type and the value of the payload. If the payload is not an atom, it has no type
-    but what ``identify`` has returned, and the timer has a list of its number and its payload. One more item, None,
-    says that the timer was set without a key: a record may have the key that stands for that, too.
+    An *identity* is a tuple: the time, the type and the value of the payload. If the payload is not an atom, the type
+    is empty, the value is the result of ``identify``, and the entry is a list of the number and the payload. If the
+    timer was set without a key, the tuple has one more item, None: a record may have the key that stands for "no key".
     """
 
     def __init__(self, prefetch: Prefetch | None = None) -> None:
@@ -337,9 +337,7 @@ class StepTimes:
         keyed: Iterable[StateFrame] | None = state.get("keyed timers")
         restoring = None
         if keyed is not None and self._states is not None:
-            restoring = self._states.restore(keyed)
-            if restoring is None:
-                self._resume()
+            restoring = after_restore(self._states.restore(keyed), self._resume)
         elif keyed is not None:
             self._timers.restore({key: timers for frame in keyed for key, timers in zip(*frame, strict=True)})
             self._see_first()
@@ -349,11 +347,7 @@ class StepTimes:
         self.watermark, self.passed = state["watermark"], state["passed"]
         self._last, self.dropped = state["last"], state["dropped"]
         self._floors, self._group_of = dict(state["floors"]), group_of
-        return None if restoring is None else self._resume_after(restoring)
-
-    async def _resume_after(self, restoring: Awaitable[None]) -> None:
-        await restoring
-        self._resume()
+        return restoring
 
     def _resume(self) -> None:
         assert self._states is not None

@@ -23,6 +23,9 @@ Function = Callable[..., Any]
 KeyOf = Callable[[Any], Any]
 """Returns the key of a record."""
 
+CheckKeys = Callable[[list[Any]], list[Any]]
+"""Returns the keys as they are used (numpy scalars become Python's); raises for a value that cannot be a key."""
+
 
 class RefusedRecords(Protocol):
     """The part of an ``Output`` that takes records for which a function has failed."""
@@ -233,6 +236,36 @@ def _apply_tolerantly(f: Callable[[Any], Any], batch: Batch, out: RefusedRecords
         return batch, results
     out._keep_rows(accepted)
     return take(batch, accepted), results
+
+
+def accepted_keys(
+    key_of: KeyOf,
+    check_keys: CheckKeys,
+    records: Batch,
+    out: RefusedRecords,
+    *,
+    first_row: int = 0,
+    at_hand: Callable[[int], object] = lambda place: None,
+) -> tuple[Sequence[int], list[Any]]:
+    """Return the places of the records that have a valid key, and these keys; refuse the other records.
+
+    ``first_row`` is the place of the first record in the batch at hand. ``at_hand`` is called with the place of a
+    record before it is refused.
+    """
+    try:
+        return range(len(records)), check_keys([key_of(record) for record in records])
+    except Exception:  # The records at fault are found one by one.
+        places: list[int] = []
+        keys: list[Any] = []
+    for place, record in enumerate(records):
+        try:
+            keys += check_keys([key_of(record)])
+        except Exception as error:
+            at_hand(place)
+            refuse(out, record, error, first_row + place)
+        else:
+            places.append(place)
+    return places, keys
 
 
 def records_of(batch: Batch) -> tuple[Iterator[Any], Iterator[Any]]:

@@ -21,17 +21,7 @@ from streamiter.operators.keyed_state import independent_copy
 from streamiter.operators.operator import Context, IterationListener, Sharing
 from streamiter.operators.output import Output
 from streamiter.values.helpers.clock import is_due
-from streamiter.values.records import (
-    BATCH_RECORDS,
-    Batch,
-    Columns,
-    TimedBatch,
-    can_concatenate,
-    concatenate,
-    slice_batch,
-    take,
-    untimed,
-)
+from streamiter.values.records import BATCH_RECORDS, Batch, Columns, TimedBatch, one_batch, slice_batch, take, untimed
 from streamiter.values.times import MAX_TIME, MIN_TIME, Seconds, in_seconds
 
 Epoch = int | None
@@ -189,7 +179,8 @@ class _Timeouts:
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
-        self._context: Context | None = None
+        self._context: Context
+        """Set by ``open``."""
         self._deadlines_s: dict[Epoch, float] = {}
 
     def open(self, context: Context) -> None:
@@ -198,41 +189,36 @@ class _Timeouts:
     def begin(self, epoch: Epoch) -> None:
         """Start the timeout of ``epoch``, whose first left-over record has arrived."""
         self.begin_if_new(epoch)
-        self._deadlines_s[epoch] = self._opened.clock.monotonic_s() + self._timeout_s
+        self._deadlines_s[epoch] = self._context.clock.monotonic_s() + self._timeout_s
 
     def begin_if_new(self, epoch: Epoch) -> None:
         """Start the timeout unless the epoch has a timer; the step may have had no timeout before a restore."""
         if epoch not in self._deadlines_s:
-            self._deadlines_s[epoch] = self._opened.clock.monotonic_s() + self._timeout_s
-            self._opened.set_timer(self._timeout_s, epoch)
+            self._deadlines_s[epoch] = self._context.clock.monotonic_s() + self._timeout_s
+            self._context.set_timer(self._timeout_s, epoch)
 
     def are_due(self, epoch: Epoch, *, waiting: bool) -> bool:
         """Return whether waiting records must be emitted, now that the timer of their epoch has fired."""
         if epoch not in self._deadlines_s:
             return False
-        remaining_s = self._deadlines_s[epoch] - self._opened.clock.monotonic_s()
+        remaining_s = self._deadlines_s[epoch] - self._context.clock.monotonic_s()
         if waiting and not is_due(remaining_s):
-            self._opened.set_timer(remaining_s, epoch)
+            self._context.set_timer(remaining_s, epoch)
             return False
-        if waiting and epoch != self._opened.epoch:
+        if waiting and epoch != self._context.epoch:
             # Another epoch has its turn: records that are emitted now would count to that epoch.
-            self._opened.set_timer(self._timeout_s, epoch)
+            self._context.set_timer(self._timeout_s, epoch)
             return False
         del self._deadlines_s[epoch]
         return waiting
 
-    @property
-    def _opened(self) -> Context:
-        assert self._context is not None
-        return self._context
-
     def state(self) -> dict[Epoch, float]:
         """Return the seconds that are left, by epoch."""
-        now_s = self._opened.clock.monotonic_s()
+        now_s = self._context.clock.monotonic_s()
         return {epoch: deadline_s - now_s for epoch, deadline_s in self._deadlines_s.items()}
 
     def restore(self, state: dict[Epoch, float]) -> None:
-        now_s = self._opened.clock.monotonic_s()
+        now_s = self._context.clock.monotonic_s()
         self._deadlines_s = {epoch: now_s + remaining_s for epoch, remaining_s in state.items()}
 
 
@@ -341,14 +327,6 @@ class Sort(DeclaredOperator):
         return [{"held": held} for held in sharing.records("input", [state["held"] for state in states])]
 
 
-def _merged_timed(pieces: Sequence[Batch]) -> TimedBatch:
-    """Return records of several types with their timestamps; some pieces may have none."""
-    times = [
-        piece.times if isinstance(piece, TimedBatch) else np.full(len(piece), MIN_TIME, np.int64) for piece in pieces
-    ]
-    return TimedBatch([record for piece in pieces for record in piece], np.concatenate(times))
-
-
 FieldOrFunction = str | Callable[[Any], Any]
 
 
@@ -455,14 +433,7 @@ class HeldInput:
 
     def merged(self) -> Batch:
         """Return all records as one batch: a list, unless all arrived as arrays, or ``Columns``, of one type."""
-        if not self._pieces:
-            return []
-        first, *others = self._pieces
-        if all(can_concatenate(first, piece) for piece in others):
-            return concatenate(self._pieces)
-        if any(isinstance(piece, TimedBatch) for piece in self._pieces):
-            return _merged_timed(self._pieces)
-        return [record for piece in self._pieces for record in piece]
+        return one_batch(self._pieces) if self._pieces else []
 
     def taken(self) -> Batch:
         """Remove all records, and return them as one batch."""

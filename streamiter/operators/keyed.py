@@ -14,17 +14,14 @@ import numpy as np
 
 from streamiter.errors import ConfigurationError, InternalError, RejectRecords, shortened
 from streamiter.operators.definitions import Definition, function_in_words
-from streamiter.operators.functions import FunctionResultError, apply_to_each, plain_function, refuse
+from streamiter.operators.functions import CheckKeys, FunctionResultError, accepted_keys, plain_function, refuse
 from streamiter.operators.keyed_state import KeyedState, KeyedStates, StateFrame, in_turns, independent_copy
 from streamiter.operators.operator import Context, EngineOperator, states_by_own_keys
-from streamiter.operators.output import Output, as_list
+from streamiter.operators.output import Output, as_list, keep_rows
 from streamiter.values.deferred import Deferred
 from streamiter.values.helpers.clock import SystemClock
 from streamiter.values.numbers import Array, Indices
 from streamiter.values.records import Batch
-
-CheckKeys = Callable[[list[Any]], list[Any]]
-"""Returns the keys as they are used (numpy scalars become Python's); raises for a value that cannot be a key."""
 
 NO_STATE: Final = object()
 """Stands for the state of an unknown key, since None may be a state."""
@@ -55,25 +52,11 @@ class KeyedOperator(EngineOperator):
     def keyed(self, batch: Batch, out: Output) -> tuple[list[Any], list[Any]]:
         """Return the records and their keys; refuse records without a valid key."""
         records = as_list(out, batch)
-        accepted, keys = apply_to_each(self._key_of, records, out)
-        records = accepted if isinstance(accepted, list) else list(accepted)
-        try:
-            keys = self._check_keys(keys)
-        except Exception:
-            records, keys = self._checked_one_by_one(records, keys, out)
+        places, keys = accepted_keys(self._key_of, self._check_keys, records, out)
+        if len(keys) < len(records):
+            keep_rows(out, places)
+            records = [records[place] for place in places]
         return records, keys
-
-    def _checked_one_by_one(self, records: list[Any], keys: list[Any], out: Output) -> tuple[list[Any], list[Any]]:
-        accepted: list[Any] = []
-        checked: list[Any] = []
-        for record, key in zip(records, keys, strict=True):
-            try:
-                checked += self._check_keys([key])
-            except Exception as error:
-                refuse(out, record, error)
-            else:
-                accepted.append(record)
-        return accepted, checked
 
     def snapshot(self) -> Deferred:
         """Return the states as they are now, to be encoded later."""
@@ -195,7 +178,7 @@ class StatefulMap(KeyedOperator):
                 try:
                     state = states[key]
                 except KeyError:
-                    state = self._new_state()
+                    state = self._initial() if callable(self._initial) else independent_copy(self._initial)
                 result = f(state, record)
                 try:
                     states[key], output = result
@@ -206,9 +189,6 @@ class StatefulMap(KeyedOperator):
             else:
                 results.append(output)
         return results
-
-    def _new_state(self) -> Any:
-        return self._initial() if callable(self._initial) else independent_copy(self._initial)
 
 
 def _not_a_pair(result: Any) -> FunctionResultError:

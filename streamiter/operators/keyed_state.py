@@ -14,6 +14,7 @@ import math
 import threading
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from itertools import compress
 from typing import Any, Final, Protocol, final
 
@@ -139,6 +140,19 @@ class HasMonotonic(Protocol):
 
     def monotonic_s(self) -> float:
         """Return seconds that only grow."""
+
+
+def after_restore(restoring: Awaitable[None] | None, resume: Callable[[], None]) -> Awaitable[None] | None:
+    """Call ``resume`` when the states are restored: at once, or when the result of this function is awaited."""
+    if restoring is None:
+        resume()
+        return None
+
+    async def awaited() -> None:
+        await restoring
+        resume()
+
+    return awaited()
 
 
 class KeyedState:
@@ -424,13 +438,11 @@ class FrozenStates(Deferred):
             self._unfinished.remove(self)
 
 
+@dataclass(frozen=True, slots=True)
 class _NotCopied:
     """Stands for a state that could not be copied."""
 
-    __slots__ = ("refusal",)
-
-    def __init__(self, refusal: PlainDataError) -> None:
-        self.refusal = refusal
+    refusal: PlainDataError
 
 
 def select_keys(frames: Iterable[StateFrame], wanted: Callable[[list[Any]], Iterable[bool]]) -> Iterator[StateFrame]:

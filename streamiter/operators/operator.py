@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias, TypeVar, cast, runtime_checkable
 
-from streamiter.errors import CheckpointError, ConfigurationError
+from streamiter.errors import ConfigurationError
 from streamiter.operators.definitions import Definition
 from streamiter.operators.event_timers import StepTimes, checked_time
 from streamiter.operators.keyed_state import KeyedState, KeyedStates
@@ -614,17 +614,6 @@ class Service(Protocol):
 
     def statistics(self) -> ServiceStatistics:
         """Return the statistics of the service."""
-
-
-def value_of_all(states: Sequence[Mapping[str, Any]], name: str) -> Any:
-    """Return an entry that is equal in the states of all old subtasks; raise CheckpointError if it is not.
-
-    >>> value_of_all([{"epoch": 2}, {"epoch": 2}], "epoch")
-    2
-    """
-    if any(state[name] != states[0][name] for state in states):
-        raise CheckpointError(f"some of them are further than others ({name})")
-    return states[0][name]
 
 
 class Sharing(Protocol):

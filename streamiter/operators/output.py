@@ -302,10 +302,7 @@ def as_list(out: Output, batch: Batch) -> list[Any]:
 
 
 def emit_made(out: Output, batch: Batch, rows: RowNumbers | None = None) -> None:
-    """Emit records, each made from the record at the same place of the batch at hand, or at its place in ``rows``.
-
-    Or at the place that ``rows`` has for it.
-    """
+    """Emit records, each made from the record at the same place of the batch at hand, or at its place in ``rows``."""
     if out._passes == "originals":
         out._rows_of_next = range(len(batch)) if rows is None else rows
     out.emit_batch(batch)

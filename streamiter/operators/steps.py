@@ -217,8 +217,7 @@ class FlatMap(EngineOperator):
 
     def _emit(self, batch: Batch, out: Output) -> None:
         records, progress = records_of(batch)
-        end = _End()
-        items = chain.from_iterable(self._checked(map(self._f, chain(records, end))))
+        items = chain.from_iterable(self._results(records))
         while True:
             try:
                 piece = list(islice(items, _PIECE_RECORDS))
@@ -227,13 +226,15 @@ class FlatMap(EngineOperator):
             if not piece:
                 break
             out.emit_batch(piece)
-        if not end.was_reached:
-            fail_at(batch, progress, RuntimeError("the function raised StopIteration"), out)
 
-    def _checked(self, results: Iterable[Any]) -> Iterator[Iterable[Any]]:
-        """Yield the results, and for a table its rows."""
-        iterated = self._iterated
-        for result in results:
+    def _results(self, records: Iterable[Any]) -> Iterator[Iterable[Any]]:
+        """Yield the result for each record, and for a table its rows.
+
+        A function that raises ``StopIteration`` fails here; in ``map`` that would look like the end of the records.
+        """
+        f, iterated = self._f, self._iterated
+        for record in records:
+            result = f(record)
             if type(result) in iterated:
                 yield result
             elif (rows := rows_if_table("FlatMap(f)", result)) is result:
@@ -272,26 +273,6 @@ def _emit_rest(row: int, record: Any, items: Iterator[Any], out: Output) -> None
         if not piece:
             return
         emit_made(out, piece, [row] * len(piece))
-
-
-class _End:
-    """An empty iterator that tells whether it was reached.
-
-    A user's function that raises ``StopIteration`` within ``map`` looks like the end of the records; this tells the two
-    apart, so the records after it are not lost.
-    """
-
-    __slots__ = ("was_reached",)
-
-    def __init__(self) -> None:
-        self.was_reached = False
-
-    def __iter__(self) -> Iterator[Any]:
-        return self
-
-    def __next__(self) -> Any:
-        self.was_reached = True
-        raise StopIteration
 
 
 class Identity(EngineOperator):

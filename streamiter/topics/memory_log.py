@@ -13,7 +13,7 @@ import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 from streamiter.errors import ProducerFenced, TopicNotFound, TransactionExpired
 from streamiter.topics.compacted import COMPACTED_BLOCKS, is_superseded
@@ -63,13 +63,6 @@ def _resolve(future: asyncio.Future[None]) -> None:
 _SETTINGS: Final = ("compact", "max_record_bytes", "retention_records")
 
 
-class Fenceable(Protocol):
-    """The owner of a transactional id."""
-
-    def fence(self, reason: ProducerFenced) -> None:
-        """Abort the open transaction and refuse all further calls. The caller holds the lock of the `MemoryTopics`."""
-
-
 class MemoryTopics:
     """The topics of one broker by name, and the owner of each transactional id.
 
@@ -82,7 +75,7 @@ class MemoryTopics:
         self.lock = threading.Lock()
         self._logs: dict[str, TopicLog] = {}
         self._creations: Counter[str] = Counter()
-        self._owners: dict[str, Fenceable] = {}
+        self._owners: dict[str, MemoryTransactions] = {}
 
     @property
     def commit_domain(self) -> str:
@@ -120,7 +113,7 @@ class MemoryTopics:
             self.log(name).delete()
             del self._logs[name]
 
-    def take_over(self, transactional_id: str, transactions: Fenceable) -> None:
+    def take_over(self, transactional_id: str, transactions: MemoryTransactions) -> None:
         """Fence the owner of ``transactional_id`` and abort its open transaction."""
         with self.lock:
             previous = self._owners.get(transactional_id)
@@ -194,13 +187,11 @@ def check_not_deleted(log: TopicLog) -> None:
         raise TopicNotFound(f"topic {log.name!r} was deleted while it was written")
 
 
+@dataclass(slots=True, eq=False)
 class Transaction:
     """The state of a transaction. Records that refer to an aborted transaction are invisible."""
 
-    __slots__ = ("is_aborted",)
-
-    def __init__(self) -> None:
-        self.is_aborted = False
+    is_aborted: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -102,13 +102,10 @@ def _checked(function: Callable[[Any], Any], convert: Callable[[Any], Any]) -> C
 
 
 def _key_of(given: Any) -> bytes | None:
-    if isinstance(given, str):
-        return given.encode()
-    if given is None or type(given) is bytes:
-        return given
-    if isinstance(given, bytes):
-        return bytes(given)  # a subclass, such as numpy's: topics take plain bytes only
-    raise _wrong("key", "bytes, str or None", given, "return str(…) or its bytes")
+    try:
+        return _bytes_of(given)
+    except TypeError:
+        raise _wrong("key", "bytes, str or None", given, "return str(…) or its bytes") from None
 
 
 def _headers_of(given: Any) -> Headers:
@@ -132,7 +129,7 @@ def _bytes_of(value: object) -> bytes | None:
     if isinstance(value, str):
         return value.encode()
     if isinstance(value, bytes):
-        return bytes(value)
+        return bytes(value)  # Topics take plain bytes only, and no subclass such as numpy's.
     raise TypeError
 
 

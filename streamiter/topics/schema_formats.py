@@ -214,7 +214,8 @@ class _TextFormat(RegistryFormat):
         register: bool = True,
     ) -> None:
         super().__init__(registry, subject, strategy, register)
-        self._given = None if schema is None else Schema(self.kind, _schema_text(schema), tuple(references))
+        text = schema if schema is None or isinstance(schema, str) else orjson.dumps(schema).decode()
+        self._given = None if text is None else Schema(self.kind, text, tuple(references))
         if self._given is not None and not self._given.references:
             try:
                 self._writer(self._given, {})
@@ -420,12 +421,6 @@ def _keep(kept: dict[bytes, Any], prefix: bytes, entry: object) -> None:
     kept[prefix] = entry
     if len(kept) > _READERS_MAX:
         del kept[next(iter(kept))]
-
-
-def _schema_text(schema: str | Mapping[str, Any] | Sequence[Any]) -> str:
-    if not isinstance(schema, str):
-        return orjson.dumps(schema).decode()
-    return schema
 
 
 def short_reason(error: Exception) -> str:

@@ -12,11 +12,12 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from datetime import date, time
 from functools import partial
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeVar
 
 import orjson
 
 from streamiter.errors import ConfigurationError, DecodeError, EncodeError, safe_repr
+from streamiter.operators.declared_state import by_partition
 from streamiter.operators.event_time import PartState
 from streamiter.operators.operator import Context, EngineOperator, Operator
 from streamiter.operators.output import DeadLetter, Origin, Output, emit_read, keep_rows, origin_at, reject_letter
@@ -44,9 +45,10 @@ from streamiter.topics.topic import (
 from streamiter.values.helpers.clock import Clock, SystemClock
 from streamiter.values.origins import BatchOrigin, Originals
 from streamiter.values.records import Batch, take
-from streamiter.values.subtasks import subtask_of_partition
 
 _log = logging.getLogger("streamiter.job")
+
+T = TypeVar("T")
 
 _IDENTITIES: Final = "identities"
 """The key of the identities among the positions; the other keys are partitions."""
@@ -223,23 +225,11 @@ class TopicSource(TellsEnd):
     @staticmethod
     def redistribute(positions: Sequence[Positions], parallelism: int) -> list[Positions]:
         """Give partition p to subtask p mod n, with the position of the subtask that read it before."""
-        read: dict[int, int] = {}
         identities: dict[int, str] = {}
         for of_subtask in positions:
             identities |= of_subtask.get(_IDENTITIES, {})
-            for partition, offset in _offsets(of_subtask).items():
-                read[partition] = max(offset, read.get(partition, offset))
-        return [
-            _positions_of(
-                {
-                    number: read[number]
-                    for number in sorted(read)
-                    if subtask_of_partition(number, parallelism) == subtask
-                },
-                identities,
-            )
-            for subtask in range(parallelism)
-        ]
+        shares = by_partition(max)("offsets", list(map(_offsets, positions)), parallelism)
+        return [_positions_of(_in_order(offsets), identities) for offsets in shares]
 
     async def close(self) -> None:
         if self._reader is not None:
@@ -255,9 +245,9 @@ def _positions_of(offsets: Mapping[int, int], identities: Mapping[int, str]) -> 
     return {**offsets, **({_IDENTITIES: known} if known else {})}
 
 
-def _in_order(identities: Mapping[int, str]) -> dict[int, str]:
-    """Return the identities in the order of the partitions, so that equal states are equal bytes."""
-    return dict(sorted(identities.items()))
+def _in_order(by_number: Mapping[int, T]) -> dict[int, T]:
+    """Return a dict in the order of the partitions, so that equal states are equal bytes."""
+    return dict(sorted(by_number.items()))
 
 
 class DecodeValues(EngineOperator):

@@ -17,13 +17,14 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from itertools import chain
 from types import MappingProxyType
-from typing import Any, ClassVar, Final, Literal, Protocol
+from typing import Any, ClassVar, Final, Generic, Literal, Protocol, TypeVar
 
 from streamiter.topics.joined_values import joined_column
 from streamiter.values.helpers.clock import Clock, SystemClock
 from streamiter.values.records import BATCH_RECORDS, Batch, estimated_bytes
 
 _PartOf = Callable[[Sequence[Any]], Sequence[Any]]
+_Part = TypeVar("_Part")
 
 
 class Topic(abc.ABC):
@@ -297,7 +298,34 @@ class TopicRecord:
     headers: Headers = ()
 
 
-class TopicBatch:
+class _RecordsInColumns(Generic[_Part]):
+    """Records in columns, of which the values are one."""
+
+    __slots__ = ()
+    values: Sequence[bytes | None]
+
+    @property
+    def nbytes(self) -> int:
+        """The estimated size of the values."""
+        return estimated_bytes(self.values)
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __getitem__(self, which: slice) -> _Part:
+        """Return the records of a slice."""
+        return self._part(lambda column: column[which])
+
+    def take(self, indices: Sequence[int]) -> _Part:
+        """Return the records at ``indices``, in that order."""
+        return self._part(lambda column: [column[index] for index in indices])
+
+    def _part(self, part_of: _PartOf) -> _Part:
+        """Return the records whose part of each column ``part_of`` returns."""
+        raise NotImplementedError
+
+
+class TopicBatch(_RecordsInColumns["TopicBatch"]):
     """Records of one partition in offset order, kept as columns.
 
     A connector may subclass it, to build columns that are rarely used only when they are needed.
@@ -361,21 +389,6 @@ class TopicBatch:
         """The time stamp of the last record; 0 where none was given."""
         return self._timestamps_ms[-1] if self._timestamps_ms is not None else 0
 
-    @property
-    def nbytes(self) -> int:
-        """The estimated size of the values."""
-        return estimated_bytes(self.values)
-
-    def __len__(self) -> int:
-        return len(self.values)
-
-    def __getitem__(self, which: slice) -> TopicBatch:
-        return self._part(lambda column: column[which])
-
-    def take(self, indices: Sequence[int]) -> TopicBatch:
-        """Return the records at ``indices``, in that order."""
-        return self._part(lambda column: [column[index] for index in indices])
-
     def _part(self, part_of: _PartOf) -> TopicBatch:
         return TopicBatch(
             partition=self.partition,
@@ -412,7 +425,7 @@ class TopicBatch:
 
 
 @dataclass(frozen=True, slots=True)
-class OutgoingBatch:
+class OutgoingBatch(_RecordsInColumns["OutgoingBatch"]):
     """Records to write to a topic, as columns. A column that is None has no entry for any record."""
 
     values: Sequence[bytes | None]
@@ -427,26 +440,10 @@ class OutgoingBatch:
     """The partition of all records. None lets the topic choose: a record with a key goes to the partition of its key
     (on Kafka the partition that the Java client's default partitioner chooses), other records go to any partition."""
 
-    @property
-    def nbytes(self) -> int:
-        """The estimated size of the values."""
-        return estimated_bytes(self.values)
-
     def plain(self) -> tuple[list[Any] | int | None, ...]:
         """Return the fields as plain data."""
         columns = (self.values, self.keys, self.headers, self.timestamps_ms)
         return *(None if column is None else list(column) for column in columns), self.partition
-
-    def __len__(self) -> int:
-        return len(self.values)
-
-    def __getitem__(self, which: slice) -> OutgoingBatch:
-        """Return the records of a slice."""
-        return self._part(lambda column: column[which])
-
-    def take(self, indices: Sequence[int]) -> OutgoingBatch:
-        """Return the records at ``indices``, in that order."""
-        return self._part(lambda column: [column[index] for index in indices])
 
     def _part(self, part_of: _PartOf) -> OutgoingBatch:
         return replace(

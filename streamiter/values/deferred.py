@@ -130,7 +130,7 @@ class DeferredEntries(Deferred):
         size_bytes = 0
         try:
             for entry in self._entries:
-                entry_bytes = _bytes_in(entry)
+                entry_bytes = sum(len(part) for part in entry if type(part) is bytes)
                 if gathered and size_bytes + entry_bytes > _FRAME_BYTES:
                     yield self._frame(gathered)
                     size_bytes = 0
@@ -160,10 +160,6 @@ def entries_of(frames: Iterable[PlainValue]) -> Iterator[PlainValue]:
     """Give the entries of decoded frames in order. A frame that is no list is given itself: its reader refuses it."""
     for frame in frames:
         yield from frame if type(frame) is list else (frame,)
-
-
-def _bytes_in(entry: tuple[PlainValue, ...]) -> int:
-    return sum(len(part) for part in entry if type(part) is bytes)
 
 
 def release_all(state: Any, structs: Container[type[Any]] = ()) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import gc
 import math
 from collections.abc import Callable, Container, Iterable, Sequence
+from dataclasses import dataclass
 from types import NoneType
 from typing import Final
 
@@ -154,7 +155,8 @@ class _PlainDataEncoder:
         if kind is np.ndarray:
             return self._array(value)
         if kind in SCALAR_TYPES:
-            code = plain_format.FIXED_VOID if _is_fixed_void(value) else plain_format.SCALAR
+            is_fixed_void = kind is np.void and not value.flags.writeable
+            code = plain_format.FIXED_VOID if is_fixed_void else plain_format.SCALAR
             return extension(code, self._dtype_header(value.dtype) + value.tobytes())
         if kind in self._openings:
             return [self._openings[kind], *msgspec.structs.astuple(value)]
@@ -200,10 +202,6 @@ def _columns(columns: Columns) -> dict[str, Array]:
     if any(type(name) is not str for name in columns.names):
         raise NotPlain
     return columns.arrays
-
-
-def _is_fixed_void(scalar: np.generic) -> bool:
-    return type(scalar) is np.void and not scalar.flags.writeable
 
 
 def _dtype_header(dtype: Dtype) -> bytes:
@@ -294,16 +292,14 @@ def _object_range(frame: bytes | memoryview) -> tuple[int, int]:
     return start, start + length
 
 
+@dataclass(frozen=True, slots=True)
 class _Builder:
     """Stands for the opening, the first item of a msgpack array; builds the value when the array is complete.
 
     ``complete`` returns the value, given all items of the array including this one.
     """
 
-    __slots__ = ("complete",)
-
-    def __init__(self, complete: Callable[[list[PlainValue]], PlainValue]) -> None:
-        self.complete = complete
+    complete: Callable[[list[PlainValue]], PlainValue]
 
 
 def _complete_tuple(items: list[PlainValue]) -> tuple[PlainValue, ...]:
@@ -347,10 +343,12 @@ def _builder_of(struct: type[msgspec.Struct], names: list[str]) -> _Builder:
     return _Builder(complete)
 
 
-_OPENING_CODES: Final = (plain_format.TUPLE, plain_format.STRUCT, plain_format.RECORD_COLUMNS, plain_format.TIMED)
-_TUPLE_BUILDER: Final = _Builder(_complete_tuple)
-_COLUMNS_BUILDER: Final = _Builder(_complete_columns)
-_TIMED_BUILDER: Final = _Builder(_complete_timed)
+_BUILDERS: Final = {
+    plain_format.TUPLE: _Builder(_complete_tuple),
+    plain_format.RECORD_COLUMNS: _Builder(_complete_columns),
+    plain_format.TIMED: _Builder(_complete_timed),
+}
+"""By code, for the openings without a payload."""
 
 
 class _PlainDataDecoder:
@@ -405,7 +403,7 @@ class _PlainDataDecoder:
         """Return the value of an extension object."""
         if code == plain_format.ARRAY:
             return self._array(payload)
-        if code in _OPENING_CODES:
+        if code == plain_format.STRUCT or code in _BUILDERS:
             self._openings += 1
             return self._opening(code, payload)
         if code == plain_format.SCALAR:
@@ -426,22 +424,14 @@ class _PlainDataDecoder:
         return self._resolve(number)
 
     def _opening(self, code: int, payload: bytes) -> _Builder:
-        if code == plain_format.TUPLE and not payload:
-            return _TUPLE_BUILDER
-        if code == plain_format.STRUCT:
-            return self._struct_builder(payload)
-        if code == plain_format.RECORD_COLUMNS and not payload:
-            return _COLUMNS_BUILDER
-        if code == plain_format.TIMED and not payload:
-            return _TIMED_BUILDER
-        raise ValueError(f"it holds extension {code}, which no version begins a list with")
-
-    def _struct_builder(self, payload: bytes) -> _Builder:
-        opening = self._struct_builders.get(payload)
-        if opening is None:
-            opening = _struct_builder(payload, self._structs)
-            self._struct_builders[payload] = opening
-        return opening
+        if code != plain_format.STRUCT:
+            if payload:
+                raise ValueError(f"it holds extension {code}, which no version begins a list with")
+            return _BUILDERS[code]
+        builder = self._struct_builders.get(payload)
+        if builder is None:
+            builder = self._struct_builders[payload] = _struct_builder(payload, self._structs)
+        return builder
 
     def _array(self, header: bytes) -> Array:
         layout = self._layouts.get(header)

@@ -130,8 +130,7 @@ class KnownFields:
         read: dict[str, AsRead] = {}
         bad: list[BadKind] = []
         for field, is_plain in self._fields_to_read(rows):
-            values = _values_of(rows, field)
-            state = self._states.get(field, _NEW)
+            values, state = _values_of(rows, field), self._states.get(field, _NEW)
             if is_plain and (after := of_plain_values(state, values)) is not None:
                 self._next[field] = after
                 continue

@@ -50,20 +50,6 @@ from streamiter.values.helpers.compiled import compiled, is_compiling, is_loaded
 from streamiter.values.numbers import Array, Floats, Indices
 from streamiter.values.records import Batch, Columns, columns_of_table
 
-__all__ = [
-    "ABSENT",
-    "HUGE",
-    "FieldReader",
-    "NamedRows",
-    "are_texts",
-    "hash_of",
-    "is_missing",
-    "mixed_hashes",
-    "named_matrix",
-    "place_of_missing",
-    "place_of_text",
-]
-
 ABSENT: Final = -1
 """The place of a feature that a row does not have."""
 
@@ -163,9 +149,7 @@ def _hash_texts(
         hashes[row] = value ^ (value >> _SHIFT_64)
 
 
-@cache
-def _compiled_hashing() -> Callable[..., None]:
-    return compiled(_hash_texts)
+_compiled_hashing: Final = cache(lambda: compiled(_hash_texts))
 
 
 def place_of_text(field: str, text: str, bits: int) -> int:
@@ -197,8 +181,8 @@ class NamedRows:
     place_values: Floats | None = None
     """The values of ``places``; None: all are 1."""
     readings: Mapping[str, Readings] = field(default_factory=dict)
-    """What the values of a field can be, other than plain numbers, if one of its texts can be a number or a time; and
-    the times of a field of times, which have no place."""
+    """By field: what each value can be, other than a plain number. A field is here if one of its texts can be a number
+    or a time, or if it has times, which have no place."""
 
     def __len__(self) -> int:
         return len(self.numbers)
@@ -561,8 +545,5 @@ def _readings(texts: Sequence[str | None], found: Mapping[str, ReadText]) -> Rea
     return Readings(codes, np.fromiter((value for _, value in read), np.float64, len(read)))
 
 
-class _Unnamed:
-    """Stands where a record does not name a field."""
-
-
-_UNNAMED: Final = _Unnamed()
+_UNNAMED: Final = object()
+"""Stands where a record does not name a field."""

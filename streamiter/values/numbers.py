@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Callable
 from typing import Any, Final, NamedTuple, TypeGuard
 
 import numpy as np
@@ -63,25 +64,23 @@ def whole_number(
 
 def positive(option: str, value: object) -> float:
     """Return the value as a plain float; refuse a value that is not a finite number above 0."""
-    number = plain_float(value)
-    if not 0.0 < number < math.inf:
-        raise ConfigurationError(f"{option}: expected a number above 0, given {value!r}")
-    return number
+    return _number(option, value, lambda number: 0.0 < number < math.inf, "above 0")
 
 
 def not_negative(option: str, value: object) -> float:
     """Return the value as a plain float; refuse a value that is not a finite number of 0 or more."""
-    number = plain_float(value)
-    if not 0.0 <= number < math.inf:
-        raise ConfigurationError(f"{option}: expected a number of 0 or more, given {value!r}")
-    return number
+    return _number(option, value, lambda number: 0.0 <= number < math.inf, "of 0 or more")
 
 
 def fraction(option: str, value: object) -> float:
     """Return the value as a plain float; refuse a value that is not from 0 to below 1."""
+    return _number(option, value, lambda number: 0.0 <= number < 1.0, "from 0 to below 1")
+
+
+def _number(option: str, value: object, is_good: Callable[[float], bool], bounds: str) -> float:
     number = plain_float(value)
-    if not 0.0 <= number < 1.0:
-        raise ConfigurationError(f"{option}: expected a number from 0 to below 1, given {value!r}")
+    if not is_good(number):
+        raise ConfigurationError(f"{option}: expected a number {bounds}, given {value!r}")
     return number
 
 

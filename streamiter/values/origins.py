@@ -7,8 +7,9 @@ A batch has one :class:`BatchOrigin`, which travels with it. In front of a step 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from itertools import accumulate
 from typing import Any, Literal, Protocol, final
 
@@ -42,10 +43,8 @@ Original = tuple[str, TopicColumns, int]
 """The record of a topic: the URL of the topic, the columns in which the record is, and its row."""
 
 
-class _Root(Protocol):
-    """Finds the originals of the records of one batch; others are parts of that batch."""
-
-    def of(self, row: int) -> Original | None: ...
+Find = Callable[[int], Original | None]
+"""Finds the originals of the records of one batch, by row; other batches are parts of that batch."""
 
 
 @final
@@ -58,10 +57,10 @@ class Originals:
     (('memory://clicks', <object object at ...>, 3), 1, 0)
     """
 
-    __slots__ = ("_root", "_rows")
+    __slots__ = ("_find", "_rows")
 
-    def __init__(self, root: _Root, rows: RowNumbers) -> None:
-        self._root = root
+    def __init__(self, find: Find, rows: RowNumbers) -> None:
+        self._find = find
         self._rows = rows
 
     @classmethod
@@ -72,44 +71,50 @@ class Originals:
     @classmethod
     def joined(cls, parts: Sequence[Originals]) -> Originals:
         """Return those of several batches, one behind the other."""
-        return cls(joined := _Joined(parts), range(joined.length))
+        *starts, length = accumulate(map(len, parts), initial=0)
+
+        def find(row: int) -> Original | None:
+            part = bisect_right(starts, row) - 1
+            return parts[part].of(row - starts[part])
+
+        return cls(find, range(length))
 
     def __len__(self) -> int:
         return len(self._rows)
 
     def of(self, row: int) -> Original | None:
         """Return the original of the record at this place; None if it is not known."""
-        return self._root.of(int(self._rows[row]))
+        return self._find(int(self._rows[row]))
 
     def taken(self, rows: RowNumbers) -> Originals:
         """Return those of a batch of the records at ``rows``."""
         if isinstance(self._rows, range):
             if self._rows == range(len(self._rows)):
-                return Originals(self._root, rows)
+                return Originals(self._find, rows)
             if isinstance(rows, range):
-                return Originals(self._root, self._rows[rows.start : rows.stop : rows.step])
-        return Originals(self._root, np.asarray(self._rows, np.int64)[np.asarray(rows, np.int64)])
+                return Originals(self._find, self._rows[rows.start : rows.stop : rows.step])
+        return Originals(self._find, np.asarray(self._rows, np.int64)[np.asarray(rows, np.int64)])
 
     def same_objects(self, made: Any, of: Any, *, by_place: bool) -> Originals | None:
         """Return those of a batch that a function made, which did not say of which record it made each.
 
         A record that is an object of the batch ``of`` has the original of this object. With ``by_place``, if there are
-        as many records and none is such an object, each has the original of the record at its place. All that was made
-        of a single record is made of it: a step with state, which may have kept others, has no origin at all.
+        as many records and none is such an object, each has the original of the record at its place. If ``of`` has one
+        record, all were made of it; for a step with state, which may have kept other records, no origin is known.
         """
         if len(self) == 1:
             return self.taken(np.zeros(len(made), np.int64))
         if type(made) is list and type(of) is list:
-            return Originals(_SameObjects(self, made, of, by_place), range(len(made)))
+            return Originals(_same_objects(self, made, of, by_place=by_place), range(len(made)))
         return self if by_place and len(made) == len(self) else None
 
     def plain(self) -> tuple[Any, ...]:
         """Return them as plain data, for another process."""
-        if isinstance(self._root, _Read):  # As mostly; the general way below takes several times as long.
-            read, topic_rows = self._root.columns, np.asarray(self._rows).tolist()
+        if isinstance(self._find, _Read):  # As mostly; the general way below takes several times as long.
+            read, topic_rows = self._find.columns, np.asarray(self._rows).tolist()
             of_read = (read.offsets, read.timestamps_ms, read.keys, read.headers)
             picked = [[column[row] for row in topic_rows] for column in of_read]
-            return [(self._root.topic, read.partition)], [0] * len(topic_rows), *picked
+            return [(self._find.topic, read.partition)], [0] * len(topic_rows), *picked
         known: dict[int, tuple[int, tuple[Sequence[Any], ...]]] = {}
         sources: list[tuple[str, int]] = []
         numbers: list[int] = []
@@ -131,59 +136,33 @@ class Originals:
     @classmethod
     def from_plain(cls, plain: Sequence[Any]) -> Originals:
         """Return the originals that ``plain`` converted."""
-        return cls(sent := _Sent(*plain), range(len(sent.numbers)))
+        sources, numbers, *columns = plain
+        read = [(topic, _Columns(partition, *columns)) for topic, partition in sources]
+        # The columns have the known originals only.
+        rows = [row - 1 for row in accumulate(number >= 0 for number in numbers)]
+        return cls(lambda row: None if numbers[row] < 0 else (*read[numbers[row]], rows[row]), range(len(numbers)))
 
 
-@final
+@dataclass(frozen=True, slots=True)
 class _Read:
     """All rows of a batch of a topic."""
 
-    __slots__ = ("columns", "topic")
+    topic: str
+    columns: TopicColumns
 
-    def __init__(self, topic: str, columns: TopicColumns) -> None:
-        self.topic = topic
-        self.columns = columns
-
-    def of(self, row: int) -> Original | None:
+    def __call__(self, row: int) -> Original | None:
         return self.topic, self.columns, row
 
 
-@final
-class _Joined:
-    """Several batches, one behind the other."""
+def _same_objects(given: Originals, made: list[Any], of: list[Any], *, by_place: bool) -> Find:
+    """Find records by their objects. Of an object that another number of records share, nothing is known."""
 
-    __slots__ = ("_parts", "_starts", "length")
-
-    def __init__(self, parts: Sequence[Originals]) -> None:
-        self._parts = parts
-        *self._starts, self.length = accumulate(map(len, parts), initial=0)
-
-    def of(self, row: int) -> Original | None:
-        part = bisect_right(self._starts, row) - 1
-        return self._parts[part].of(row - self._starts[part])
-
-
-@final
-class _SameObjects:
-    """Records that are found by their objects. Of an object that another number of records share, nothing is known."""
-
-    __slots__ = ("_by_place", "_given", "_made", "_of", "_rows")
-
-    def __init__(self, given: Originals, made: list[Any], of: list[Any], by_place: bool) -> None:
-        self._given, self._made, self._of, self._by_place = given, made, of, by_place
-        self._rows: list[int | None] | None = None
-
-    def of(self, row: int) -> Original | None:
-        if self._rows is None:
-            self._rows = self._found()
-        found = self._rows[row]
-        return None if found is None else self._given.of(found)
-
-    def _found(self) -> list[int | None]:
-        before, after = _places(self._of), _places(self._made)
-        rows: list[int | None] = [None] * len(self._made)
-        if self._by_place and len(self._made) == len(self._of) and before.keys().isdisjoint(after):
-            return list(range(len(self._made)))
+    @cache
+    def found() -> Sequence[int | None]:
+        before, after = _places(of), _places(made)
+        if by_place and len(made) == len(of) and before.keys().isdisjoint(after):
+            return range(len(made))
+        rows: list[int | None] = [None] * len(made)
         for each, places in after.items():
             known = before.get(each, [])
             # One record may be emitted several times; several with one object are told apart by their order alone.
@@ -191,6 +170,12 @@ class _SameObjects:
                 for turn, place in enumerate(places):
                     rows[place] = known[turn % len(known)]
         return rows
+
+    def find(row: int) -> Original | None:
+        place = found()[row]
+        return None if place is None else given.of(place)
+
+    return find
 
 
 def _places(records: list[Any]) -> dict[int, list[int]]:
@@ -213,22 +198,6 @@ class _Columns:
     timestamps_ms: Sequence[int]
     keys: Sequence[bytes | None]
     headers: Sequence[Sequence[tuple[str, bytes | None]]]
-
-
-@final
-class _Sent:
-    """Originals that another process has sent: for each record the number of its source, and columns of those known."""
-
-    __slots__ = ("_rows", "_sources", "numbers")
-
-    def __init__(self, sources: Sequence[tuple[str, int]], numbers: Sequence[int], *columns: Any) -> None:
-        self._sources = [(topic, _Columns(partition, *columns)) for topic, partition in sources]
-        self.numbers = numbers
-        self._rows = [row - 1 for row in accumulate(number >= 0 for number in numbers)]
-
-    def of(self, row: int) -> Original | None:
-        number = self.numbers[row]
-        return None if number < 0 else (*self._sources[number], self._rows[row])
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,7 +45,7 @@ from streamiter.values.encoding import (
     encode_parts,
 )
 from streamiter.values.plain_format import DEPTH_MAX, SCALAR_TYPES, StructRegistry, dtype_refusal
-from streamiter.values.records import Batch, Columns, TimedBatch
+from streamiter.values.records import Batch, Columns, TimedBatch, untimed
 
 
 class PlainData:
@@ -178,13 +178,19 @@ class PlainData:
 
     def batch_parts(self, batch: Batch) -> Parts:
         """Return the bytes of a batch in pieces; large arrays are not copied. Raises as :meth:`encode_batch` does."""
+        if isinstance(batch, np.ndarray) and batch.ndim == 0:
+            raise PlainDataError(
+                "batch: expected an array whose first axis is the record, given one without axes; "
+                "wrap it: array[numpy.newaxis]"
+            )
         if isinstance(batch, (np.ndarray, Columns)):
-            return self._array_parts(batch)
-        if isinstance(batch, TimedBatch):
-            return self._timed_parts(batch)
-        records = batch if type(batch) is list else _listed(batch)
+            return self.parts(batch, name="batch")
+        records = untimed(batch)
+        if type(records) is not list and not isinstance(records, (np.ndarray, Columns)):
+            records = _listed(records)
+        given = TimedBatch(records, batch.times, batch.order) if isinstance(batch, TimedBatch) else records
         try:
-            return encode_parts(records, self._structs)
+            return encode_parts(given, self._structs)
         except MemoryError:
             raise
         except Exception as error:
@@ -225,26 +231,6 @@ class PlainData:
             f"{type_name(type(batch))}; it is of a single value: use decode"
         )
 
-    def _array_parts(self, batch: Batch) -> Parts:
-        if isinstance(batch, np.ndarray) and batch.ndim == 0:
-            raise PlainDataError(
-                "batch: expected an array whose first axis is the record, given one without axes; "
-                "wrap it: array[numpy.newaxis]"
-            )
-        return self.parts(batch, name="batch")
-
-    def _timed_parts(self, batch: TimedBatch) -> Parts:
-        records = batch.records
-        if not isinstance(records, (list, np.ndarray, Columns)):
-            batch = TimedBatch(_listed(records), batch.times, batch.order)
-        try:
-            return encode_parts(batch, self._structs)
-        except MemoryError:
-            raise
-        except Exception:
-            self.batch_parts(records)  # It raises, and names the record.
-            raise
-
     def _refused(
         self, value: PlainValue, name: str, error: Exception, *, may_be_deferred: bool = False
     ) -> PlainDataError:
@@ -253,7 +239,7 @@ class PlainData:
             return PlainDataError(f"{name}{refusal.path}: {refusal.problem}")
         return PlainDataError(f"{name}: expected plain data that its encoding can hold, given more: {error}")
 
-    def _refused_record(self, records: list[PlainValue], error: Exception) -> PlainDataError:
+    def _refused_record(self, records: Iterable[PlainValue], error: Exception) -> PlainDataError:
         for index, record in enumerate(records):
             refusal = find_refusal(record, self._structs.openings)
             if refusal is not None:

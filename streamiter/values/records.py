@@ -31,12 +31,14 @@ Columns(2 records: x float64, y int64)
 
 from __future__ import annotations
 
+import contextlib
 import operator
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, final, overload
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, final, overload
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -45,7 +47,7 @@ from streamiter.values.deferred import PlainValue
 from streamiter.values.numbers import Array
 from streamiter.values.origins import BatchOrigin
 from streamiter.values.tables import arrays_of_table, values_of_column
-from streamiter.values.times import Times
+from streamiter.values.times import MIN_TIME, Times
 
 if TYPE_CHECKING:
     # Only type checkers need the default: a Stream without a parameter has records of any type (decision 031).
@@ -155,9 +157,9 @@ Order = npt.NDArray[np.int64]
 """The order in which the records of a batch were read, as if one by one: a row of five numbers for each record.
 
 ``REACHED`` is the watermark behind the record, in its part alone, and ``BEFORE`` the one before it; ``PART`` is the
-partition, or the channel, that it came from, and ``PLACE_IN_PART`` its number there. ``KNOWN`` is when all of it was
-known: its time, or for a pair that of its later record. Of several parts the record with the least ``REACHED`` comes
-first.
+partition, or the channel, that it came from, and ``PLACE_IN_PART`` its number there. ``KNOWN`` is the time at which the
+record was complete: its timestamp, or for a pair the timestamp of its later record. Of several parts the record with
+the least ``REACHED`` comes first.
 """
 
 REACHED: Final = 0
@@ -166,6 +168,15 @@ PART: Final = 2
 PLACE_IN_PART: Final = 3
 KNOWN: Final = 4
 ORDER_COLUMNS: Final = 5
+
+
+def order_of(reached: Times, *, before: Times | int, part: int, place: Times | range, known: Times) -> Order:
+    """Return the order of records from its columns; a single number counts for all records."""
+    order = np.empty((len(reached), ORDER_COLUMNS), np.int64)
+    for column, values in enumerate((reached, before, part, place, known)):
+        order[:, column] = values
+    return order
+
 
 SEVERAL_PARTS: Final = 2**30
 """Added to the ``PART`` of a record if its step reads other partitions, too. More than a topic has partitions."""
@@ -328,6 +339,23 @@ def concatenate(batches: Sequence[Batch]) -> Batch:
     return merged
 
 
+def one_batch(batches: Sequence[Batch]) -> Batch:
+    """Return one batch with the records of all, of any kinds: a list, unless all batches can be concatenated.
+
+    If one of them has timestamps, so has the result.
+    """
+    if all(can_concatenate(batches[0], batch) for batch in batches[1:]):
+        return concatenate(batches)
+    records = [record for batch in batches for record in batch]
+    timed = [batch for batch in batches if isinstance(batch, TimedBatch)]
+    if not timed:
+        return records
+    times = [batch.times if isinstance(batch, TimedBatch) else np.full(len(batch), MIN_TIME) for batch in batches]
+    orders = [batch.order for batch in timed if batch.order is not None]
+    order = np.concatenate(orders) if len(orders) == len(batches) else None
+    return TimedBatch(records, np.concatenate(times), order)
+
+
 def _concatenated(arrays: Sequence[Array]) -> Array:
     dtype = arrays[0].dtype
     if dtype.isnative and dtype.names is None:
@@ -378,6 +406,7 @@ def _record_bytes(record: Any, levels: int = _LEVELS) -> int:
 
 
 @final
+@dataclass(slots=True, eq=False, repr=False)
 class DataBatch:
     """A batch in a channel, with the epoch that all its records share. Outside of iterations the epoch is 0.
 
@@ -385,13 +414,10 @@ class DataBatch:
     state: a batch that is read back from disk has none.
     """
 
-    __slots__ = ("epoch", "origin", "records")
-    kind: Final = "data"
-
-    def __init__(self, records: Batch, epoch: int = 0, origin: BatchOrigin | None = None) -> None:
-        self.records = records
-        self.epoch = epoch
-        self.origin = origin
+    kind: ClassVar[Literal["data"]] = "data"
+    records: Batch
+    epoch: int = 0
+    origin: BatchOrigin | None = None
 
     def __getitem__(self, which: slice) -> DataBatch:
         """Return a part of it. ``which`` is without a step."""
@@ -406,24 +432,29 @@ class DataBatch:
 class Control:
     """A record that the engine makes. It keeps its place among the data of its channel."""
 
-    __slots__ = ()
+    __slots__: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        given = ((name, getattr(self, name)) for name in self.__slots__)
+        shown = (
+            name.removeprefix("is_") if value is True else repr(value)
+            for name, value in given
+            if value is not None and value is not False
+        )
+        return f"{type(self).__name__}({', '.join(shown)})"
 
 
 @final
+@dataclass(slots=True, eq=False, repr=False)
 class EpochWatermark(Control):
     """All records that follow on this channel have an epoch above ``epoch``."""
 
-    __slots__ = ("epoch",)
-    kind: Final = "watermark"
-
-    def __init__(self, epoch: int) -> None:
-        self.epoch = epoch
-
-    def __repr__(self) -> str:
-        return f"EpochWatermark({self.epoch})"
+    kind: ClassVar = "watermark"
+    epoch: int
 
 
 @final
+@dataclass(slots=True, eq=False, repr=False)
 class EventTimeWatermark(Control):
     """No record with a timestamp below ``time`` is expected on this channel any more; such records may still come late.
 
@@ -431,15 +462,9 @@ class EventTimeWatermark(Control):
     reader. The next event-time watermark ends the idleness, and comes before the next record.
     """
 
-    __slots__ = ("is_idle", "time")
-    kind: Final = "event time"
-
-    def __init__(self, time: int, is_idle: bool = False) -> None:
-        self.time = time
-        self.is_idle = is_idle
-
-    def __repr__(self) -> str:
-        return f"EventTimeWatermark({self.time}{', idle' if self.is_idle else ''})"
+    kind: ClassVar = "event time"
+    time: int
+    is_idle: bool = False
 
 
 WATERMARKS: Final = (EpochWatermark, EventTimeWatermark)
@@ -447,24 +472,20 @@ WATERMARKS: Final = (EpochWatermark, EventTimeWatermark)
 
 
 @final
+@dataclass(slots=True, eq=False, repr=False)
 class CheckpointBarrier(Control):
     """The records before it belong to the checkpoint with the number ``checkpoint``, the records behind it do not.
 
     With ``suspend`` the job stops at this barrier, and nothing follows it.
     """
 
-    __slots__ = ("checkpoint", "suspend")
-    kind: Final = "barrier"
-
-    def __init__(self, checkpoint: int, *, suspend: bool = False) -> None:
-        self.checkpoint = checkpoint
-        self.suspend = suspend
-
-    def __repr__(self) -> str:
-        return f"CheckpointBarrier({self.checkpoint}{', suspend' if self.suspend else ''})"
+    kind: ClassVar = "barrier"
+    checkpoint: int
+    suspend: bool = False
 
 
 @final
+@dataclass(slots=True, eq=False, repr=False)
 class EndOfData(Control):
     """The data of this channel has ended, but the iteration has not. The channel delays no epoch any more.
 
@@ -473,70 +494,47 @@ class EndOfData(Control):
     the end of the iteration the operators upstream may emit more records, before ``EndOfInput``.
     """
 
-    __slots__ = ("epoch",)
-    kind: Final = "end of data"
-
-    def __init__(self, epoch: int = 0) -> None:
-        self.epoch = epoch
-
-    def __repr__(self) -> str:
-        return f"EndOfData({self.epoch})"
+    kind: ClassVar = "end of data"
+    epoch: int = 0
 
 
 @final
+@dataclass(slots=True, eq=False, repr=False)
 class Idle(Control):
     """The channel brings no data for now, because its source has no partition. The next data ends the idleness."""
 
-    __slots__ = ()
-    kind: Final = "idle"
-
-    def __repr__(self) -> str:
-        return "Idle()"
+    kind: ClassVar = "idle"
 
 
 @final
+@dataclass(slots=True, eq=False, repr=False)
 class ReadToEnd(Control):
     """The records that the topics had when the job was started, or restored, are before it; others follow.
 
     Only a source whose end a step waits for sends it, and a snapshot never has it.
     """
 
-    __slots__ = ()
-    kind: Final = "read to end"
-
-    def __repr__(self) -> str:
-        return "ReadToEnd()"
+    kind: ClassVar = "read to end"
 
 
 @final
+@dataclass(slots=True, eq=False, repr=False)
 class EndOfInput(Control):
     """Nothing follows on this channel. In an iteration ``epoch`` is the epoch in which the iteration has ended."""
 
-    __slots__ = ("epoch",)
-    kind: Final = "end of input"
-
-    def __init__(self, epoch: int | None = None) -> None:
-        self.epoch = epoch
-
-    def __repr__(self) -> str:
-        return f"EndOfInput({'' if self.epoch is None else self.epoch})"
+    kind: ClassVar = "end of input"
+    epoch: int | None = None
 
 
-# The types of the fields of each kind, in the order of its __slots__.
-_CONTROLS: Final[Mapping[type[Any], tuple[Any, ...]]] = MappingProxyType(
-    {
-        EpochWatermark: (int,),
-        EventTimeWatermark: (bool, int),
-        CheckpointBarrier: (int, bool),
-        EndOfData: (int,),
-        EndOfInput: (int | None,),
-        Idle: (),
-        ReadToEnd: (),
-    }
+CHANNEL_CONTROLS: Final = (
+    EpochWatermark,
+    EventTimeWatermark,
+    CheckpointBarrier,
+    EndOfData,
+    EndOfInput,
+    Idle,
+    ReadToEnd,
 )
-
-
-CHANNEL_CONTROLS: Final = tuple(_CONTROLS)
 """The control records that travel in channels, at their place among the records."""
 
 TRANSIENT: Final = (ReadToEnd,)
@@ -550,7 +548,7 @@ def control_to_plain(control: Control) -> tuple[PlainValue, ...]:
     (('watermark', 3), EpochWatermark(3))
     """
     kind: Any = type(control)
-    if kind not in _CONTROLS:
+    if kind not in CHANNEL_CONTROLS:
         raise InternalError(f"{control!r} has no form as plain data")
     return (kind.kind, *(getattr(control, name) for name in kind.__slots__))
 
@@ -558,33 +556,25 @@ def control_to_plain(control: Control) -> tuple[PlainValue, ...]:
 def control_from_plain(plain: PlainValue) -> Control:
     """Return the control record that :func:`control_to_plain` converted. Raises ``PlainDataError`` for other data."""
     match plain:
-        case [name, *fields]:
-            for kind, types in _CONTROLS.items():
-                if kind.kind == name and len(fields) == len(types) and all(map(isinstance, fields, types)):
-                    control: Control = kind(**dict(zip(kind.__slots__, fields, strict=True)))
-                    return control
+        case [name, *values]:
+            for kind in CHANNEL_CONTROLS:
+                if kind.kind == name and len(values) == len(kind.__slots__):
+                    with contextlib.suppress(msgspec.ValidationError):
+                        return msgspec.convert(dict(zip(kind.__slots__, values, strict=True)), kind)
     raise PlainDataError(
         f"expected the plain data of a control record, given {plain!r:.100}; it is other data, or of a newer version"
     )
 
 
 @final
+@dataclass(frozen=True, slots=True)
 class OutputTag:
     """The name of a side output: ``out.emit(record, tag=TAG)`` writes it, ``stream.side_output(TAG)`` reads it.
 
     Two tags with the same name are the same side output.
     """
 
-    __slots__ = ("name",)
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, OutputTag) and other.name == self.name
-
-    def __hash__(self) -> int:
-        return hash(("OutputTag", self.name))
+    name: str
 
     def __repr__(self) -> str:
         return f"OutputTag({self.name!r})"

@@ -56,7 +56,7 @@ def test_a_refused_record_changes_no_aggregate_of_any_window(kind: Any) -> None:
     """The second of two windows refused a record, which was in the list of the first."""
     names: dict[str, Any] = {"all": "collect", "median": quantile(0.5), "grown": fold(list, grown, joined)}
     names["sum"] = fold(0, operator.add, operator.add)
-    windows = make_windows(kind, Aggregates.of((), names).atomic())
+    windows = make_windows(kind, Aggregates.of((), names).copy(is_atomic=True))
     # Time 8 is in the windows from 0 and from 5, and between the sessions of 4 and of 12; only the last has the 5.
     for time, value in [(4, 1), (12, 5)]:
         windows.add("a", time, [value] * 4)
@@ -80,7 +80,7 @@ def test_functions_that_survive_get_copies_and_others_do_not() -> None:
         accumulator.append(value)
         return accumulator
 
-    for several in (aggregates := Aggregates.of([fold(list, add, joined)], {})), aggregates.atomic():
+    for several in (aggregates := Aggregates.of([fold(list, add, joined)], {})), aggregates.copy(is_atomic=True):
         windows = make_windows(Session(5), several)
         for time in (0, 1, 9, 5):
             windows.add("a", time, [time])

@@ -15,12 +15,12 @@ from typing import Any, Final
 from streamiter.engine.graph.graph import SINGLE_INPUT
 from streamiter.errors import ConfigurationError, GraphError, RejectRecords, StreamiterError
 from streamiter.operators.event_timers import StepTimes
-from streamiter.operators.functions import KeyOf, misfit, refuse
+from streamiter.operators.functions import KeyOf, accepted_keys, misfit, refuse
 from streamiter.operators.keyed_state import in_turns
 from streamiter.operators.operator import Context, IterationListener, Operator, states_of
 from streamiter.operators.output import Output, RecordFailure, each_with_its_row, keep_rows
 from streamiter.values.records import Batch, TimedBatch, take
-from streamiter.values.subtasks import check_keys, normalize_key
+from streamiter.values.subtasks import check_keys
 from streamiter.values.times import MIN_TIME
 
 Entry = Callable[[Batch], None]
@@ -329,22 +329,8 @@ def _at_hand(batch: Batch, index: int, times: StepTimes | None) -> None:
 
 def keyed_records(batch: Batch, key_of: KeyOf, out: Output, times: StepTimes | None = None) -> tuple[Batch, list[Any]]:
     """Return the records and their keys, and refuse records without a good key."""
-    try:
-        return batch, check_keys([key_of(record) for record in batch])
-    except Exception:
-        return _keyed_one_by_one(batch, key_of, out, times)
-
-
-def _keyed_one_by_one(batch: Batch, key_of: KeyOf, out: Output, times: StepTimes | None) -> tuple[Batch, list[Any]]:
-    accepted: list[int] = []
-    keys: list[Any] = []
-    for index, record in enumerate(batch):
-        try:
-            keys.append(normalize_key(key_of(record)))
-        except Exception as error:
-            _at_hand(batch, index, times)
-            refuse(out, record, error, index)
-        else:
-            accepted.append(index)
-    keep_rows(out, accepted)
-    return take(batch, accepted), keys
+    places, keys = accepted_keys(key_of, check_keys, batch, out, at_hand=lambda place: _at_hand(batch, place, times))
+    if len(keys) == len(batch):
+        return batch, keys
+    keep_rows(out, places)
+    return take(batch, places), keys

@@ -37,7 +37,8 @@ TableHow = Literal["left", "inner"]
 class WaitingRecords(TimedStates[TimedRecord]):
     """Base class: records of one stream wait until all is known of the other stream at their time.
 
-    The state of a key is a list; its last item has the waiting records, as [time, arrival, record], by time.
+    The state of a key has three lists: the times of the entries of the other stream, in order; these entries; and the
+    waiting records, as [time, arrival, record], by time.
     """
 
     def __init__(self, *, strict: bool) -> None:
@@ -90,10 +91,6 @@ class WaitingRecords(TimedStates[TimedRecord]):
 
     # -- what a subclass defines -------------------------------------------------------------------------
 
-    def _state_of(self, key: Any) -> list[Any]:
-        """Return the state of a key, which may be new."""
-        raise NotImplementedError
-
     def _answer(self, key: Any, state: list[Any], time: int, record: Any) -> None:
         """Emit a record with what holds at its time."""
         raise NotImplementedError
@@ -105,6 +102,25 @@ class WaitingRecords(TimedStates[TimedRecord]):
     def _stale_times(self, state: list[Any]) -> list[int]:
         """Return the times after which a part of a state is not needed."""
         raise NotImplementedError
+
+    def _state_of(self, key: Any) -> list[Any]:
+        """Return the state of a key, which may be new."""
+        state: list[Any] = self.states.setdefault(key, [[], [], []])
+        return state
+
+    def _insert(self, key: Any, time: int, entry: Any) -> None:
+        """Insert an entry of the other stream."""
+        times, entries, _ = self._state_of(key)
+        at = bisect_right(times, time)
+        times.insert(at, time)
+        entries.insert(at, entry)
+
+    def _remove_before(self, key: Any, place: int) -> None:
+        """Remove the entries before a place, and the state of the key if nothing is left in it."""
+        times, entries, waiting = self.states[key]
+        del times[:place], entries[:place]
+        if not (times or waiting):
+            del self.states[key]
 
     def _wait(self, key: Any, time: int, arrival: int) -> None:
         self.kept += 1
@@ -122,8 +138,7 @@ class WaitingRecords(TimedStates[TimedRecord]):
 class AsOfJoin(WaitingRecords):
     """Pairs of a record and the last version of the table at its time, or before it (``strict``).
 
-    The state of a key: the times of the versions, in order; the versions, of which None says that the table has none;
-    and the waiting records.
+    An entry of the other stream is a version of the table; None says that the table has no version from then on.
     """
 
     def __init__(self, how: TableHow = "left", *, strict: bool = False) -> None:
@@ -135,17 +150,11 @@ class AsOfJoin(WaitingRecords):
 
     def add_version(self, key: Any, time: int, version: Any) -> None:
         """Add a version of the table; one that is late counts for the records that are still to come."""
-        times, versions, _ = state = self._state_of(key)
-        at = bisect_right(times, time)
-        times.insert(at, time)
-        versions.insert(at, version)
+        self._insert(key, time, version)
+        state = self.states[key]
         self._prune(key)
         for stale in self._stale_times(state)[-1:]:
             self._stale.push((stale,), key)
-
-    def _state_of(self, key: Any) -> list[Any]:
-        state: list[Any] = self.states.setdefault(key, [[], [], []])
-        return state
 
     def _answer(self, key: Any, state: list[Any], time: int, record: Any) -> None:
         times, versions, _ = state
@@ -155,11 +164,8 @@ class AsOfJoin(WaitingRecords):
             self.results.append((time, (record, version)))
 
     def _prune(self, key: Any) -> None:
-        times, versions, waiting = self.states[key]
-        needed = max(0, bisect_left(times, self._least_time(waiting)) - 1)
-        del times[:needed], versions[:needed]
-        if not (times or waiting):
-            del self.states[key]
+        times, _, waiting = self.states[key]
+        self._remove_before(key, max(0, bisect_left(times, self._least_time(waiting)) - 1))
 
     def _stale_times(self, state: list[Any]) -> list[int]:
         # When the watermark passes a version, the one before it is not needed.
@@ -170,7 +176,7 @@ class AsOfJoin(WaitingRecords):
 class AsOfWindow(WaitingRecords):
     """Pairs of a record and the aggregate of the events in ``[time − size, time)``: strictly before it.
 
-    The state of a key: the times of the events, in order; their values, by (time, arrival); and the waiting records.
+    An entry of the other stream has the values of an event; entries are in the order of (time, arrival).
     """
 
     def __init__(self, size_ms: int, aggregates: Aggregates) -> None:
@@ -195,17 +201,10 @@ class AsOfWindow(WaitingRecords):
             return False
         # Aggregates that refuse an event refuse it now.
         self._aggregates.add([self._aggregates.initial()], time, values)
-        times, events, _ = self._state_of(key)
-        at = bisect_right(times, time)
-        times.insert(at, time)
-        events.insert(at, values)
+        self._insert(key, time, values)
         self._ranges.changed(key, time)
         self._stale.push((time + self._size_ms,), key)
         return True
-
-    def _state_of(self, key: Any) -> list[Any]:
-        state: list[Any] = self.states.setdefault(key, [[], [], []])
-        return state
 
     def _answer(self, key: Any, state: list[Any], time: int, record: Any) -> None:
         times, events, _ = state
@@ -213,12 +212,10 @@ class AsOfWindow(WaitingRecords):
         self.results.append((time, (record, self._aggregates.result(accumulators))))
 
     def _prune(self, key: Any) -> None:
-        times, events, waiting = self.states[key]
+        times, _, waiting = self.states[key]
         gone = bisect_left(times, self._least_time(waiting) - self._size_ms)
         self._ranges.removed(key, times[:gone], len(times) > gone)
-        del times[:gone], events[:gone]
-        if not (times or waiting):
-            del self.states[key]
+        self._remove_before(key, gone)
 
     def _stale_times(self, state: list[Any]) -> list[int]:
         return [time + self._size_ms for time in state[0]]

@@ -8,7 +8,7 @@ partition keep their order. :class:`InOrder` is the operator.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, Final, final
 
 import numpy as np
@@ -20,7 +20,6 @@ from streamiter.operators.output import Output
 from streamiter.values.records import (
     BEFORE,
     KNOWN,
-    ORDER_COLUMNS,
     PART,
     PLACE_IN_PART,
     REACHED,
@@ -28,8 +27,8 @@ from streamiter.values.records import (
     Batch,
     Order,
     TimedBatch,
-    can_concatenate,
-    concatenate,
+    one_batch,
+    order_of,
     slice_batch,
     take,
 )
@@ -98,11 +97,8 @@ class RecordOrder(DeclaredState):
         self._push(batch)
 
     def _order_of(self, times: Times) -> Order:
-        order = np.empty((len(times), ORDER_COLUMNS), np.int64)
-        order[:, REACHED] = order[:, KNOWN] = times
-        order[:, BEFORE], order[:, PART] = MIN_TIME, UNKNOWN_PART
-        order[:, PLACE_IN_PART] = np.arange(self._arrivals, self._arrivals + len(times))
-        return order
+        places = range(self._arrivals, self._arrivals + len(times))
+        return order_of(times, before=MIN_TIME, part=UNKNOWN_PART, place=places, known=times)
 
     def _push(self, batch: TimedBatch) -> None:
         if not len(batch):
@@ -153,7 +149,7 @@ class RecordOrder(DeclaredState):
 
     def _merged(self, pieces: list[Batch]) -> TimedBatch:
         """Return the pieces in order; ``BEFORE`` becomes the watermark behind all records before."""
-        merged = concatenate(pieces) if _are_alike(pieces) else _of_records(pieces)
+        merged = one_batch(pieces)
         assert isinstance(merged, TimedBatch)
         if len(pieces) > 1:
             merged = self._sorted(merged)
@@ -163,17 +159,6 @@ class RecordOrder(DeclaredState):
         order[:, BEFORE] = np.maximum.accumulate(behind)
         self.reached = max(int(order[-1, BEFORE]), int(order[-1, REACHED]))
         return TimedBatch(merged.records, merged.times, order)
-
-
-def _are_alike(pieces: Sequence[Batch]) -> bool:
-    return all(can_concatenate(pieces[0], piece) for piece in pieces[1:])
-
-
-def _of_records(pieces: Sequence[Batch]) -> TimedBatch:
-    timed = [piece for piece in pieces if isinstance(piece, TimedBatch)]
-    records = [record for piece in timed for record in piece]
-    orders = [piece.order for piece in timed if piece.order is not None]
-    return TimedBatch(records, np.concatenate([piece.times for piece in timed]), np.concatenate(orders))
 
 
 class InOrder(DeclaredOperator, KeepsRecords):

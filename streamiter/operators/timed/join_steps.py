@@ -5,14 +5,15 @@ Each has its inputs' names: ``left`` and ``right``, or ``stream`` and ``table`` 
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from streamiter.operators.definitions import Definition, at_most, function_in_words
 from streamiter.operators.event_time import PARTS_OF_A_STEP, TellsOrder
-from streamiter.operators.functions import KeyOf, refuse
-from streamiter.operators.keyed import CheckKeys, KeyedOperator, any_keys
+from streamiter.operators.functions import CheckKeys, KeyOf, accepted_keys, refuse
+from streamiter.operators.keyed import KeyedOperator, any_keys
 from streamiter.operators.keyed_state import in_turns
 from streamiter.operators.operator import Context
 from streamiter.operators.output import Output
@@ -20,18 +21,7 @@ from streamiter.operators.timed.as_of import AsOfJoin, AsOfWindow, Deduplication
 from streamiter.operators.timed.joining import IntervalJoin, Side, TimedRecord, WindowJoin
 from streamiter.operators.timed.several_aggregates import Aggregates
 from streamiter.operators.timed.steps import ByClock, TimedOperator
-from streamiter.values.records import (
-    BEFORE,
-    KNOWN,
-    ORDER_COLUMNS,
-    PART,
-    PLACE_IN_PART,
-    REACHED,
-    Batch,
-    OutputTag,
-    TimedBatch,
-    untimed,
-)
+from streamiter.values.records import Batch, OutputTag, TimedBatch, order_of, untimed
 from streamiter.values.times import MAX_TIME, MIN_TIME
 
 
@@ -109,9 +99,7 @@ class JoinSides(JoinOperator, TellsOrder):
 
     def _process(self, side: Side, batch: Batch, out: Output, key_of: KeyOf) -> None:
         self._reach_watermark(out)
-        for record, key, time in self._moments(batch, out, key_of):
-            if not self._join.add(side, key, time, record):
-                self._emit_late(out, record, time)
+        self._add_each(self._moments(batch, out, key_of), out, partial(self._join.add, side))
         self._emit_results(out)
 
     def _emit_results(self, out: Output) -> None:
@@ -122,10 +110,8 @@ class JoinSides(JoinOperator, TellsOrder):
         assert self.order_number is not None
         spans, join.spans = np.array(join.spans, np.int64), []
         times, pairs = zip(*join.take_results(), strict=True)
-        order = np.empty((len(pairs), ORDER_COLUMNS), np.int64)
-        order[:, REACHED], order[:, BEFORE] = spans[:, 0], MIN_TIME
-        order[:, PLACE_IN_PART] = order[:, KNOWN] = spans[:, 1]
-        order[:, PART] = PARTS_OF_A_STEP * self.order_number + self._opened().subtask_index
+        part = PARTS_OF_A_STEP * self.order_number + self._context.subtask_index
+        order = order_of(spans[:, 0], before=MIN_TIME, part=part, place=spans[:, 1], known=spans[:, 1])
         out.emit_batch(TimedBatch(list(pairs), np.array(times, np.int64), order))
 
     def _passed_on(self, watermark: int) -> int:
@@ -159,9 +145,7 @@ class JoinStream(JoinOperator):
 
     def process_stream_batch(self, batch: Batch, out: Output) -> None:
         self._reach_watermark(out)
-        for record, key, time in self._moments(batch, out):
-            if not self._join.add(key, time, record):
-                self._emit_late(out, record, time)
+        self._add_each(self._moments(batch, out), out, self._join.add)
         self._emit_results(out)
 
 
@@ -184,13 +168,10 @@ class JoinTableAsOf(JoinStream):
 
     def process_table_batch(self, batch: Batch, out: Output) -> None:
         self._reach_watermark(out)
-        for record, key, time in self._moments(batch, out, self._other_key_of):
-            try:
-                version = self._value_of(record)
-            except Exception as error:
-                refuse(out, record, error)
-            else:
-                self._join.add_version(key, time, version)
+        self._add_each(self._moments(batch, out, self._other_key_of), out, self._add_version)
+
+    def _add_version(self, key: Any, time: int, record: Any) -> None:
+        self._join.add_version(key, time, self._value_of(record))
 
 
 class JoinWindowBefore(JoinStream):
@@ -213,14 +194,10 @@ class JoinWindowBefore(JoinStream):
 
     def process_events_batch(self, batch: Batch, out: Output) -> None:
         self._reach_watermark(out)
-        for event, key, time in self._moments(batch, out, self._other_key_of):
-            try:
-                is_in_time = self._join.add_event(key, time, self._aggregates.values_of(event))
-            except Exception as error:
-                refuse(out, event, error)
-                continue
-            if not is_in_time:
-                self._emit_late(out, event, time)
+        self._add_each(self._moments(batch, out, self._other_key_of), out, self._add_event)
+
+    def _add_event(self, key: Any, time: int, event: Any) -> bool:
+        return self._join.add_event(key, time, self._aggregates.values_of(event))
 
 
 class JoinTableNow(KeyedOperator):
@@ -264,14 +241,14 @@ class JoinTableNow(KeyedOperator):
         return ["table"] if self._waits else None
 
     def process_table_batch(self, batch: Batch, out: Output) -> None:
+        records = untimed(batch)
         keys: list[Any] = []
         values: list[Any] = []
-        for row, record in enumerate(untimed(batch)):
+        for place, key in zip(*accepted_keys(self._table_key_of, self._check_keys, records, out), strict=True):
             try:
-                [key] = self._check_keys([self._table_key_of(record)])
-                values.append(self._value_of(record))
+                values.append(self._value_of(records[place]))
             except Exception as error:
-                refuse(out, record, error, row)
+                refuse(out, records[place], error, place)
             else:
                 keys.append(key)
         for some, of_some in in_turns(self._states, keys, values):
@@ -283,15 +260,7 @@ class JoinTableNow(KeyedOperator):
 
     def process_stream_batch(self, batch: Batch, out: Output) -> None:
         records = untimed(batch)
-        keys: list[Any] = []
-        places: list[int] = []
-        for place, record in enumerate(records):
-            try:
-                keys += self._check_keys([self._key_of(record)])
-            except Exception as error:
-                refuse(out, record, error, place)
-            else:
-                places.append(place)
+        places, keys = accepted_keys(self._key_of, self._check_keys, records, out)
         joined: list[Any] = []
         joined_places: list[int] = []
         for some, of_some in in_turns(self._states, keys, places):

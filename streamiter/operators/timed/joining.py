@@ -85,8 +85,8 @@ class IntervalJoin(TimedStates[TimedRecord]):
         self._kept_max = kept_max
         self._in_order = in_order
         self.spans: list[Span] | None = None
-        """For each result, when its earlier record came, and when its partner, or that it has none, was known. None:
-        not noted. To note them, put a list here, and take it with the results."""
+        """For each result two times: that of its earlier record, and the time at which its partner was known, or the
+        lack of one. To note them, put a list here, and take it with the results; None: they are not noted."""
 
     def _make_due(self, make: MakeDue) -> None:
         self._waiting = make(0, 3)

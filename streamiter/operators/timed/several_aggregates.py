@@ -73,18 +73,17 @@ class Aggregates:
         parsed = [_parsed(spec) for spec in (one or named.values())]
         return Aggregates(tuple(named) or None, [each for each, _ in parsed], [value for _, value in parsed])
 
-    def atomic(self) -> Aggregates:
-        """Return the same aggregates for a step that survives records for which a function raises."""
-        return Aggregates(self._names, self._aggregates, self._values, is_atomic=True)
+    def copy(self, *, is_atomic: bool = False) -> Aggregates:
+        """Return the same aggregates for one operator, which may :meth:`adopt` an order of accumulators.
 
-    def copy(self) -> Aggregates:
-        """Return the same aggregates for one operator, which may :meth:`adopt` an order of accumulators."""
-        return Aggregates(self._names, self._aggregates, self._values, is_atomic=self._is_atomic)
+        ``is_atomic``: the step survives records for which a function raises.
+        """
+        return Aggregates(self._names, self._aggregates, self._values, is_atomic=is_atomic or self._is_atomic)
 
     def definition(self) -> Definition:
         """Return what each of them computes, by name, in the order of the accumulators."""
         texts = [
-            type(each).__name__.lower() + ("" if value_of is None else f" of {_in_words(value_of)}")
+            type(each).__name__.lower() + ("" if value_of is None else f" of {function_in_words(value_of)}")
             for each, value_of in zip(self._aggregates, self._values, strict=True)
         ]
         return by_name(dict(zip(self._names or _ONE, texts, strict=True)))
@@ -194,7 +193,7 @@ class Aggregates:
         return [list(each) for each in zip(*added, strict=True)]
 
     def merge(self, earlier: list[Any], later: list[Any]) -> list[Any]:
-        """Return the accumulators of two windows, all of whose records are one before the other's."""
+        """Return the accumulators of the records of two windows; all records of the first are before the others."""
         known = self._known([earlier, later])
         for number in self._copied:
             if number < len(known):
@@ -222,15 +221,12 @@ _ONE: Final = ("value",)
 """The name of the only aggregate in a definition: the name of the field that has it in a result."""
 
 
-def _in_words(value_of: ValueOf) -> str:
-    return f"field {value_of.name!r}" if isinstance(value_of, FieldOf) else function_in_words(value_of)
-
-
 class FieldOf:
     """Returns a field of a record, by key or by attribute; of ``Columns`` the column."""
 
     def __init__(self, name: str) -> None:
         self.name = name
+        self.__qualname__ = f"field {name!r}"
         self._of_record = field_or_function("aggregate(value)", name)
 
     def __call__(self, record: Any, /) -> Any:

@@ -8,9 +8,9 @@ from typing import Any, Final, cast
 import numpy as np
 
 from streamiter.operators.definitions import Definition, at_most
-from streamiter.operators.functions import refuse
-from streamiter.operators.keyed import CheckKeys, KeyedOperator, any_keys, array_of_keys
-from streamiter.operators.keyed_state import StateFrame, in_turns
+from streamiter.operators.functions import CheckKeys, accepted_keys, refuse
+from streamiter.operators.keyed import KeyedOperator, any_keys, array_of_keys
+from streamiter.operators.keyed_state import StateFrame, after_restore, in_turns
 from streamiter.operators.operator import Context, KeepsRecords, keys_are_further
 from streamiter.operators.output import Output, each_with_its_row
 from streamiter.operators.timed.kinds import WindowKind
@@ -43,7 +43,8 @@ class TimedOperator(KeyedOperator, KeepsRecords):
         """The number of late records since the start."""
         self._late_tag = late
         self._timed_states = states
-        self._context: Context | None = None
+        self._context: Context
+        """Set by ``open``."""
 
     def definition(self) -> Definition:
         return {**super().definition(), "time": self.time}
@@ -63,15 +64,7 @@ class TimedOperator(KeyedOperator, KeepsRecords):
         return super().snapshot()
 
     def restore(self, state: Iterable[StateFrame]) -> Awaitable[None] | None:
-        restoring = self._states.restore(state)
-        if restoring is None:
-            self._resume()
-            return None
-        return self._resume_after(restoring)
-
-    async def _resume_after(self, restoring: Awaitable[None]) -> None:
-        await restoring
-        self._resume()
+        return after_restore(self._states.restore(state), self._resume)
 
     def _resume(self) -> None:
         """Resume from the states that have been restored."""
@@ -93,19 +86,15 @@ class TimedOperator(KeyedOperator, KeepsRecords):
         """Emit the results of the states."""
         raise NotImplementedError
 
-    def _opened(self) -> Context:
-        assert self._context is not None
-        return self._context
-
     def _reach_watermark(self, out: Output) -> None:
         """Tell the states how far time has come: also after a restore, and for keys with a higher watermark."""
-        context, states = self._opened(), self._timed_states
+        context, states = self._context, self._timed_states
         if (watermark := context.event_time) is not None:
             states.watermark = max(states.watermark, self._own(watermark))
         states.floor_of = self._floor if keys_are_further(context) else None
 
     def _floor(self, key: Any) -> int:
-        context = self._opened()
+        context = self._context
         context.key = key
         watermark, context.key = context.event_time, None
         return MIN_TIME if watermark is None else self._own(watermark)
@@ -119,7 +108,7 @@ class TimedOperator(KeyedOperator, KeepsRecords):
         if isinstance(batch, TimedBatch):
             return batch.times
         # The engine gives the records one by one, so that refused ones keep their timestamps.
-        timestamp = self._opened().timestamp
+        timestamp = self._context.timestamp
         return np.full(len(batch), MIN_TIME if timestamp is None else timestamp, np.int64)
 
     def _moments(
@@ -130,19 +119,34 @@ class TimedOperator(KeyedOperator, KeepsRecords):
         ``first_row`` is the place of the first record in the batch at hand.
         """
         records, times = untimed(batch), self._times_of(batch).tolist()
-        keys = self._keys_of_each(key_of or self._key_of, records)
         moments: list[tuple[Any, Any, int]] = []
         rows: list[int] = []
-        for row, (record, key, time) in enumerate(zip(records, keys, times, strict=True), first_row):
-            if isinstance(key, Exception) or time == MIN_TIME:
-                refuse(out, record, key if isinstance(key, Exception) else _no_timestamp(), row)
+        for place, key in zip(*self._accepted_keys(key_of or self._key_of, records, out, first_row), strict=True):
+            if times[place] == MIN_TIME:
+                refuse(out, records[place], _no_timestamp(), first_row + place)
             else:
-                moments.append((record, key, time))
-                rows.append(row)
+                moments.append((records[place], key, times[place]))
+                rows.append(first_row + place)
         places = iter(rows)
         for some, of_some in in_turns(self._states, [key for _, key, _ in moments], moments):
             self._states.load(some)
             yield from each_with_its_row(out, cast(list[tuple[Any, Any, int]], of_some), places)
+
+    def _add_each(
+        self, moments: Iterable[tuple[Any, Any, int]], out: Output, add: Callable[[Any, int, Any], bool | None]
+    ) -> None:
+        """Add each record by ``add(key, time, record)``; refuse a record for which it raises.
+
+        ``add`` returns False for a late record.
+        """
+        for record, key, time in moments:
+            try:
+                is_in_time = add(key, time, record)
+            except Exception as error:
+                refuse(out, record, error)
+            else:
+                if is_in_time is False:
+                    self._emit_late(out, record, time)
 
     def _emit_late(self, out: Output, record: Any, time: int) -> None:
         """Emit a late record as it came, if there is a side output for late records."""
@@ -150,19 +154,11 @@ class TimedOperator(KeyedOperator, KeepsRecords):
         if self._late_tag is not None:
             out.emit(record, tag=self._late_tag, event_time=time)
 
-    def _keys_of_each(self, key_of: Callable[[Any], Any], records: Batch) -> list[Any]:
-        """Return the key of each record, or the error for a record without a valid key."""
-        try:
-            return self._check_keys(list(map(key_of, records)))
-        except Exception:
-            return [self._key_or_error(key_of, record) for record in records]
-
-    def _key_or_error(self, key_of: Callable[[Any], Any], record: Any) -> Any:
-        try:
-            [key] = self._check_keys([key_of(record)])
-        except Exception as error:
-            return error
-        return key
+    def _accepted_keys(
+        self, key_of: Callable[[Any], Any], records: Batch, out: Output, first_row: int
+    ) -> tuple[Sequence[int], list[Any]]:
+        """Return the places of the records that have a valid key, and these keys; refuse the other records."""
+        return accepted_keys(key_of, self._check_keys, records, out, first_row=first_row)
 
 
 def _no_timestamp() -> ValueError:
@@ -235,20 +231,12 @@ class WindowStep(TimedOperator):
         for start in range(0, len(batch), size):
             some = batch if size >= len(batch) else slice_batch(batch, start, start + size)
             if not self._process_arrays(some, out):
-                self._process_each(self._moments(some, out, first_row=start), out)
+                self._add_each(self._moments(some, out, first_row=start), out, self._add)
             self._states.store()
         self._emit_results(out)
 
-    def _process_each(self, moments: Iterable[tuple[Any, Any, int]], out: Output) -> None:
-        add, values_of = self._windows.add, self._aggregates.values_of
-        for record, key, time in moments:
-            try:
-                is_in_time = add(key, time, values_of(record))
-            except Exception as error:
-                refuse(out, record, error)
-                continue
-            if not is_in_time:
-                self._emit_late(out, record, time)
+    def _add(self, key: Any, time: int, record: Any) -> bool:
+        return self._windows.add(key, time, self._aggregates.values_of(record))
 
     def _process_arrays(self, batch: Batch, out: Output) -> bool:
         """Handle a batch by numpy; return False, and do nothing, if that is not possible."""
@@ -275,7 +263,7 @@ class WindowStep(TimedOperator):
 
     def on_timer(self, payload: Any, out: Output) -> None:
         """Emit early results."""
-        now_s = self._opened().clock.monotonic_s()
+        now_s = self._context.clock.monotonic_s()
         if self._early_every_s is None or not is_due(self._early_at_s - now_s):
             return
         while not self._turn(self._windows.early, out):
@@ -285,13 +273,14 @@ class WindowStep(TimedOperator):
 
     def _set_early_timer(self) -> None:
         if self._early_every_s is not None:
-            self._opened().set_timer(self._early_every_s)
+            self._context.set_timer(self._early_every_s)
 
-    def _keys_of_each(self, key_of: Callable[[Any], Any], records: Batch) -> list[Any]:
+    def _accepted_keys(
+        self, key_of: Callable[[Any], Any], records: Batch, out: Output, first_row: int
+    ) -> tuple[Sequence[int], list[Any]]:
         if not self._whole_batches:
-            return super()._keys_of_each(key_of, records)
-        keys: list[Any] = array_of_keys("key_by_batch", key_of(records), len(records)).tolist()
-        return keys
+            return super()._accepted_keys(key_of, records, out, first_row)
+        return range(len(records)), array_of_keys("key_by_batch", key_of(records), len(records)).tolist()
 
 
 class EventWindowStep(WindowStep):
@@ -335,7 +324,7 @@ class ByClock(TimedOperator):
         return np.full(len(batch), self._timed_states.watermark, np.int64)
 
     def _reach_watermark(self, out: Output) -> None:
-        self._advance_to(self._opened().clock.now_ms(), out)
+        self._advance_to(self._context.clock.now_ms(), out)
 
     def _advance_to(self, now_ms: int, out: Output) -> None:
         while not self._advance(now_ms, out):
@@ -358,7 +347,7 @@ class ByClock(TimedOperator):
         due = self._timed_states.next_due()
         if due is not None and due < self._armed_for:
             self._armed_for = due
-            self._opened().set_timer(max(0, due - self._opened().clock.now_ms()) / 1000, _DUE)
+            self._context.set_timer(max(0, due - self._context.clock.now_ms()) / 1000, _DUE)
 
 
 class ClockWindowStep(ByClock, WindowStep):

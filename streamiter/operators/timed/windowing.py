@@ -74,7 +74,7 @@ class WindowContent(Protocol):
         """Return the accumulators of windows with a record; change nothing if the record is refused."""
 
     def merge(self, earlier: list[Any], later: list[Any]) -> list[Any]:
-        """Return the accumulators of two windows, all of whose records are one before the other's."""
+        """Return the accumulators of the records of two windows; all records of the first are before the others."""
 
     def result(self, accumulators: list[Any]) -> Any:
         """Return the value of a window."""
