@@ -163,10 +163,8 @@ def importable(request: Q) -> Q:
 
     Raises ConfigurationError for a function that cannot be imported, such as a lambda.
     """
-    if isinstance(request, UpdateRequest) and (update := request.function) is not None:
-        return replace(request, function=update.require_importable().without_arrays())
-    if isinstance(request, AggregateRequest) and (aggregate := request.function) is not None:
-        return replace(request, function=aggregate.require_importable().without_arrays())
+    if isinstance(request, (UpdateRequest, AggregateRequest)) and (function := request.function) is not None:
+        return replace(request, function=function.require_importable().without_arrays())
     if isinstance(request, AddRequest) and request.update is not None:
         return replace(request, update=importable(request.update))
     if isinstance(request, CreateRequest):

@@ -11,7 +11,7 @@ import numpy as np
 
 from streamiter.errors import ConfigurationError, OutOfTurn, ParameterServerError, ServerReset, StreamiterError
 from streamiter.parameter_server.calls import WaitingReply
-from streamiter.parameter_server.consistency import BSP, ConsistencyModel, Released, consistency_model
+from streamiter.parameter_server.consistency import ConsistencyModel, Released
 from streamiter.parameter_server.matrix import BlockRange, Matrix, MatrixPartitioning, fits_int64
 from streamiter.parameter_server.psf.function import PartitionFunction, Result, UpdateFunction, check_function
 from streamiter.parameter_server.requests import (
@@ -67,10 +67,9 @@ class MatrixShard:
         self.partitioning = MatrixPartitioning(matrix, shards)
         mine = [block for block in self.partitioning.blocks if block.shard == shard]
         self.blocks: dict[int, Block] = {block.number: make_block(matrix, block) for block in mine}
-        self.model: ConsistencyModel[AddRequest, GetRequest] = consistency_model(
+        self.model: ConsistencyModel[AddRequest, GetRequest] = ConsistencyModel(
             matrix.consistency, workers, name=f"matrix {matrix.name!r}"
         )
-        self._buffers = isinstance(matrix.consistency, BSP)
         self._waiting: dict[int, tuple[GetRequest, WaitingReply[GetReply], OwnAdds]] = {}
         """The gets that wait, by the identity of the request object."""
         self._pending_bytes: dict[int, int] = {}
@@ -155,7 +154,7 @@ class MatrixShard:
 
     def add(self, request: AddRequest) -> int | GetReply | WaitingReply[GetReply]:
         """Add now or at the clock, then run the request's function and get."""
-        if self._buffers:
+        if self.model.rules.keeps_adds:
             self._buffer(request)
         else:
             self.model.add(request.worker, request, request.observed)
@@ -371,8 +370,9 @@ class MatrixShard:
             for clock, worker, parts in state["pending"]
             if (mine := [part for given in parts for part in self._cut(AddPart(*given), saved)])
         ]
-        self.model.restore({"tracker": state["clocks"], "adds": {"by clock": adds if self._buffers else ()}})
-        if not self._buffers:  # The matrix was made with another consistency: no add waits for a clock now.
+        keeps_adds = self.model.rules.keeps_adds
+        self.model.restore({"tracker": state["clocks"], "adds": {"by clock": adds if keeps_adds else ()}})
+        if not keeps_adds:  # The matrix was made with another consistency: no add waits for a clock now.
             for _, _, add in adds:
                 self._apply_parts(add.parts)
         self._pending_bytes.clear()

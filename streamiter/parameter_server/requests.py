@@ -116,9 +116,9 @@ class ClockRequest(MatrixRequest[int]):
 class UpdateRequest(MatrixRequest[list[Result] | None]):
     """Run a function that changes parameters on some blocks. Reply: None."""
 
-    function: UpdateFunction | None = None
     parts: Sequence[tuple[int, Part]] = ()
     """For each block its number and the function's part for the block."""
+    function: UpdateFunction | None = None
     only_check: bool = False
     """Only check whether the function can run. Reply: a list of the results of the blocks' checks."""
 
@@ -127,9 +127,9 @@ class UpdateRequest(MatrixRequest[list[Result] | None]):
 class AggregateRequest(MatrixRequest[list[Result]]):
     """Run a function that computes a result on some blocks. Reply: a list of the blocks' results."""
 
-    function: GetFunction | None = None
     parts: Sequence[tuple[int, Part]] = ()
     """For each block its number and the function's part for the block."""
+    function: GetFunction | None = None
 
 
 # -- matrices and workers ------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ requests; when the last worker has passed the barrier, the shard's state is take
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -18,7 +19,6 @@ import numpy as np
 
 from streamiter.errors import CheckpointError, StreamiterError
 from streamiter.parameter_server.calls import AnyReply, WaitingReply
-from streamiter.parameter_server.consistency import ASP, BSP
 from streamiter.parameter_server.matrix_shard import MatrixShard
 from streamiter.parameter_server.requests import (
     AbandonBarrier,
@@ -366,7 +366,7 @@ class Holding:
         """Read the stored values, with the worker's own held adds under ASP and SSP, where adds count at once."""
         matrix = self._shard.matrix(request.matrix)
         clocks = self._clocks.get((request.worker, request.matrix), 0)
-        if self._has_to_wait(matrix, request.worker) and (clocks or not isinstance(matrix.matrix.consistency, BSP)):
+        if self._has_to_wait(matrix, request.worker) and (clocks or not matrix.model.rules.keeps_adds):
             return self.wait(request)
         return matrix.get(request, self._own_adds, clocks)
 
@@ -402,8 +402,8 @@ class Holding:
 
     def _has_to_wait(self, matrix: MatrixShard, worker: int) -> bool:
         """Return whether requests on this matrix are acknowledged only when they are applied."""
-        consistency = matrix.matrix.consistency
-        return isinstance(consistency, BSP) or (isinstance(consistency, ASP) and self._behind[worker] > 1)
+        rules = matrix.model.rules
+        return rules.keeps_adds or (rules.staleness == math.inf and self._behind[worker] > 1)
 
     def _hold(self, request: HeldRequest | LeaveRequest | PassBarrier, waiting: AnyReply | None) -> None:
         self._held.append((request, waiting))
@@ -421,7 +421,7 @@ class Holding:
 
     def _own_adds(self, request: GetRequest) -> list[AddPart]:
         """Return the worker's held adds that a get shows."""
-        if isinstance(self._shard.matrix(request.matrix).matrix.consistency, BSP) and not request.with_own:
+        if self._shard.matrix(request.matrix).model.rules.keeps_adds and not request.with_own:
             return []
         of_worker = (request.worker, request.matrix)
         seen = self._seen.get(of_worker)

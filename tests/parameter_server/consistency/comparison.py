@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from parameter_server.consistency.brute_force import BruteForce, Event, Kind, Verdict, after_add, after_move
 
 from streamiter.errors import OutOfTurn, ParameterServerError, UnknownWorker
-from streamiter.parameter_server.consistency import Consistency, ConsistencyModel, Released, consistency_model
+from streamiter.parameter_server.consistency import Consistency, ConsistencyModel, Released
 from streamiter.values.plain_data import PlainData
 
 STEPS: tuple[Kind, ...] = (
@@ -133,7 +133,7 @@ class Run:
 
 
 def difference(
-    consistency: Consistency, workers: int, steps: Sequence[Step], make: MakeModel = consistency_model
+    consistency: Consistency, workers: int, steps: Sequence[Step], make: MakeModel = ConsistencyModel
 ) -> str | None:
     """Return the first difference between model and brute force over these steps, or None if they agree."""
     everybody = range(workers)

@@ -7,15 +7,7 @@ from typing import Any
 import pytest
 
 from streamiter.errors import InternalError, OutOfTurn, UnknownWorker
-from streamiter.parameter_server.consistency import (
-    ASP,
-    BSP,
-    SSP,
-    Consistency,
-    ConsistencyModel,
-    Released,
-    consistency_model,
-)
+from streamiter.parameter_server.consistency import ASP, BSP, SSP, Consistency, ConsistencyModel, Released
 
 Model = ConsistencyModel[str, str]
 ALL = [ASP(), BSP(), SSP(0), SSP(2)]
@@ -23,7 +15,7 @@ ALL = [ASP(), BSP(), SSP(0), SSP(2)]
 
 def model_at(consistency: Consistency, clocks: dict[int, int]) -> Model:
     """Return a model whose workers have finished this many iterations."""
-    model: Model = consistency_model(consistency, clocks, name="matrix 'w'")
+    model: Model = ConsistencyModel(consistency, clocks, name="matrix 'w'")
     for worker, clock in clocks.items():
         for _ in range(clock):
             model.tracker.advance_and_get_changed_min_clock(worker)
