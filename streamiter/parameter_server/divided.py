@@ -163,8 +163,9 @@ def importable(request: Q) -> Q:
 
     Raises ConfigurationError for a function that cannot be imported, such as a lambda.
     """
-    if isinstance(request, (UpdateRequest, AggregateRequest)) and (function := request.function) is not None:
-        return replace(request, function=function.require_importable().without_arrays())
+    if isinstance(request, (UpdateRequest, AggregateRequest)) and request.function is not None:
+        function: Any = request.function.require_importable().without_arrays()
+        return replace(request, function=function)
     if isinstance(request, AddRequest) and request.update is not None:
         return replace(request, update=importable(request.update))
     if isinstance(request, CreateRequest):

@@ -33,6 +33,7 @@ from streamiter.parameter_server.storage.block import (
     Block,
     GuardedBlock,
     Numbers,
+    StoredBlock,
     check_blocks_state,
     frozen_blocks,
     restore_blocks,
@@ -66,7 +67,7 @@ class MatrixShard:
         self.shards = shards
         self.partitioning = MatrixPartitioning(matrix, shards)
         mine = [block for block in self.partitioning.blocks if block.shard == shard]
-        self.blocks: dict[int, Block] = {block.number: make_block(matrix, block) for block in mine}
+        self.blocks: dict[int, StoredBlock] = {block.number: make_block(matrix, block) for block in mine}
         self.model: ConsistencyModel[AddRequest, GetRequest] = ConsistencyModel(
             matrix.consistency, workers, name=f"matrix {matrix.name!r}"
         )
