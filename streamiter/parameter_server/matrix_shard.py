@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 from typing import Final, final
 
 import numpy as np
@@ -41,6 +42,8 @@ from streamiter.parameter_server.storage.block import (
 )
 from streamiter.values.deferred import Encode
 from streamiter.values.numbers import is_number
+
+_COUNTS: Final = ("gets", "adds", "clock_calls", "updates", "aggregates", "numbers_read", "numbers_added", "waits")
 
 # Above this size the buffered adds of one worker are summed up: many small gradients of one iteration.
 _PENDING_BYTES: Final = 64 << 20
@@ -80,7 +83,8 @@ class MatrixShard:
 
         It is twice the size of the last sum: otherwise each further add would sum up a large sum again.
         """
-        self._counts = MatrixCounts()
+        self._counts = SimpleNamespace(waiting_peak=0, **dict.fromkeys(_COUNTS, 0))
+        """The counts of ``MatrixStatistics`` since the matrix was made."""
         self._clock_function = clock_function(matrix)
         self._clock_parts = self._parts_of(self._clock_function) if self._clock_function is not None else []
 
@@ -414,7 +418,7 @@ class MatrixShard:
             buffered_adds=sum(1 for _ in self.model.pending_adds()),
             blocks=len(self.blocks),
             size_bytes=sum(block.size_bytes() for block in self.blocks.values()),
-            **asdict(self._counts),
+            **vars(self._counts),
         )
 
 
@@ -434,23 +438,6 @@ def _named(function: PartitionFunction, matrix: Matrix) -> Iterator[None]:
             f"{function.name} on matrix {matrix.name!r}: expected it to work on every block, given "
             f"{type(error).__name__}: {error}; correct the function"
         ) from error
-
-
-@dataclass(slots=True)
-class MatrixCounts:
-    """Counts of one matrix on one shard, since the matrix was made."""
-
-    gets: int = 0
-    adds: int = 0
-    clock_calls: int = 0
-    updates: int = 0
-    aggregates: int = 0
-    numbers_read: int = 0
-    numbers_added: int = 0
-    waits: int = 0
-    """Gets that had to wait."""
-    waiting_peak: int = 0
-    """The most gets that waited at the same time."""
 
 
 @dataclass(frozen=True, slots=True)
