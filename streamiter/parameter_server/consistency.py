@@ -8,7 +8,7 @@ add and each get whether the shard handles it now; if not, the model keeps it un
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Generic, NamedTuple, TypeVar, final
@@ -130,15 +130,22 @@ class ConsistencyModel(DeclaredState, Generic[A, G]):
     tracker: ProgressTracker = declared(form=NESTED)
     _adds: PendingAdds[A] = declared(form=NESTED)
 
-    def __init__(self, consistency: Consistency, workers: Iterable[int] = (), name: str = "") -> None:
+    def __init__(
+        self,
+        consistency: Consistency,
+        workers: Iterable[int] = (),
+        name: str = "",
+        new_list: Callable[[], list[A]] = list,
+    ) -> None:
+        """``new_list`` makes the list for a worker's kept adds of one iteration."""
         self.rules = rules_of(consistency)
         self.tracker = ProgressTracker(workers, name=name)
-        self._adds = PendingAdds()
+        self._adds = PendingAdds(new_list)
         self._gets: dict[int, tuple[float, G]] = {}
         """The gets that wait, each with the minimum clock it waits for, by identity, in order of arrival."""
 
-    def add(self, worker: int, request: A, observed: int = -1) -> bool:
-        """Return whether to apply an add now; if not, the model keeps it until a ``Released`` contains it.
+    def add(self, worker: int, adds: Iterable[A], observed: int = -1) -> bool:
+        """Return whether to apply adds now; if not, the model keeps them until a ``Released`` contains them.
 
         Under BSP it raises OutOfTurn if the worker is ahead.
         """
@@ -146,7 +153,7 @@ class ConsistencyModel(DeclaredState, Generic[A, G]):
             self.tracker.check_worker_valid(worker)
             return True
         clock = self._check_turn(worker, observed, "an add", ahead=0)
-        self._adds.keep(clock, worker, request)
+        self._adds.keep(clock, worker, adds)
         return False
 
     def get(self, worker: int, request: G, observed: int = -1, held_clocks: int = 0) -> bool:
@@ -228,13 +235,9 @@ class ConsistencyModel(DeclaredState, Generic[A, G]):
         """Return the kept adds of one worker, or of all, by clock and by worker."""
         return iter(self._adds.all()) if worker is None else self._adds.of(worker)
 
-    def merge_pending(self, worker: int, merge: Callable[[list[A]], Sequence[A]]) -> None:
-        """Replace the kept adds of the worker's current iteration with the result of ``merge``.
-
-        ``merge`` takes these adds in order of arrival, and returns at least one add and at most as many as it took.
-        It is not called if there are none. Adds of older iterations stay.
-        """
-        self._adds.merge(self.tracker.get_progress(worker), worker, merge)
+    def lists_of_adds(self) -> Iterable[list[A]]:
+        """Return the lists that ``new_list`` has made and that are not applied yet."""
+        return self._adds.lists()
 
     @property
     def waiting_gets(self) -> int:
@@ -419,20 +422,12 @@ class ProgressTracker(DeclaredState):
         )
 
 
-def _in_order(by_clock: Mapping[int, Mapping[int, list[A]]]) -> list[tuple[int, int, A]]:
+def _in_order(by_clock: Mapping[int, Mapping[int, list[A]]]) -> list[tuple[int, int, list[A]]]:
     return [
-        (clock, worker, request)
+        (clock, worker, adds)
         for clock, by_worker in sorted(by_clock.items())
-        for worker, of_worker in sorted(by_worker.items())
-        for request in of_worker
+        for worker, adds in sorted(by_worker.items())
     ]
-
-
-def _by_clock(adds: Iterable[tuple[int, int, A]]) -> dict[int, dict[int, list[A]]]:
-    by_clock: dict[int, dict[int, list[A]]] = {}
-    for clock, worker, request in adds:
-        by_clock.setdefault(clock, {}).setdefault(worker, []).append(request)
-    return by_clock
 
 
 @final
@@ -443,21 +438,26 @@ class PendingAdds(DeclaredState, Generic[A]):
 
     >>> adds = PendingAdds()
     >>> adds.keep(0, 7, "a"); adds.keep(0, 2, "b"); adds.keep(0, 7, "c")
-    >>> adds.merge(0, 7, lambda mine: ["".join(mine)])
     >>> adds.take(0)
-    ['b', 'ac']
+    ['b', 'a', 'c']
     """
 
-    _by_clock: dict[int, dict[int, list[A]]] = declared(made=dict, form=Form(_in_order, _by_clock))
-    """By clock, by worker, in order of arrival. In a snapshot (clock, worker, add), by clock and by worker."""
+    _by_clock: dict[int, dict[int, list[A]]] = declared(made=dict, form=Form(_in_order))
+    """By clock, by worker, in order of arrival. In a snapshot (clock, worker, adds), by clock and by worker."""
 
-    def keep(self, clock: int, worker: int, request: A) -> None:
-        """Keep an add that was made at ``clock``."""
-        self._by_clock.setdefault(clock, {}).setdefault(worker, []).append(request)
+    def __init__(self, new_list: Callable[[], list[A]] = list) -> None:
+        self._new_list = new_list
+
+    def keep(self, clock: int, worker: int, adds: Iterable[A]) -> None:
+        """Keep adds that were made at ``clock``."""
+        of_clock = self._by_clock.setdefault(clock, {})
+        if worker not in of_clock:
+            of_clock[worker] = self._new_list()
+        of_clock[worker].extend(adds)
 
     def take(self, clock: int) -> list[A]:
         """Remove and return the adds that were made at this clock or before, by clock and by worker."""
-        taken = [request for of_clock, _, request in _in_order(self._by_clock) if of_clock <= clock]
+        taken = [add for of_clock, _, adds in _in_order(self._by_clock) if of_clock <= clock for add in adds]
         self._by_clock = {later: adds for later, adds in self._by_clock.items() if later > clock}
         return taken
 
@@ -466,23 +466,21 @@ class PendingAdds(DeclaredState, Generic[A]):
         for clock in sorted(self._by_clock):
             yield from self._by_clock[clock].get(worker, ())
 
+    def lists(self) -> list[list[A]]:
+        """Return the adds of each clock and worker."""
+        return [adds for _, _, adds in _in_order(self._by_clock)]
+
     def all(self) -> list[A]:
         """Return the adds of all workers, by clock and by worker."""
-        return [request for _, _, request in _in_order(self._by_clock)]
-
-    def merge(self, clock: int, worker: int, merge: Callable[[list[A]], Sequence[A]]) -> None:
-        """Replace a worker's adds of one clock with the result of ``merge``: at least one, and no more than before."""
-        entries = self._by_clock.get(clock, {}).get(worker)
-        if not entries:
-            return
-        merged = merge(entries)
-        if not 1 <= len(merged) <= len(entries):
-            raise InternalError(
-                f"merged adds of worker {worker} at clock {clock}: expected 1 to {len(entries)}, given {len(merged)}"
-            )
-        entries[:] = merged
+        return [add for adds in self.lists() for add in adds]
 
     def clear(self) -> list[A]:
         """Remove and return all adds."""
         taken, self._by_clock = self.all(), {}
         return taken
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Restore a :meth:`state`."""
+        self._by_clock = {}
+        for clock, worker, adds in state["by clock"]:
+            self.keep(clock, worker, adds)

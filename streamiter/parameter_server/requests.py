@@ -8,9 +8,9 @@ In a message, a request has no arrays to be filled; they stay at the client.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, Generic, NamedTuple, TypedDict, TypeVar
+from typing import Any, Final, Generic, NamedTuple, TypedDict, TypeVar, final
 
 import numpy as np
 
@@ -194,7 +194,7 @@ class MatrixState(BlocksState):
     clocks: Any
     """The state of a ``ProgressTracker``."""
     pending: list[list[PlainValue]]
-    """Buffered adds: the clock, the worker, and the fields of each ``AddPart``."""
+    """Buffered adds: the clock, the worker, and the fields of each of its ``AddPart``."""
 
 
 class ArrivalsState(TypedDict):
@@ -285,6 +285,32 @@ def summed_adds(parts: Iterable[AddPart]) -> list[AddPart]:
     for part in parts:
         grouped.setdefault((part.block, part.row, part.columns is None), []).append(part)
     return [_sum(block, row, group) for (block, row, _), group in grouped.items()]
+
+
+@final
+class KeptAdds(list[AddPart]):
+    """The parts of a worker's adds that wait, in order; they are summed up when they ``measure`` more than ``most``."""
+
+    def __init__(self, measure: Callable[[Sequence[AddPart]], int], most: int) -> None:
+        super().__init__()
+        self.adds = 0
+        """The number of adds since the last sum, which counts as one."""
+        self._measure = measure
+        self._most = self._sum_up_above = most
+        self._size = 0
+
+    def extend(self, parts: Iterable[AddPart]) -> None:
+        """Keep the parts of one more add; their arrays must not change afterwards."""
+        more = list(parts)
+        super().extend(more)
+        self.adds += 1
+        self._size += self._measure(more)
+        if self._size > self._sum_up_above:
+            self[:] = summed_adds(self)
+            self.adds = 1
+            self._size = self._measure(self)
+            # Twice the size of the last sum: otherwise each further add would sum up a large sum again.
+            self._sum_up_above = max(self._most, 2 * self._size)
 
 
 def _sum(block: int, row: int, group: Sequence[AddPart]) -> AddPart:

@@ -144,6 +144,6 @@ PLANTED_IN_THE_SHARD = (
         BSP(),
         MatrixShard.add,
         "self._buffer(request)",
-        "self._check_worker(request.worker) or self._apply(request)",
+        "self._check_worker(request.worker) or self._apply_parts(request.parts)",
     ),
 )
