@@ -12,6 +12,7 @@ workers do not wait for it.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar, cast, final
 
@@ -199,7 +200,10 @@ class Participation:
         """The worker's clocks, by matrix; 0 for a matrix that is not here."""
         self._observed_at_join: dict[str, int] = {}
         """The highest minimum clocks when the worker joined, by matrix: some shard may have yet to reach them."""
-        self._room = asyncio.Semaphore(whole_number("client(max_calls=)", max_calls, 1))
+        self._room = whole_number("client(max_calls=)", max_calls, 1)
+        """So many more calls may begin now."""
+        self._queue: deque[asyncio.Future[None]] = deque()
+        """The calls that wait for room, in order; some may have been cancelled."""
         self._heartbeats = heartbeats
         self._on_left = on_left
         self._left: str | None = None
@@ -286,7 +290,8 @@ class Participation:
         """Note that the server has made this worker leave."""
         if self._left is None:
             self._left = reason
-            self._room.release()  # The first call that waits for room fails, and lets the next one fail.
+            for _ in range(len(self._queue)):  # Calls that wait for room fail.
+                self._release()
 
     def go_back(self, clocks: Mapping[str, int]) -> None:
         """The shards went back to a snapshot: take over the worker's clocks in it, by matrix."""
@@ -302,12 +307,32 @@ class Participation:
             self._check_open()
         if self._joining is not None:
             await self.join()
-        await self._room.acquire()
-        if self._left is not None:
-            self._room.release()
-            self._check_open()
+        if self._room:
+            self._room -= 1
+        else:
+            await self._wait_for_room()
         if self._heartbeats is not None:
             self._heartbeats.heard(self.worker)
+
+    async def _wait_for_room(self) -> None:
+        room: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._queue.append(room)
+        try:
+            await room
+            self._check_open()
+        except BaseException:
+            if not room.cancelled():  # It got room, in the turn in which its task was cancelled or the worker left.
+                self._release()
+            raise
+
+    def _release(self) -> None:
+        """A call has ended: the call that has waited longest gets its room."""
+        while self._queue:
+            room = self._queue.popleft()
+            if not room.done():
+                room.set_result(None)
+                return
+        self._room += 1
 
     async def _ask(self, shard: int, request: Request[R]) -> R:
         """Make a call of one request to one shard, from beginning to end: the way of most calls."""
@@ -319,7 +344,7 @@ class Participation:
             self._wait_alive((reply,))
             return await reply
         finally:
-            self._room.release()
+            self._release()
 
     def _send(self, requests: Sequence[tuple[int, Request[object]]], finish: Callable[[Replies], T]) -> Call[T]:
         """Send one request to each of several shards; the call keeps its room until all have replied."""
@@ -336,7 +361,7 @@ class Participation:
         if failure is not None:
             for reply in waiting:
                 reply.give_up()
-            self._room.release()
+            self._release()
             raise failure
         self._wait_alive(waiting)
         self._release_when_settled(waiting)
@@ -352,14 +377,14 @@ class Participation:
     def _release_when_settled(self, waiting: Sequence[AnyReply]) -> None:
         rest = len(waiting)
         if not rest:
-            self._room.release()
+            self._release()
             return
 
         def settled() -> None:
             nonlocal rest
             rest -= 1
             if not rest:
-                self._room.release()
+                self._release()
 
         for one in waiting:
             one.when_settled(settled)

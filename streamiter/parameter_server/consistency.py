@@ -139,6 +139,7 @@ class ConsistencyModel(DeclaredState, Generic[A, G]):
     ) -> None:
         """``new_list`` makes the list for a worker's kept adds of one iteration."""
         self.rules = rules_of(consistency)
+        self._keeps_adds, self._staleness = self.rules
         self.tracker = ProgressTracker(workers, name=name)
         self._adds = PendingAdds(new_list)
         self._gets: dict[int, tuple[float, G]] = {}
@@ -149,7 +150,7 @@ class ConsistencyModel(DeclaredState, Generic[A, G]):
 
         Under BSP it raises OutOfTurn if the worker is ahead.
         """
-        if not self.rules.keeps_adds:
+        if not self._keeps_adds:
             self.tracker.check_worker_valid(worker)
             return True
         clock = self._check_turn(worker, observed, "an add", ahead=0)
@@ -162,11 +163,11 @@ class ConsistencyModel(DeclaredState, Generic[A, G]):
         ``held_clocks`` is the count of clocks that the worker called before and that a checkpoint still holds back.
         Under BSP it raises OutOfTurn if the worker is more than one clock ahead.
         """
-        if self.rules.keeps_adds:
+        if self._keeps_adds:
             clock = self._check_turn(worker, observed, "a get", ahead=1)
         else:
             clock = self.tracker.get_progress(worker)
-        wanted = clock + held_clocks - self.rules.staleness
+        wanted = clock + held_clocks - self._staleness
         if wanted <= self.tracker.get_min_clock():
             return True
         self._gets[id(request)] = wanted, request
@@ -190,7 +191,7 @@ class ConsistencyModel(DeclaredState, Generic[A, G]):
 
         Under BSP it raises OutOfTurn if the worker is ahead already.
         """
-        if self.rules.keeps_adds:
+        if self._keeps_adds:
             self._check_turn(worker, observed, "a clock", ahead=0)
         before = self.tracker.get_min_clock()
         return self._released(before, self.tracker.advance_and_get_changed_min_clock(worker))

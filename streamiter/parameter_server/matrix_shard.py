@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from types import SimpleNamespace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Final, cast, final
 
 import numpy as np
@@ -43,8 +42,6 @@ from streamiter.parameter_server.storage.block import (
 from streamiter.values.deferred import Encode
 from streamiter.values.numbers import is_number
 
-_COUNTS: Final = ("gets", "adds", "clock_calls", "updates", "aggregates", "numbers_read", "numbers_added", "waits")
-
 # Above this size the buffered adds of one worker are summed up: many small gradients of one iteration.
 _PENDING_BYTES: Final = 64 << 20
 
@@ -76,8 +73,7 @@ class MatrixShard:
         )
         self._waiting: dict[int, tuple[GetRequest, WaitingReply[GetReply], OwnAdds]] = {}
         """The gets that wait, by the identity of the request object."""
-        self._counts = SimpleNamespace(waiting_peak=0, **dict.fromkeys(_COUNTS, 0))
-        """The counts of ``MatrixStatistics`` since the matrix was made."""
+        self._counts = MatrixCounts()
         self._clock_function = clock_function(matrix)
         self._clock_parts = self._parts_of(self._clock_function) if self._clock_function is not None else []
 
@@ -377,7 +373,7 @@ class MatrixShard:
             buffered_adds=sum(cast("KeptAdds", kept).adds for kept in self.model.lists_of_adds()),
             blocks=len(self.blocks),
             size_bytes=sum(block.size_bytes() for block in self.blocks.values()),
-            **vars(self._counts),
+            **asdict(self._counts),
         )
 
 
@@ -397,6 +393,21 @@ def _named(function: PartitionFunction, matrix: Matrix) -> Iterator[None]:
             f"{function.name} on matrix {matrix.name!r}: expected it to work on every block, given "
             f"{type(error).__name__}: {error}; correct the function"
         ) from error
+
+
+@dataclass(slots=True)
+class MatrixCounts:
+    """The counts of ``MatrixStatistics`` that a shard adds up."""
+
+    gets: int = 0
+    adds: int = 0
+    clock_calls: int = 0
+    updates: int = 0
+    aggregates: int = 0
+    numbers_read: int = 0
+    numbers_added: int = 0
+    waits: int = 0
+    waiting_peak: int = 0
 
 
 @dataclass(frozen=True, slots=True)

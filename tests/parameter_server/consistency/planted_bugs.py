@@ -51,7 +51,7 @@ JOINS = "self._progress[worker] = "
 SORTED, AHEAD = "by_worker.items()", "max(self._progress.values(), default=self._min_clock)"
 RAISED, RELEASED = "self.tracker.raise_to(worker, clock))", "self._release(released)"
 STATE, OF_ADDS = "self._declared_state()", "{'by clock'} & set(self._declared_state())"
-STALENESS = "self.rules.staleness"
+STALENESS = "self._staleness"
 BEFORE = "before = self.tracker.get_min_clock()"
 CLOCKS = "self._released(before, self.tracker.advance_and_get_changed_min_clock(worker))"
 TURN_TO_CLOCK = 'self._check_turn(worker, observed, "a clock", ahead=0)'
