@@ -21,7 +21,6 @@ from streamiter.parameter_server.requests import ClockRequest, JoinRequest, Leav
 from streamiter.values.helpers.clock import Clock, TimerHandle
 from streamiter.values.numbers import positive, whole_number
 
-S = TypeVar("S")
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -61,15 +60,15 @@ class WaitingReply(Generic[T]):
             if self.on_given_up is not None:
                 self.on_given_up()
 
-    def follow(self, reply: S | WaitingReply[S], change: Callable[[S], T]) -> None:
-        """Settle with the changed result of another reply once that is settled; to give this up gives up the other."""
+    def follow(self, reply: T | WaitingReply[T]) -> None:
+        """Settle as another reply once that is settled; to give this up gives up the other."""
         if not isinstance(reply, WaitingReply):
-            self.succeed(change(reply))
+            self.succeed(reply)
             return
 
         def settle() -> None:
             try:
-                self.succeed(change(reply.result()))
+                self.succeed(reply.result())
             except BaseException as error:
                 self.fail(error)
 

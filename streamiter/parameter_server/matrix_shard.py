@@ -33,7 +33,7 @@ from streamiter.parameter_server.storage.block import (
     Block,
     GuardedBlock,
     Numbers,
-    StoredBlock,
+    ShardBlock,
     check_blocks_state,
     frozen_blocks,
     restore_blocks,
@@ -67,7 +67,7 @@ class MatrixShard:
         self.shards = shards
         self.partitioning = MatrixPartitioning(matrix, shards)
         mine = [block for block in self.partitioning.blocks if block.shard == shard]
-        self.blocks: dict[int, StoredBlock] = {block.number: make_block(matrix, block) for block in mine}
+        self.blocks: dict[int, ShardBlock] = {block.number: make_block(matrix, block) for block in mine}
         self.model: ConsistencyModel[AddPart, GetRequest] = ConsistencyModel(
             matrix.consistency, workers, f"matrix {matrix.name!r}", lambda: KeptAdds(size_of_adds, _PENDING_BYTES)
         )

@@ -342,7 +342,7 @@ class Holding:
                 waiting.fail(error)
             return
         if waiting is not None:
-            waiting.follow(reply, lambda result: result)
+            waiting.follow(reply)
 
     # -- requests --------------------------------------------------------------------------------------
 

@@ -1,6 +1,6 @@
 """Blocks: a block stores the numbers of a range of rows and of columns of a matrix, on one shard.
 
-``Block`` is what the psfs use, and ``StoredBlock`` what the shard uses: ``DenseBlock`` stores every number, and
+``Block`` is what the psfs use, and ``ShardBlock`` what the shard uses: ``DenseBlock`` stores every number, and
 :class:`~streamiter.parameter_server.storage.sparse.SparseBlock` stores the numbers that differ from a default.
 ``GuardedBlock`` is a block as functions of users get it. A block is frozen for a checkpoint at once and encoded later,
 in frames of about a megabyte.
@@ -95,7 +95,7 @@ class Block(abc.ABC):
         return InternalError(f"{self._name}: expected a {other} block, given row {row} of a {own} block")
 
 
-class StoredBlock(Block):
+class ShardBlock(Block):
     """A block as a shard stores it."""
 
     def __init__(self, matrix: Matrix, block: BlockRange) -> None:
@@ -135,7 +135,7 @@ _ROW_VIEWS_MAX: Final = 4096
 
 
 @final
-class DenseBlock(StoredBlock):
+class DenseBlock(ShardBlock):
     """A block that stores every number, in a C-contiguous array of rows × columns; all are zeros initially."""
 
     is_sparse = False
@@ -223,13 +223,13 @@ def gathered(numbers: Numbers, at: npt.NDArray[np.integer[Any]], out: Numbers | 
 # -- blocks in checkpoints -------------------------------------------------------------------------------------
 
 
-def block_shape(block: StoredBlock) -> tuple[str, int, int, int, int]:
+def block_shape(block: ShardBlock) -> tuple[str, int, int, int, int]:
     """Return the dtype, the first row, the end of the rows, the first column, and the end of the columns."""
     rows, columns = block.rows, block.columns
     return (str(block.dtype), rows.start, rows.stop, columns.start, columns.stop)
 
 
-def check_shape(block: StoredBlock, given: object, name: str) -> None:
+def check_shape(block: ShardBlock, given: object, name: str) -> None:
     """Raise CheckpointError unless ``given`` is the shape of this block."""
     expected = block_shape(block)
     if given != expected:
@@ -336,7 +336,7 @@ class BlocksState(TypedDict):
     blocks: list[BlockState]
 
 
-def frozen_blocks(matrix: Matrix, blocks: Iterable[StoredBlock], encode: Encode) -> BlocksState:
+def frozen_blocks(matrix: Matrix, blocks: Iterable[ShardBlock], encode: Encode) -> BlocksState:
     """Return the matrix's settings and the state of these of its blocks: plain data, with ``Deferred`` pieces."""
     return {
         "settings": matrix.definition(),
@@ -364,7 +364,7 @@ def check_blocks_state(matrix: Matrix, state: BlocksState) -> None:
         )
 
 
-def restore_blocks(matrix: Matrix, blocks: Iterable[StoredBlock], state: BlocksState) -> None:
+def restore_blocks(matrix: Matrix, blocks: Iterable[ShardBlock], state: BlocksState) -> None:
     """Restore these blocks from a state of all blocks that ``check_blocks_state`` has accepted, also if they were cut
     in another way.
     """

@@ -27,7 +27,7 @@ from streamiter.parameter_server.storage.block import (
     Frozen,
     FrozenState,
     Numbers,
-    StoredBlock,
+    ShardBlock,
     block_shape,
     check_shape,
 )
@@ -47,7 +47,7 @@ AnyCells = TypeVar("AnyCells", bound=Cells)
 
 
 @final
-class SparseBlock(StoredBlock):
+class SparseBlock(ShardBlock):
     """A block that stores, for each row, a default and the columns that differ from it.
 
     A row is a hash table until an array as wide as the block is smaller. A row that was never changed takes no memory.
