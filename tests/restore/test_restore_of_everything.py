@@ -65,7 +65,6 @@ NO_STATE = {
     "streamiter.operators.declared_state.DeclaredOperator": "the base of operators that declare their state",
     "streamiter.operators.declared_state.DeclaredState": "the base of other classes that declare their state",
     "streamiter.operators.source.Source": "the base of sources",
-    "streamiter.learn.drift.DriftDetector": "the base of detectors",
     "streamiter.iteration.marked_streams.Replaying": "the base of operators that send records again",
     "streamiter.models.saved_objects.Savable": "the base of objects that are copied and saved",
     "streamiter.learn.training._MiniBatchModel": "a Protocol of models, which have cases",
