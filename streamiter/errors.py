@@ -41,7 +41,7 @@
     │   ├── OutOfTurn              the consistency of the matrix forbids the call at this clock
     │   ├── ServerReset            the server was restarted or closed while the call waited
     │   └── ShardLost              the process of a shard is gone
-    ├── RemoteError                (streamiter.engine) an error in another process, of a class that is not streamiter's
+    ├── RemoteError                (streamiter.values) an error in another process, of a class that is not streamiter's
     ├── LinkError                  (streamiter.engine.processes) a link between two processes was lost, or refused
     ├── ProcessLost                a process of a run in several processes has died, or was silent for too long
     ├── LoopOverflow               feedback, or replayed data, exceeded the disk limit of its loop

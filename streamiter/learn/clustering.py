@@ -23,12 +23,10 @@ from streamiter.iteration.config import IterationBodyResult, IterationConfig, Op
 from streamiter.iteration.helpers import all_reduce, last_round, map_with, terminate_after
 from streamiter.iteration.marked_streams import replayed
 from streamiter.learn.centroids import (
-    Spread,
     as_columns,
     choose_centroids,
     inertia_of,
     initial_centroids,
-    joined_spread,
     largest_move,
     moved,
     nearest,
@@ -46,7 +44,7 @@ from streamiter.operators.declared_state import DeclaredOperator, DeclaredState,
 from streamiter.operators.operator import Context, IterationListener
 from streamiter.operators.output import Output
 from streamiter.topics.topic import Decoder, Topic
-from streamiter.values.numbers import Floats, plain_float, whole_number
+from streamiter.values.numbers import Floats, Moments, plain_float, whole_number
 from streamiter.values.records import BATCH_RECORDS, Batch
 
 
@@ -95,6 +93,10 @@ class KMeansOptions:
 _BLOCK_POINTS: Final = BATCH_RECORDS
 
 
+PlainMoments = tuple[int, Floats, Floats]
+"""The fields of ``Moments``, which as a named tuple are no plain data."""
+
+
 class Value(TypedDict):
     """The record of the variable stream."""
 
@@ -107,13 +109,13 @@ class Value(TypedDict):
     move: float
     """The distance of the furthest move."""
     inertia: float
-    spread: Spread | None
-    """The spread of all points; None until all points have been read."""
+    spread: PlainMoments | None
+    """The moments of all points; None until all points have been read."""
 
 
-Gathered = tuple[Literal["sums", "sample"], Floats, Spread | None]
+Gathered = tuple[Literal["sums", "sample"], Floats, PlainMoments | None]
 """The contribution of some points: ``("sums", …)`` by cluster, or a ``("sample", …)`` to choose initial centroids from;
-then the spread of the points, None if the spread of all points is known."""
+then the moments of the points, None if those of all points are known."""
 
 
 def k_means(
@@ -222,7 +224,7 @@ class _Lloyd:
     def gather(self, value: Value, blocks: Sequence[Floats]) -> list[Gathered]:
         """Return the contribution of each block of points to the round."""
         scoring = value["scoring"]
-        spreads = [spread_of(block) if value["spread"] is None else None for block in blocks]
+        spreads = [spread_of(block)[:] if value["spread"] is None else None for block in blocks]
         if scoring is None:
             samples = (sample_of(block[:-1].T, sample_size(self.clusters), self.seed) for block in blocks)
             return [("sample", sample, spread) for sample, spread in zip(samples, spreads, strict=True)]
@@ -234,7 +236,7 @@ class _Lloyd:
     def add(self, first: Gathered, second: Gathered) -> Gathered:
         """Return the sum of two contributions."""
         _check_width(second[1].shape[1], first[1].shape[1])
-        spread = None if first[2] is None or second[2] is None else joined_spread(first[2], second[2])
+        spread = None if first[2] is None or second[2] is None else Moments(*first[2]).plus(Moments(*second[2]))[:]
         if first[0] == "sums":
             return ("sums", first[1] + second[1], spread)
         both = np.concatenate([first[1], second[1]])
@@ -257,7 +259,7 @@ class _Lloyd:
                 "scoring": scoring_of(centroids),
                 "counts": counts,
                 "move": largest_move(before, centroids),
-                "inertia": inertia_of(spread, centroids, counts),
+                "inertia": inertia_of(Moments(*spread), centroids, counts),
                 "spread": spread,
             }
         ]

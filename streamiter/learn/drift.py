@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import abc
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Final, NamedTuple, Self, TypedDict
 
 import numpy as np
@@ -38,10 +38,20 @@ class MeanChange(NamedTuple):
     """The mean of the values since the change."""
 
 
-class DriftDetector(Savable, abc.ABC):
-    """Watches numbers for a change of their mean."""
+class DriftDetector(DeclaredState, Savable, abc.ABC):
+    """Watches numbers for a change of their mean. Its state fits a detector with other settings, too."""
 
     name: ClassVar[str]
+
+    def __init__(self, **settings: float) -> None:
+        from streamiter.learn import drift_steps
+
+        self._steps = drift_steps
+        self._settings: dict[str, Any] = {
+            setting: self._checked_setting(setting, given) for setting, given in settings.items()
+        }
+        with saying_that_it_compiles(f"the arithmetic of {self.name}"):
+            self.watch(np.zeros(0))
 
     @abc.abstractmethod
     def watch(self, values: npt.ArrayLike) -> list[MeanChange]:
@@ -50,30 +60,35 @@ class DriftDetector(Savable, abc.ABC):
         Raises ``BadRows`` for values that are not finite; then none was added.
         """
 
-    @abc.abstractmethod
     def new(self) -> Self:
         """Return a detector with the same settings, which has seen no values."""
-
-    @abc.abstractmethod
-    def state(self) -> dict[str, object]:
-        """Return a copy of the state as plain data."""
-
-    @abc.abstractmethod
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Restore a :meth:`state`; settings may differ."""
+        return type(self)(**self._settings)
 
     def _checked(self, values: npt.ArrayLike) -> Floats:
         checked = np.atleast_1d(as_floats(self.name, "values", values))
         refuse_rows_unless(np.isfinite(checked), self.name, "finite values", checked)
         return checked
 
-    def _checked_number(self, setting: str, given: float, expected: str, *, is_good: bool) -> float:
-        if not is_good:
-            raise ConfigurationError(f"{self.name}({setting}=): expected {expected}, given {given!r}")
+    def _checked_setting(self, setting: str, given: float) -> float:
+        option = f"{self.name}({setting}=)"
+        if (bounds := _BOUNDS.get(setting)) is None:
+            return whole_number(option, given, 1)
+        expected, is_good = bounds
+        if not is_good(given):
+            raise ConfigurationError(f"{option}: expected {expected}, given {given!r}")
         return float(given)
 
 
-class ADWIN(DeclaredState, DriftDetector):
+_BOUNDS: Final[Mapping[str, tuple[str, Callable[[float], bool]]]] = {
+    "confidence": ("a probability above 0 and below 1", lambda given: 0.0 < given < 1.0),
+    "threshold": ("a number above 0", lambda given: 0.0 < given < math.inf),
+    "allowance": ("a number of 0 or more", lambda given: 0.0 <= given < math.inf),
+    "memory": ("a factor above 0, at most 1", lambda given: 0.0 < given <= 1.0),
+}
+"""For each setting that is not a count, what is expected."""
+
+
+class ADWIN(DriftDetector):
     """A window that grows while its mean is constant, and drops its oldest values when the mean changes.
 
     Every ``check_every`` values the detector parts the window at about 5·log2(n/5) places, for n values, and compares
@@ -97,17 +112,11 @@ class ADWIN(DeclaredState, DriftDetector):
     _lengths: npt.NDArray[np.intp] = declared(form=COPIED)
 
     def __init__(self, *, confidence: float = 0.01, check_every: int = 32) -> None:
-        from streamiter.learn import drift_steps
+        from streamiter.learn.drift_steps import BUCKETS, LEVELS
 
-        self._steps = drift_steps
-        self._confidence = self._checked_number(
-            "confidence", confidence, "a probability above 0 and below 1", is_good=0.0 < confidence < 1.0
-        )
-        self._check_every = whole_number("ADWIN(check_every=)", check_every, 1)
-        self._buckets = np.zeros((drift_steps.LEVELS, drift_steps.BUCKETS + 1, 4))
-        self._lengths = np.zeros(drift_steps.LEVELS, dtype=np.intp)
-        with saying_that_it_compiles(f"the arithmetic of {self.name}"):
-            self.watch(np.zeros(0))
+        self._buckets = np.zeros((LEVELS, BUCKETS + 1, 4))
+        self._lengths = np.zeros(LEVELS, dtype=np.intp)
+        super().__init__(confidence=confidence, check_every=check_every)
 
     @property
     def width(self) -> int:
@@ -115,19 +124,16 @@ class ADWIN(DeclaredState, DriftDetector):
         return int(self._steps.whole_window(self._buckets, self._lengths)[0])
 
     def watch(self, values: npt.ArrayLike) -> list[MeanChange]:
-        checked = self._checked(values)
-        changes = np.empty((len(checked) // self._check_every + 1, 3))
+        checked, check_every = self._checked(values), self._settings["check_every"]
+        changes = np.empty((len(checked) // check_every + 1, 3))
         found = self._steps.adwin(
-            checked, self._confidence, self._check_every, self._seen, self._buckets, self._lengths, changes
+            checked, self._settings["confidence"], check_every, self._seen, self._buckets, self._lengths, changes
         )
         self._seen += len(checked)
         return _changes(changes[:found])
 
-    def new(self) -> Self:
-        return type(self)(confidence=self._confidence, check_every=self._check_every)
 
-
-class PageHinkley(DeclaredState, DriftDetector):
+class PageHinkley(DriftDetector):
     """Adds up how far values are above their mean; a sum that has risen by ``threshold`` is a rise of the mean.
 
     The sum grows by the distance of each value to the mean of all values since the last rise, less ``allowance``, and
@@ -148,34 +154,13 @@ class PageHinkley(DeclaredState, DriftDetector):
     def __init__(
         self, *, threshold: float = 10.0, allowance: float = 0.1, memory: float = 0.9999, rows_min: int = 30
     ) -> None:
-        from streamiter.learn import drift_steps
-
-        self._steps = drift_steps
-        self._threshold = self._checked_number(
-            "threshold", threshold, "a number above 0", is_good=0.0 < threshold < math.inf
-        )
-        self._allowance = self._checked_number(
-            "allowance", allowance, "a number of 0 or more", is_good=0.0 <= allowance < math.inf
-        )
-        self._memory = self._checked_number(
-            "memory", memory, "a factor above 0, at most 1", is_good=0.0 < memory <= 1.0
-        )
-        self._rows_min = whole_number("PageHinkley(rows_min=)", rows_min, 1)
-        with saying_that_it_compiles(f"the arithmetic of {self.name}"):
-            self.watch(np.zeros(0))
+        super().__init__(threshold=threshold, allowance=allowance, memory=memory, rows_min=rows_min)
 
     def watch(self, values: npt.ArrayLike) -> list[MeanChange]:
         checked = self._checked(values)
         changes = np.empty((len(checked), 3))
-        found = self._steps.page_hinkley(
-            checked, self._threshold, self._allowance, self._memory, self._rows_min, self._test, changes
-        )
+        found = self._steps.page_hinkley(checked, *self._settings.values(), self._test, changes)
         return _changes(changes[:found])
-
-    def new(self) -> Self:
-        return type(self)(
-            threshold=self._threshold, allowance=self._allowance, memory=self._memory, rows_min=self._rows_min
-        )
 
 
 def _changes(found: Floats) -> list[MeanChange]:

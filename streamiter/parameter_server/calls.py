@@ -1,7 +1,7 @@
 """Calls to shards: replies that have to wait, calls to several shards, and how a worker takes part in a server.
 
 A shard answers a request at once, or with a ``WaitingReply`` that a later request settles. A client makes one ``Call``
-of its requests to several shards; ``Outstanding`` limits the calls of one client.
+of its requests to several shards.
 
 A worker *joins* in two steps, because shards may be at different clocks: on each shard it joins at the shard's minimum
 clock; then its clock is raised to the highest of these clocks on all shards. Every request is a *heartbeat*, a sign
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar, cast, final
 
 from streamiter.errors import WorkerHasLeft
@@ -21,7 +21,6 @@ from streamiter.parameter_server.requests import ClockRequest, JoinRequest, Leav
 from streamiter.values.helpers.clock import Clock, TimerHandle
 from streamiter.values.numbers import positive, whole_number
 
-S = TypeVar("S")
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -61,15 +60,15 @@ class WaitingReply(Generic[T]):
             if self.on_given_up is not None:
                 self.on_given_up()
 
-    def follow(self, reply: S | WaitingReply[S], change: Callable[[S], T]) -> None:
-        """Settle with the changed result of another reply once that is settled; to give this up gives up the other."""
+    def follow(self, reply: T | WaitingReply[T]) -> None:
+        """Settle as another reply once that is settled; to give this up gives up the other."""
         if not isinstance(reply, WaitingReply):
-            self.succeed(change(reply))
+            self.succeed(reply)
             return
 
         def settle() -> None:
             try:
-                self.succeed(change(reply.result()))
+                self.succeed(reply.result())
             except BaseException as error:
                 self.fail(error)
 
@@ -140,8 +139,9 @@ Replies: TypeAlias = Sequence[Any]
 class Call(Generic[T]):
     """A call to several shards: awaiting it gives the result. The shards do what was sent even if no task awaits it.
 
-    >>> import asyncio
-    >>> asyncio.run(_sum_of(Call([1, 2], sum)))
+    >>> async def main() -> int:
+    ...     return await Call([1, 2], sum)
+    >>> asyncio.run(main())
     3
     """
 
@@ -178,88 +178,11 @@ class Call(Generic[T]):
                 reply.give_up()
 
 
-async def _sum_of(call: Call[int]) -> int:
-    return await call
-
-
-class _Room(WaitingReply[None]):
-    def __init__(self, on_given_up: Callable[[], None]) -> None:
-        super().__init__(on_given_up)
-        self.is_given = False
-
-
-@final
-class Outstanding:
-    """The limit on one client's calls: at most ``limit`` at a time; further calls wait for room, in order.
-
-    A call has room when ``take`` returns None, when the reply that ``take`` returns succeeds, or when ``acquire``
-    returns. Each call that has room ends with one ``release``, which hands the room to the call that has waited
-    longest.
-
-    >>> async def main():
-    ...     outstanding = Outstanding(limit=1)
-    ...     await outstanding.acquire()
-    ...     second = asyncio.ensure_future(outstanding.acquire())
-    ...     await asyncio.sleep(0)
-    ...     outstanding.release()
-    ...     await second
-    ...     return outstanding.now
-    >>> asyncio.run(main())
-    1
-    """
-
-    def __init__(self, limit: int) -> None:
-        self._limit = whole_number("Outstanding(limit=)", limit, 1)
-        self.now = 0
-        """The calls that have room."""
-        self._queue: deque[_Room] = deque()
-
-    def take(self) -> _Room | None:
-        """Take room for a call, and return None; or return a reply that succeeds once room is taken for the call.
-
-        The callbacks of the reply are called within the ``release`` of another call. Use ``acquire`` to await it: a
-        task that is cancelled while it awaits the reply cannot know whether room was taken.
-        """
-        if self.now < self._limit:  # Then no call waits: release would have handed the room on.
-            self.now += 1
-            return None
-        room = _Room(on_given_up=lambda: self._queue.remove(room))
-        self._queue.append(room)
-        return room
-
-    async def acquire(self) -> None:
-        """Take room for a call, and wait for it if necessary. Raises the error given to ``fail_waiting``."""
-        room = self.take()
-        if room is None:
-            return
-        try:
-            await room
-        except asyncio.CancelledError:
-            if room.is_given:  # In the same turn of the event loop in which this task was cancelled.
-                self.release()
-            raise
-
-    def release(self) -> None:
-        """A call has ended."""
-        assert self.now > 0
-        if self._queue:
-            room = self._queue.popleft()
-            room.is_given = True
-            room.succeed(None)
-        else:
-            self.now -= 1
-
-    def fail_waiting(self, error: Exception) -> None:
-        """Fail the calls that wait for room: the client leaves. Calls that have room release it as always."""
-        while self._queue:
-            self._queue.popleft().fail(error)
-
-
-@final
 class Participation:
     """One worker's part in a server: its clocks, its links to all shards, and the limit on its calls.
 
-    A call to several shards is ``begin``, then ``send``. The call's room is released when all shards have replied.
+    A call to several shards is ``_begin``, then ``_send``. At most ``max_calls`` calls are under way; further calls
+    wait for room, in order. A call has room until all shards have replied.
     """
 
     def __init__(
@@ -271,14 +194,15 @@ class Participation:
         on_left: Callable[[int], None],
     ) -> None:
         self.worker = worker
-        self.links = links
-        self.clocks: dict[str, int] = {}
+        self._links = links
+        self._clocks: dict[str, int] = {}
         """The worker's clocks, by matrix; 0 for a matrix that is not here."""
-        self.observed_at_join: dict[str, int] = {}
+        self._observed_at_join: dict[str, int] = {}
         """The highest minimum clocks when the worker joined, by matrix: some shard may have yet to reach them."""
-        self._outstanding = Outstanding(max_calls)
-        self.release = self._outstanding.release
-        """Releases the room of a call that has begun."""
+        self._room = whole_number("client(max_calls=)", max_calls, 1)
+        """So many more calls may begin now."""
+        self._queue: deque[asyncio.Future[None]] = deque()
+        """The calls that wait for room, in order; some may have been cancelled."""
         self._heartbeats = heartbeats
         self._on_left = on_left
         self._left: str | None = None
@@ -288,9 +212,9 @@ class Participation:
 
     # -- joining and leaving ---------------------------------------------------------------------------
 
-    def begin_to_join(self) -> None:
+    def _begin_to_join(self) -> None:
         """Ask the shards to let this worker join. Shards in this process answer at once."""
-        self._joining = [link.send(JoinRequest(self.worker)) for link in self.links]
+        self._joining = [link.send(JoinRequest(self.worker)) for link in self._links]
         joined = [reply for reply in self._joining if not isinstance(reply, WaitingReply)]
         if len(joined) == len(self._joining):
             self._raise_clocks(joined)
@@ -298,14 +222,17 @@ class Participation:
     def _raise_clocks(self, joined: Sequence[dict[str, int]]) -> None:
         """Raise the worker's clock on all shards to the highest of their minimum clocks, which may differ."""
         self._joining = None
-        self.clocks = clocks = highest_clocks(joined)
-        self.observed_at_join = dict(clocks)
+        clocks: dict[str, int] = {}
+        for of_shard in joined:
+            for name, clock in of_shard.items():
+                clocks[name] = max(clock, clocks.get(name, 0))
+        self._clocks, self._observed_at_join = clocks, dict(clocks)
         if clocks:
-            for link in self.links:
+            for link in self._links:
                 link.send(RaiseRequest(self.worker, clocks))
 
     async def join(self) -> None:
-        """Return when the worker has joined on all shards. If the wait is cancelled, the next call waits again."""
+        """Return when the worker has joined on all shards: at once in this process. Every call joins first."""
         if (joining := self._joining) is None:
             return
         for reply in joining:
@@ -320,22 +247,31 @@ class Participation:
         """Whether this worker has left."""
         return self._left is not None
 
-    def check_open(self) -> None:
-        """Raise WorkerHasLeft if this worker has left."""
-        if self._left is not None:
-            raise self._has_left()
+    def clock_of(self, matrix: str) -> int:
+        """Return this worker's clock on a matrix: the minimum clock when it joined, plus one for each ``clock``."""
+        return self._clocks.get(matrix, 0)
 
     def heartbeat(self) -> None:
-        """Say that this worker is alive. Raises WorkerHasLeft."""
-        self.check_open()
+        """Tell the server that this worker is alive; every other call does so, too."""
+        self._check_open()
         if self._heartbeats is not None:
             self._heartbeats.heard(self.worker)
 
-    async def leave(self, reason: str) -> None:
-        """Leave. All shards are told, even if one of them fails."""
+    def _check_open(self) -> None:
+        """Raise WorkerHasLeft if this worker has left."""
+        if self._left is not None:
+            raise WorkerHasLeft(
+                f"worker {self.worker}: expected a client that takes part, given one that does not: {self._left}; "
+                "make a new one with client() of a server that is open"
+            )
+
+    async def leave(self, reason: str = "it has left") -> None:
+        """Leave: other workers do not wait for this worker any longer. What it has added stays."""
+        if self._left is not None:
+            return
         self.left(reason)
         replies, failure = [], None
-        for link in self.links:
+        for link in self._links:  # All shards are told, even if one of them fails.
             try:
                 replies.append(link.send(LeaveRequest(self.worker, reason)))
             except Exception as error:
@@ -353,67 +289,84 @@ class Participation:
         """Note that the server has made this worker leave."""
         if self._left is None:
             self._left = reason
-            self._outstanding.fail_waiting(self._has_left())
-
-    def _has_left(self) -> WorkerHasLeft:
-        return WorkerHasLeft(
-            f"worker {self.worker}: expected a client that takes part, given one that does not: {self._left}; "
-            "make a new one with client() of a server that is open"
-        )
+            for _ in range(len(self._queue)):  # Calls that wait for room fail.
+                self._release()
 
     def go_back(self, clocks: Mapping[str, int]) -> None:
         """The shards went back to a snapshot: take over the worker's clocks in it, by matrix."""
         self._joining = None
-        self.clocks = dict(clocks)
-        self.observed_at_join.clear()
+        self._clocks = dict(clocks)
+        self._observed_at_join.clear()
 
     # -- requests --------------------------------------------------------------------------------------
 
-    async def begin(self) -> None:
+    async def _begin(self) -> None:
         """Begin a call: wait until the worker has joined, and for room. Raises WorkerHasLeft."""
         if self._left is not None:
-            raise self._has_left()
+            self._check_open()
         if self._joining is not None:
             await self.join()
-        await self._outstanding.acquire()
+        if self._room:
+            self._room -= 1
+        else:
+            await self._wait_for_room()
         if self._heartbeats is not None:
             self._heartbeats.heard(self.worker)
 
-    async def ask(self, shard: int, request: Request[R]) -> R:
-        """Make a call of one request to one shard, from beginning to end: the way of most calls."""
-        await self.begin()
+    async def _wait_for_room(self) -> None:
+        room: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._queue.append(room)
         try:
-            reply = self.links[shard].send(request)
+            await room
+            self._check_open()
+        except BaseException:
+            if not room.cancelled():  # It got room, in the turn in which its task was cancelled or the worker left.
+                self._release()
+            raise
+
+    def _release(self) -> None:
+        """A call has ended: the call that has waited longest gets its room."""
+        while self._queue:
+            room = self._queue.popleft()
+            if not room.done():
+                room.set_result(None)
+                return
+        self._room += 1
+
+    async def _ask(self, shard: int, request: Request[R]) -> R:
+        """Make a call of one request to one shard, from beginning to end: the way of most calls."""
+        await self._begin()
+        try:
+            reply = self._links[shard].send(request)
             if not isinstance(reply, WaitingReply):
                 return reply
-            self.wait_alive((reply,))
+            self._wait_alive((reply,))
             return await reply
         finally:
-            self.release()
+            self._release()
 
-    def send(self, requests: Sequence[tuple[int, Request[object]]], finish: Callable[[Replies], T]) -> Call[T]:
+    def _send(self, requests: Sequence[tuple[int, Request[object]]], finish: Callable[[Replies], T]) -> Call[T]:
         """Send one request to each of several shards; the call keeps its room until all have replied."""
         replies: list[object] = []
         failure: BaseException | None = None
         for shard, request in requests:
             try:
-                replies.append(self.links[shard].send(request))
+                replies.append(self._links[shard].send(request))
             except BaseException as error:
                 failure = failure or error
                 if not isinstance(request, ClockRequest):  # The clocks of shards must not differ for ever.
                     break
-        if failure is not None:
-            for reply in replies:
-                if isinstance(reply, WaitingReply):
-                    reply.give_up()
-            self.release()
-            raise failure
         waiting = [reply for reply in replies if isinstance(reply, WaitingReply)]
-        self.wait_alive(waiting)
+        if failure is not None:
+            for reply in waiting:
+                reply.give_up()
+            self._release()
+            raise failure
+        self._wait_alive(waiting)
         self._release_when_settled(waiting)
         return Call(replies, finish)
 
-    def wait_alive(self, waiting: Sequence[AnyReply]) -> None:
+    def _wait_alive(self, waiting: Sequence[AnyReply]) -> None:
         """Note that the worker is alive while it waits for these replies."""
         if (heartbeats := self._heartbeats) is not None:
             for one in waiting:
@@ -423,58 +376,57 @@ class Participation:
     def _release_when_settled(self, waiting: Sequence[AnyReply]) -> None:
         rest = len(waiting)
         if not rest:
-            self.release()
+            self._release()
             return
 
         def settled() -> None:
             nonlocal rest
             rest -= 1
             if not rest:
-                self.release()
+                self._release()
 
         for one in waiting:
             one.when_settled(settled)
 
 
-def highest_clocks(joined: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    """Return the highest of the shards' clocks of a worker, by matrix."""
-    clocks: dict[str, int] = {}
-    for of_shard in joined:
-        for name, clock in of_shard.items():
-            clocks[name] = max(clock, clocks.get(name, 0))
-    return clocks
-
-
-# The watch checks again when the next worker may be silent, but not before this part of the timeout has passed. So a
-# worker may be noticed that much later, and many workers cost no more than a few.
+# The next check is when the next worker may be silent, but not before this part of the timeout has passed. So a worker
+# may be noticed that much later, and many workers cost no more than a few.
 _LEAST_PART_OF_TIMEOUT: Final = 0.05
 
 
 @final
 class Heartbeats:
-    """The time of each worker's last heartbeat: a pure data structure.
+    """The time of each worker's last heartbeat; makes silent workers leave, with one timer for all workers.
 
     Heartbeats of workers that do not take part, such as a late message of a worker that has left, are ignored.
 
     A worker that waits for a reply sends nothing meanwhile. Between ``wait_begins`` and ``wait_ends`` it is not silent.
+    ``leave`` is called with a silent worker and the reason; it must call ``left``, too.
 
     >>> from streamiter.testing import VirtualClock
-    >>> clock = VirtualClock()
-    >>> heartbeats = Heartbeats(clock, timeout_s=10.0)
-    >>> heartbeats.joined(3)
-    >>> heartbeats.silent(clock.monotonic_s() + 9.9), heartbeats.silent(clock.monotonic_s() + 10.0)
-    ([], [3])
+    >>> async def main() -> None:
+    ...     clock = VirtualClock()
+    ...     heartbeats = Heartbeats(clock, 10.0, leave=lambda worker, reason: heartbeats.left(worker))
+    ...     heartbeats.joined(3)
+    ...     print(heartbeats.silent(clock.monotonic_s() + 9.9), heartbeats.silent(clock.monotonic_s() + 10.0))
+    >>> asyncio.run(main())
+    [] [3]
     """
 
-    def __init__(self, clock: Clock, timeout_s: float) -> None:
+    def __init__(self, clock: Clock, timeout_s: float, leave: Callable[[int, str], None]) -> None:
         self._clock = clock
-        self.timeout_s = positive("heartbeat timeout, in seconds", timeout_s)
+        self._timeout_s = positive("heartbeat timeout, in seconds", timeout_s)
+        self._leave = leave
         self._last_s: dict[int, float] = {}
         self._waiting: dict[int, int] = {}
+        self._timer: TimerHandle | None = None
+        """The timer of the next check; there is one while any worker takes part."""
 
     def joined(self, worker: int) -> None:
         """A worker has joined."""
         self._last_s[worker] = self._clock.monotonic_s()
+        if self._timer is None:
+            self._set_timer()
 
     def left(self, worker: int) -> None:
         """A worker has left."""
@@ -505,54 +457,29 @@ class Heartbeats:
         return [
             worker
             for worker, last_s in self._last_s.items()
-            if now_s >= last_s + self.timeout_s and worker not in self._waiting
+            if now_s >= last_s + self._timeout_s and worker not in self._waiting
         ]
 
-    def next_check_s(self) -> float:
-        """Return the first moment at which a worker may be silent, including a worker that joins now."""
-        joins_now_s = self._clock.monotonic_s() + self.timeout_s
-        due_s = [last_s + self.timeout_s for worker, last_s in self._last_s.items() if worker not in self._waiting]
-        return min(due_s, default=joins_now_s)
-
-
-@final
-class SilenceWatch:
-    """Makes silent workers leave, with one timer for all workers. Its owner starts and stops it."""
-
-    def __init__(self, clock: Clock, heartbeats: Heartbeats, leave: Callable[[int, str], None]) -> None:
-        """``leave`` is called with the worker and the reason; it must call ``heartbeats.left``, too."""
-        self._clock = clock
-        self._heartbeats = heartbeats
-        self._leave = leave
-        self._timer: TimerHandle | None = None
-        self._is_running = False
-
-    def start(self) -> None:
-        """Begin to watch; nothing happens if the watch runs already."""
-        if not self._is_running:
-            self._is_running = True
-            self._set_timer()
-
     def stop(self) -> None:
-        """Stop watching. May be called from within ``leave``."""
-        self._is_running = False
+        """All workers have left: no check follows. May be called from within ``leave``."""
+        self._last_s.clear()
+        self._waiting.clear()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def _set_timer(self) -> None:
-        timeout_s = self._heartbeats.timeout_s
-        delay_s = self._heartbeats.next_check_s() - self._clock.monotonic_s()
-        self._timer = self._clock.call_later(max(delay_s, timeout_s * _LEAST_PART_OF_TIMEOUT), self._check)
+        due_s = [last_s for worker, last_s in self._last_s.items() if worker not in self._waiting]
+        now_s = self._clock.monotonic_s()
+        delay_s = min(due_s, default=now_s) + self._timeout_s - now_s
+        self._timer = self._clock.call_later(max(delay_s, self._timeout_s * _LEAST_PART_OF_TIMEOUT), self._check)
 
     def _check(self) -> None:
-        timeout_s = self._heartbeats.timeout_s
-        self._timer = None
         try:
-            for worker in self._heartbeats.silent(self._clock.monotonic_s()):
-                if not self._is_running:
-                    break
-                self._leave(worker, f"nothing was heard of it for {timeout_s:g} s (its heartbeat timeout)")
+            for worker in self.silent(self._clock.monotonic_s()):
+                if worker in self._last_s:
+                    self._leave(worker, f"nothing was heard of it for {self._timeout_s:g} s (its heartbeat timeout)")
         finally:
-            if self._is_running:
+            self._timer = None
+            if self._last_s:
                 self._set_timer()

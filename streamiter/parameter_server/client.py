@@ -1,15 +1,17 @@
 """A worker's client: all calls of a worker to a parameter server.
 
 A call names rows and columns of a matrix. ``rows.MatrixAccess`` splits the call into a request for each shard;
-``Participation`` sends the requests; the client puts the replies together.
+``Participation``, which a client is, sends the requests; the client puts the replies together.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeVar, final
 
+import numpy as np
 import numpy.typing as npt
 
 from streamiter.errors import OutOfTurn, ParameterServerError
@@ -20,6 +22,7 @@ from streamiter.parameter_server.psf.function import GetFunction, Part, Result, 
 from streamiter.parameter_server.requests import (
     AddPart,
     AddRequest,
+    AggregateRequest,
     ArriveRequest,
     ClockRequest,
     GetPart,
@@ -27,8 +30,9 @@ from streamiter.parameter_server.requests import (
     GetRequest,
     PassBarrier,
     Request,
+    UpdateRequest,
 )
-from streamiter.parameter_server.rows import CachedRows, MatrixAccess, MatrixDirectory, MatrixRead, RowRead
+from streamiter.parameter_server.rows import MatrixAccess, MatrixDirectory, MatrixRead, RowCache, RowRead
 from streamiter.parameter_server.storage.block import Numbers
 from streamiter.values.numbers import whole_number
 
@@ -47,7 +51,7 @@ def _ignore() -> None:
 
 
 @final
-class Client:
+class Client(Participation):
     """One worker's access to the matrices of a server; used in one event loop.
 
     Made by ``server.client(worker=…)``. A call that need not wait is answered without a turn of the event loop.
@@ -85,52 +89,23 @@ class Client:
         heartbeats: Heartbeats | None = None,
         on_left: Callable[[int], None] = lambda worker: None,
     ) -> None:
-        self.worker = worker
+        super().__init__(worker, links, max_calls, heartbeats, on_left)
         self._directory = directory
-        limit = whole_number("client(max_calls=)", max_calls, 1)
         self._read_my_writes = read_my_writes
-        self._cache = CachedRows(cache_bytes, read_my_writes=read_my_writes)
-        self._part = Participation(worker, links, limit, heartbeats, on_left)
+        self._cache = RowCache(cache_bytes)
         self._further: Callable[[], None] = _ignore
         self._arrived = 0
         """The number of barriers at which this worker has arrived."""
         self._matrices: dict[str, MatrixAccess] = {}
         if joins:
-            self._part.begin_to_join()
-
-    # -- joining and leaving ---------------------------------------------------------------------------
-
-    async def join(self) -> None:
-        """Return when the worker has joined on all shards: at once in this process. Every call joins first."""
-        await self._part.join()
-
-    @property
-    def has_left(self) -> bool:
-        """Whether this worker has left."""
-        return self._part.has_left
-
-    def clock_of(self, matrix: str) -> int:
-        """Return this worker's clock on a matrix: the minimum clock when it joined, plus one for each ``clock``."""
-        return self._part.clocks.get(matrix, 0)
-
-    def heartbeat(self) -> None:
-        """Tell the server that this worker is alive; every other call does so, too."""
-        self._part.heartbeat()
-
-    async def leave(self, reason: str = "it has left") -> None:
-        """Leave: other workers do not wait for this worker any longer. What it has added stays."""
-        if not self._part.has_left:
-            self._cache.clear()
-            await self._part.leave(reason)
+            self._begin_to_join()
 
     def left(self, reason: str) -> None:
-        """Note that the server has made this worker leave."""
-        self._part.left(reason)
+        super().left(reason)
         self._cache.clear()
 
     def go_back(self, clocks: Mapping[str, int]) -> None:
-        """The shards went back to a snapshot: take over the worker's clocks in it, by matrix; empty the cache."""
-        self._part.go_back(clocks)
+        super().go_back(clocks)
         self._arrived = 0
         self._cache.clear()
         for access in self._matrices.values():
@@ -166,7 +141,7 @@ class Client:
         [(block, keys, _)] = slices
         parts = (GetPart(block.number, row, keys),)
         request = GetRequest(matrix, self.worker, access.observed, parts, self._read_my_writes)
-        reply = await self._part.ask(block.shard, request)
+        reply = await self._ask(block.shard, request)
         if reply.clock > access.observed:
             access.observed = reply.clock
         return reply.values[0]
@@ -188,12 +163,15 @@ class Client:
         numbers, is_single = access.rows_of(row, rows, "get")
         keys = access.columns_of(columns)
         began: Sequence[RowRead] = ()
-        if self._cache.is_on:
-            cached = self._cache.find(matrix, numbers, keys, self.clock_of(matrix))
-            if cached is not None:
-                self._part.heartbeat()
-                return Call((), lambda replies: cached[0] if is_single else cached)
-            began = self._cache.begin(matrix, numbers, keys)
+        if self._cache.is_on and access.staleness < math.inf:
+            clock = self.clock_of(matrix)
+            found = [self._cache.find(matrix, number, clock, access.staleness, keys) for number in numbers]
+            cached = [values for values in found if values is not None]
+            if cached and len(cached) == len(numbers):
+                self.heartbeat()
+                return Call((), lambda replies: cached[0] if is_single else np.stack(cached))
+            if keys is None:  # Only whole rows are kept.
+                began = [self._cache.begin(matrix, number) for number in numbers]
         return await self._read(access, access.reading(numbers, keys), began, is_single=is_single)
 
     async def _read(
@@ -206,10 +184,12 @@ class Client:
                 reading.take(shard, reply)
                 access.observed = max(access.observed, reply.clock)
             if began:
-                self._cache.keep(began, reading.result, replies)
+                lowest = min((reply.clock for reply in replies), default=0)
+                for row, values in zip(began, reading.result, strict=True):
+                    self._cache.put(row, values, lowest)
             return reading.result[0] if is_single else reading.result
 
-        return await self._send(access.get_requests(reading), finish)
+        return await self._call(access.requests(GetRequest, reading.parts, self._read_my_writes), finish)
 
     # -- adding ----------------------------------------------------------------------------------------
 
@@ -232,17 +212,17 @@ class Client:
         if row is None or rows is not None or update is not None or self._cache.is_on:
             await self._check_fused(access, update)
             requests = access.add_requests(row, rows, columns, values, update)
-            return await (await self._send(requests, _nothing))
+            return await (await self._call(requests, _nothing))
         row = access.partitioning.checked_row(row)
         keys = access.columns_of(columns)
         given = access.values_of(values, (access.width(keys),), "add")
         slices = access.partitioning.split(row, keys)
         if len(slices) != 1 or not isinstance(slices[0].positions, slice):
-            adds = access.adds(access.parts_of_row(row, slices, given))
-            return await (await self._send(adds, _nothing))
+            adds = access.requests(AddRequest, access.parts_of_row(row, slices, given))
+            return await (await self._call(adds, _nothing))
         block = slices[0].block
         part = AddPart(block.number, row, slices[0].columns, given)
-        await self._part.ask(block.shard, AddRequest(matrix, self.worker, access.observed, (part,)))
+        await self._ask(block.shard, AddRequest(matrix, self.worker, access.observed, (part,)))
         return None
 
     async def start_add(
@@ -261,7 +241,7 @@ class Client:
         """
         access = self._matrices.get(matrix) or await self._find(matrix)
         await self._check_fused(access, update)
-        return await self._send(access.add_requests(row, rows, columns, values, update), _nothing)
+        return await self._call(access.add_requests(row, rows, columns, values, update), _nothing)
 
     async def add_get(
         self,
@@ -296,7 +276,7 @@ class Client:
                     access.observed = max(access.observed, reply.clock)
             return reading.result[0] if is_single else reading.result
 
-        return await (await self._send(requests, finish))
+        return await (await self._call(requests, finish))
 
     async def _check_fused(self, access: MatrixAccess, update: UpdateFunction | None) -> None:
         """Raise an error for a wrong ``update=`` of an add, before anything is added."""
@@ -318,7 +298,7 @@ class Client:
         for name in names:
             access = self._matrices.get(name) or await self._find(name)
             requests = [(shard, ClockRequest(name, self.worker, access.observed)) for shard in access.shards]
-            call = await self._send(requests, list)
+            call = await self._call(requests, list)
             try:
                 moved = max(await call)
             except asyncio.CancelledError:  # The shards count the clock all the same.
@@ -330,7 +310,7 @@ class Client:
         return lowest
 
     def _has_clocked(self, name: str) -> None:
-        self._part.clocks[name] = self.clock_of(name) + 1
+        self._clocks[name] = self.clock_of(name) + 1
         self._further()
 
     async def barrier(self, t: int | None = None) -> None:
@@ -339,7 +319,7 @@ class Client:
         Raises OutOfTurn for any other barrier than the next one.
         """
         number = -1 if t is None else whole_number("client.barrier(t)", t, 0, error=OutOfTurn)
-        arrival = await self._send([(0, ArriveRequest(self.worker, number))], _nothing)
+        arrival = await self._call([(0, ArriveRequest(self.worker, number))], _nothing)
         self._arrived += 1
         self._further()
         await arrival
@@ -355,14 +335,14 @@ class Client:
         access = self._matrices.get(function.matrix) or await self._find(function.matrix)
         parts = access.function_parts(function)
         await self._check_blocks(access, function, parts)
-        await (await self._send(access.update_requests(function, parts), _nothing))
+        await (await self._call(access.requests(UpdateRequest, parts, function), _nothing))
 
     async def _check_blocks(
         self, access: MatrixAccess, function: UpdateFunction, parts: dict[int, list[tuple[int, Part]]]
     ) -> None:
         if function.checks_blocks:
-            asked = access.update_requests(function, parts, only_check=True)
-            replies: list[list[Result]] = await (await self._send(asked, list))
+            asked = access.requests(UpdateRequest, parts, function, True)
+            replies: list[list[Result]] = await (await self._call(asked, list))
             function.check_together([check for reply in replies for check in reply])
 
     async def aggregate(self, function: GetFunction) -> Result:
@@ -382,7 +362,7 @@ class Client:
             }
             return function.merge([by_block[block] for block in sorted(by_block)])
 
-        return await (await self._send(access.aggregate_requests(function, parts), finish))
+        return await (await self._call(access.requests(AggregateRequest, parts, function), finish))
 
     def _check_function(self, function: object, kind: type, call: str) -> None:
         if not isinstance(function, kind):
@@ -399,17 +379,16 @@ class Client:
 
         Raises ConfigurationError for wrong settings, ParameterServerError if it exists with other settings.
         """
-        self._part.heartbeat()
+        self.heartbeat()
         await self.join()
         await self._directory.create(Matrix.of(name, settings))
 
     async def _find(self, name: str) -> MatrixAccess:
-        self._part.check_open()
+        self._check_open()
         await self.join()
         matrix, partitioning = await self._directory.find(name)
         access = self._matrices[name] = MatrixAccess(matrix, partitioning, self.worker, with_own=self._read_my_writes)
-        access.observed = self._part.observed_at_join.get(name, -1)
-        self._cache.make_known(matrix, partitioning)
+        access.observed = self._observed_at_join.get(name, -1)
         return access
 
     # -- checkpoints of a flow -------------------------------------------------------------------------
@@ -429,21 +408,33 @@ class Client:
 
     def pass_barrier(self, checkpoint: int) -> None:
         """Tell the shards that this worker's later requests are not part of this checkpoint."""
-        for link in self._part.links:
+        for link in self._links:
             link.send(PassBarrier(self.worker, checkpoint))
 
     # -- inside ----------------------------------------------------------------------------------------
 
-    async def _send(self, requests: Sequence[tuple[int, Request[object]]], finish: Callable[[Replies], T]) -> Call[T]:
+    async def _call(self, requests: Sequence[tuple[int, Request[object]]], finish: Callable[[Replies], T]) -> Call[T]:
         """Begin a call, show its writes to the cache, and send its requests."""
-        await self._part.begin()
+        await self._begin()
         if self._cache.is_on:
-            self._cache.show_writes(requests)
+            self._show_writes(requests)
         try:
-            return self._part.send(requests, finish)
+            return self._send(requests, finish)
         except BaseException:
             self._cache.clear()  # It is unknown which requests were applied.
             raise
+
+    def _show_writes(self, requests: Sequence[tuple[int, Request[object]]]) -> None:
+        """Show writes in the cached rows, when the writes are sent and not before: a call may be cancelled."""
+        for _, request in requests:
+            update = request.update if isinstance(request, AddRequest) else request
+            if isinstance(update, UpdateRequest) and not update.only_check:
+                self._cache.invalidate(update.matrix)
+            elif isinstance(request, AddRequest) and (access := self._matrices[request.matrix]).own_adds_show:
+                for block, row, columns, values in request.parts:
+                    of_block = access.partitioning.blocks[block].columns
+                    whole = slice(of_block.start, of_block.stop)
+                    self._cache.own_add(request.matrix, row, whole if columns is None else columns, values)
 
 
 def _nothing(replies: Replies) -> None:

@@ -1,17 +1,17 @@
-"""The consistencies of a matrix, ASP, BSP and SSP, and the model of each: its rules as a pure data structure.
+"""The consistencies of a matrix, ASP, BSP and SSP, and the model of one matrix: its rules as a pure data structure.
 
 Each worker has a *clock*, the count of its finished iterations. The *minimum clock* is that of the slowest worker; it
-never decreases. A consistency says how far workers may be apart, and what a read may miss. A model decides for each add
-and each get whether the shard handles it now; if not, the model keeps it until the minimum clock has advanced.
+never decreases. A consistency says how far workers may be apart, and what a read may miss. The model decides for each
+add and each get whether the shard handles it now; if not, the model keeps it until the minimum clock has advanced.
 """
 
 from __future__ import annotations
 
-import abc
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, Generic, TypeVar, final
+from typing import Any, Generic, NamedTuple, TypeVar, final
 
 from streamiter.errors import InternalError, OutOfTurn, ParameterServerError, UnknownWorker
 from streamiter.operators.declared_state import COPIED, NESTED, DeclaredState, Form, declared
@@ -60,6 +60,31 @@ class SSP(Consistency):
         object.__setattr__(self, "staleness", whole_number("SSP(staleness=)", self.staleness, 0))
 
 
+class Rules(NamedTuple):
+    """How adds and gets are treated under a consistency."""
+
+    keeps_adds: bool
+    """Whether adds wait for the end of their iteration; then a worker may be one clock ahead at most."""
+    staleness: float
+    """A get is answered at once while its worker is not more clocks ahead of the slowest worker than this."""
+
+
+def rules_of(consistency: Consistency) -> Rules:
+    """Return the rules of a consistency.
+
+    >>> rules_of(ASP()), rules_of(BSP()), rules_of(SSP(staleness=2))
+    (Rules(keeps_adds=False, staleness=inf), Rules(keeps_adds=True, staleness=0), Rules(keeps_adds=False, staleness=2))
+    """
+    match consistency:
+        case ASP():
+            return Rules(False, math.inf)
+        case BSP():
+            return Rules(True, 0)
+        case SSP(staleness):
+            return Rules(False, staleness)
+    raise InternalError(f"expected ASP(), BSP() or SSP(staleness=…), given {consistency!r}")
+
+
 A = TypeVar("A")
 """An add, as the shard represents it."""
 G = TypeVar("G")
@@ -78,38 +103,96 @@ class Released(Generic[A, G]):
     """Gets that waited for this clock, in order of arrival."""
 
 
-class ConsistencyModel(DeclaredState, abc.ABC, Generic[A, G]):
+@final
+class ConsistencyModel(DeclaredState, Generic[A, G]):
     """The rules of one matrix on one shard. A method that raises UnknownWorker or OutOfTurn has changed nothing.
 
-    ``observed`` is the highest minimum clock of this matrix that any shard has told the worker (−1: none). A call that
-    is in turn by that clock is in turn here, even if the clocks of other workers have not yet arrived at this shard.
+    - ASP: adds are applied and gets are answered as they arrive; clocks are only counted.
+    - BSP: an add waits for the end of its iteration, a get for the end of the iteration before its own. A worker may be
+      one clock ahead of the slowest. It must then await a get: any other call is out of turn.
+    - SSP: adds are applied as they arrive; a get waits while its worker is more than ``staleness`` clocks ahead.
+
+    Errors begin with ``name`` ("matrix 'w'"). The ``workers`` begin at clock 0. ``observed`` is the highest minimum
+    clock of this matrix that any shard has told the worker (−1: none). A call that is in turn by that clock is in turn
+    here, even if the clocks of other workers have not yet arrived at this shard. A get does not end its wait by that
+    clock: it reads the adds that have arrived at this shard, so the clocks must have arrived here, too.
 
     A method that advances the minimum clock returns one ``Released`` for each clock it has passed, in ascending order,
     also if no call waited for it: the shard ends one iteration for each.
+
+    >>> model = ConsistencyModel(SSP(staleness=1), workers=[0, 1])
+    >>> model.clock(0), model.clock(0), model.get(0, "a get that waits")
+    ([], [], False)
+    >>> model.clock(1)
+    [Released(clock=1, adds=[], gets=['a get that waits'])]
     """
 
     tracker: ProgressTracker = declared(form=NESTED)
     _adds: PendingAdds[A] = declared(form=NESTED)
 
-    def __init__(self, tracker: ProgressTracker) -> None:
-        self.tracker = tracker
-        self._adds = PendingAdds()
-        self._gets: WaitingGets[G] = WaitingGets()
+    def __init__(
+        self,
+        consistency: Consistency,
+        workers: Iterable[int] = (),
+        name: str = "",
+        new_list: Callable[[], list[A]] = list,
+    ) -> None:
+        """``new_list`` makes the list for a worker's kept adds of one iteration."""
+        self.rules = rules_of(consistency)
+        self._keeps_adds, self._staleness = self.rules
+        self.tracker = ProgressTracker(workers, name=name)
+        self._adds = PendingAdds(new_list)
+        self._gets: dict[int, tuple[float, G]] = {}
+        """The gets that wait, each with the minimum clock it waits for, by identity, in order of arrival."""
 
-    def add(self, worker: int, request: A, observed: int = -1) -> bool:
-        """Return whether to apply an add now; if not, the model keeps it until a ``Released`` contains it."""
-        self.tracker.check_worker_valid(worker)
-        return True
+    def add(self, worker: int, adds: Iterable[A], observed: int = -1) -> bool:
+        """Return whether to apply adds now; if not, the model keeps them until a ``Released`` contains them.
 
-    @abc.abstractmethod
+        Under BSP it raises OutOfTurn if the worker is ahead.
+        """
+        if not self._keeps_adds:
+            self.tracker.check_worker_valid(worker)
+            return True
+        clock = self._check_turn(worker, observed, "an add", ahead=0)
+        self._adds.keep(clock, worker, adds)
+        return False
+
     def get(self, worker: int, request: G, observed: int = -1, held_clocks: int = 0) -> bool:
         """Return whether to answer a get now; if not, the model keeps it until a ``Released`` contains it.
 
         ``held_clocks`` is the count of clocks that the worker called before and that a checkpoint still holds back.
+        Under BSP it raises OutOfTurn if the worker is more than one clock ahead.
         """
+        if self._keeps_adds:
+            clock = self._check_turn(worker, observed, "a get", ahead=1)
+        else:
+            clock = self.tracker.get_progress(worker)
+        wanted = clock + held_clocks - self._staleness
+        if wanted <= self.tracker.get_min_clock():
+            return True
+        self._gets[id(request)] = wanted, request
+        return False
+
+    def _check_turn(self, worker: int, observed: int, call: str, ahead: int) -> int:
+        """Return the worker's clock; raise OutOfTurn if it is more than ``ahead`` of the minimum clock."""
+        clock = self.tracker.get_progress(worker)
+        min_clock = max(self.tracker.get_min_clock(), observed)
+        if clock > min_clock + ahead:
+            expected = f"at most clock {min_clock + ahead}" if ahead else f"clock {min_clock}"
+            raise OutOfTurn(
+                f"{self.tracker.where}{call} of worker {worker} is out of turn under BSP: expected it at {expected}, "
+                f"given clock {clock}, while the minimum clock is {min_clock}; await a get after each clock, it waits "
+                f"for the others"
+            )
+        return clock
 
     def clock(self, worker: int, observed: int = -1) -> list[Released[A, G]]:
-        """Advance the clock of a worker; return the work that follows (mostly none)."""
+        """Advance the clock of a worker; return the work that follows (mostly none).
+
+        Under BSP it raises OutOfTurn if the worker is ahead already.
+        """
+        if self._keeps_adds:
+            self._check_turn(worker, observed, "a clock", ahead=0)
         before = self.tracker.get_min_clock()
         return self._released(before, self.tracker.advance_and_get_changed_min_clock(worker))
 
@@ -141,24 +224,21 @@ class ConsistencyModel(DeclaredState, abc.ABC, Generic[A, G]):
 
     def forget(self, request: G) -> None:
         """Drop a waiting get; do nothing if it is not kept."""
-        self._gets.forget(request)
+        self._gets.pop(id(request), None)
 
     def reset(self, workers: Iterable[int]) -> tuple[list[A], list[G]]:
         """Restart with these workers at clock 0; return the kept adds and gets for the caller to fail."""
         self.tracker.init(workers)
-        return self._adds.clear(), self._gets.clear()
+        waiting = self._take_gets(math.inf)
+        return self._adds.clear(), waiting
 
     def pending_adds(self, worker: int | None = None) -> Iterator[A]:
         """Return the kept adds of one worker, or of all, by clock and by worker."""
         return iter(self._adds.all()) if worker is None else self._adds.of(worker)
 
-    def merge_pending(self, worker: int, merge: Callable[[list[A]], Sequence[A]]) -> None:
-        """Replace the kept adds of the worker's current iteration with the result of ``merge``.
-
-        ``merge`` takes these adds in order of arrival, and returns at least one add and at most as many as it took.
-        It is not called if there are none. Adds of older iterations stay.
-        """
-        self._adds.merge(self.tracker.get_progress(worker), worker, merge)
+    def lists_of_adds(self) -> Iterable[list[A]]:
+        """Return the lists that ``new_list`` has made and that are not applied yet."""
+        return self._adds.lists()
 
     @property
     def waiting_gets(self) -> int:
@@ -173,101 +253,16 @@ class ConsistencyModel(DeclaredState, abc.ABC, Generic[A, G]):
     def _released(self, before: int, moved_to: int) -> list[Released[A, G]]:
         """Return one ``Released`` for each clock after ``before``; ``moved_to`` is −1 if the clock has not moved."""
         return [
-            Released(clock, self._adds.take(clock - 1), self._gets.take(clock))
+            Released(clock, self._adds.take(clock - 1), self._take_gets(clock))
             for clock in range(before + 1, moved_to + 1)
         ]
 
-
-@final
-class AsynchronousModel(ConsistencyModel[A, G]):
-    """ASP: adds are applied and gets are answered as they arrive; clocks are only counted."""
-
-    def get(self, worker: int, request: G, observed: int = -1, held_clocks: int = 0) -> bool:
-        self.tracker.check_worker_valid(worker)
-        return True
-
-
-@final
-class BulkSynchronousModel(ConsistencyModel[A, G]):
-    """BSP: an add waits for the end of its iteration, a get for the end of the iteration before its own.
-
-    A worker may be one clock ahead of the slowest. It must then await a get: any other call is out of turn.
-    """
-
-    def add(self, worker: int, request: A, observed: int = -1) -> bool:
-        """Keep the add until the minimum clock passes the worker's; raise OutOfTurn if the worker is ahead."""
-        clock = self._check_turn(worker, observed, "an add", ahead=0)
-        self._adds.keep(clock, worker, request)
-        return False
-
-    def get(self, worker: int, request: G, observed: int = -1, held_clocks: int = 0) -> bool:
-        """Return True at the minimum clock; one clock ahead, keep the get; further ahead, raise OutOfTurn."""
-        clock = self._check_turn(worker, observed, "a get", ahead=1)
-        if clock <= self.tracker.get_min_clock():
-            return True
-        self._gets.park(clock, request)
-        return False
-
-    def clock(self, worker: int, observed: int = -1) -> list[Released[A, G]]:
-        """Advance the clock of a worker; raise OutOfTurn if it is ahead already."""
-        self._check_turn(worker, observed, "a clock", ahead=0)
-        return super().clock(worker, observed)
-
-    def _check_turn(self, worker: int, observed: int, call: str, ahead: int) -> int:
-        """Return the worker's clock; raise OutOfTurn if it is more than ``ahead`` of the minimum clock."""
-        clock = self.tracker.get_progress(worker)
-        min_clock = max(self.tracker.get_min_clock(), observed)
-        if clock > min_clock + ahead:
-            expected = f"at most clock {min_clock + ahead}" if ahead else f"clock {min_clock}"
-            raise OutOfTurn(
-                f"{self.tracker.where}{call} of worker {worker} is out of turn under BSP: expected it at {expected}, "
-                f"given clock {clock}, while the minimum clock is {min_clock}; await a get after each clock, it waits "
-                f"for the others"
-            )
-        return clock
-
-
-@final
-class StaleSynchronousModel(ConsistencyModel[A, G]):
-    """SSP: adds are applied as they arrive; a get waits while its worker is more than ``staleness`` clocks ahead.
-
-    ``observed`` does not count: a get reads the adds that have arrived at this shard, so the clocks must have arrived
-    here, too.
-    """
-
-    def __init__(self, tracker: ProgressTracker, staleness: int) -> None:
-        super().__init__(tracker)
-        self._staleness = staleness
-
-    def get(self, worker: int, request: G, observed: int = -1, held_clocks: int = 0) -> bool:
-        """Return True unless the worker is more than ``staleness`` clocks ahead; keep the get of such a worker."""
-        wanted = self.tracker.get_progress(worker) + held_clocks - self._staleness
-        if wanted <= self.tracker.get_min_clock():
-            return True
-        self._gets.park(wanted, request)
-        return False
-
-
-def consistency_model(
-    consistency: Consistency, workers: Iterable[int] = (), name: str = ""
-) -> ConsistencyModel[Any, Any]:
-    """Return the model of a consistency with these workers at clock 0; errors begin with ``name`` ("matrix 'w'").
-
-    >>> model = consistency_model(SSP(staleness=1), workers=[0, 1])
-    >>> model.clock(0), model.clock(0), model.get(0, "a get that waits")
-    ([], [], False)
-    >>> model.clock(1)
-    [Released(clock=1, adds=[], gets=['a get that waits'])]
-    """
-    tracker = ProgressTracker(workers, name=name)
-    match consistency:
-        case ASP():
-            return AsynchronousModel(tracker)
-        case BSP():
-            return BulkSynchronousModel(tracker)
-        case SSP(staleness):
-            return StaleSynchronousModel(tracker, staleness)
-    raise InternalError(f"expected ASP(), BSP() or SSP(staleness=…), given {consistency!r}")
+    def _take_gets(self, clock: float) -> list[G]:
+        """Remove and return the gets that waited for this clock or an earlier one, in order of arrival."""
+        taken = [get for wanted, get in self._gets.values() if wanted <= clock]
+        for get in taken:
+            del self._gets[id(get)]
+        return taken
 
 
 _WORKERS_NAMED = 5
@@ -428,20 +423,12 @@ class ProgressTracker(DeclaredState):
         )
 
 
-def _in_order(by_clock: Mapping[int, Mapping[int, list[A]]]) -> list[tuple[int, int, A]]:
+def _in_order(by_clock: Mapping[int, Mapping[int, list[A]]]) -> list[tuple[int, int, list[A]]]:
     return [
-        (clock, worker, request)
+        (clock, worker, adds)
         for clock, by_worker in sorted(by_clock.items())
-        for worker, of_worker in sorted(by_worker.items())
-        for request in of_worker
+        for worker, adds in sorted(by_worker.items())
     ]
-
-
-def _by_clock(adds: Iterable[tuple[int, int, A]]) -> dict[int, dict[int, list[A]]]:
-    by_clock: dict[int, dict[int, list[A]]] = {}
-    for clock, worker, request in adds:
-        by_clock.setdefault(clock, {}).setdefault(worker, []).append(request)
-    return by_clock
 
 
 @final
@@ -452,21 +439,26 @@ class PendingAdds(DeclaredState, Generic[A]):
 
     >>> adds = PendingAdds()
     >>> adds.keep(0, 7, "a"); adds.keep(0, 2, "b"); adds.keep(0, 7, "c")
-    >>> adds.merge(0, 7, lambda mine: ["".join(mine)])
     >>> adds.take(0)
-    ['b', 'ac']
+    ['b', 'a', 'c']
     """
 
-    _by_clock: dict[int, dict[int, list[A]]] = declared(made=dict, form=Form(_in_order, _by_clock))
-    """By clock, by worker, in order of arrival. In a snapshot (clock, worker, add), by clock and by worker."""
+    _by_clock: dict[int, dict[int, list[A]]] = declared(made=dict, form=Form(_in_order))
+    """By clock, by worker, in order of arrival. In a snapshot (clock, worker, adds), by clock and by worker."""
 
-    def keep(self, clock: int, worker: int, request: A) -> None:
-        """Keep an add that was made at ``clock``."""
-        self._by_clock.setdefault(clock, {}).setdefault(worker, []).append(request)
+    def __init__(self, new_list: Callable[[], list[A]] = list) -> None:
+        self._new_list = new_list
+
+    def keep(self, clock: int, worker: int, adds: Iterable[A]) -> None:
+        """Keep adds that were made at ``clock``."""
+        of_clock = self._by_clock.setdefault(clock, {})
+        if worker not in of_clock:
+            of_clock[worker] = self._new_list()
+        of_clock[worker].extend(adds)
 
     def take(self, clock: int) -> list[A]:
         """Remove and return the adds that were made at this clock or before, by clock and by worker."""
-        taken = [request for of_clock, _, request in _in_order(self._by_clock) if of_clock <= clock]
+        taken = [add for of_clock, _, adds in _in_order(self._by_clock) if of_clock <= clock for add in adds]
         self._by_clock = {later: adds for later, adds in self._by_clock.items() if later > clock}
         return taken
 
@@ -475,73 +467,21 @@ class PendingAdds(DeclaredState, Generic[A]):
         for clock in sorted(self._by_clock):
             yield from self._by_clock[clock].get(worker, ())
 
+    def lists(self) -> list[list[A]]:
+        """Return the adds of each clock and worker."""
+        return [adds for _, _, adds in _in_order(self._by_clock)]
+
     def all(self) -> list[A]:
         """Return the adds of all workers, by clock and by worker."""
-        return [request for _, _, request in _in_order(self._by_clock)]
-
-    def merge(self, clock: int, worker: int, merge: Callable[[list[A]], Sequence[A]]) -> None:
-        """Replace a worker's adds of one clock with the result of ``merge``: at least one, and no more than before."""
-        entries = self._by_clock.get(clock, {}).get(worker)
-        if not entries:
-            return
-        merged = merge(entries)
-        if not 1 <= len(merged) <= len(entries):
-            raise InternalError(
-                f"merged adds of worker {worker} at clock {clock}: expected 1 to {len(entries)}, given {len(merged)}"
-            )
-        entries[:] = merged
+        return [add for adds in self.lists() for add in adds]
 
     def clear(self) -> list[A]:
         """Remove and return all adds."""
         taken, self._by_clock = self.all(), {}
         return taken
 
-
-@final
-class WaitingGets(Generic[G]):
-    """Gets that wait for a minimum clock, by that clock, in order of arrival. A get is found by its identity.
-
-    >>> gets = WaitingGets()
-    >>> first, second = ["first"], ["second"]
-    >>> gets.park(1, first); gets.park(1, second); gets.forget(first)
-    >>> gets.take(1), len(gets)
-    ([['second']], 0)
-    """
-
-    def __init__(self) -> None:
-        self._all: dict[int, tuple[int, G]] = {}
-        """By identity, in order of arrival: the clock and the get."""
-        self._by_clock: dict[int, dict[int, G]] = {}
-        """By clock, then by identity in order of arrival."""
-
-    def __len__(self) -> int:
-        return len(self._all)
-
-    def park(self, clock: int, request: G) -> None:
-        """Keep a get until the minimum clock is ``clock``."""
-        self._all[id(request)] = clock, request
-        self._by_clock.setdefault(clock, {})[id(request)] = request
-
-    def take(self, clock: int) -> list[G]:
-        """Remove and return the gets that waited for this clock, in order of arrival."""
-        waited = self._by_clock.pop(clock, {})
-        for identity in waited:
-            del self._all[identity]
-        return list(waited.values())
-
-    def forget(self, request: G) -> None:
-        """Drop a get; do nothing if it is not kept."""
-        place = self._all.pop(id(request), None)
-        if place is not None:
-            clock, _ = place
-            gets = self._by_clock[clock]
-            del gets[id(request)]
-            if not gets:
-                del self._by_clock[clock]
-
-    def clear(self) -> list[G]:
-        """Remove and return all gets, in order of arrival."""
-        gets = [request for _, request in self._all.values()]
-        self._all.clear()
-        self._by_clock.clear()
-        return gets
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Restore a :meth:`state`."""
+        self._by_clock = {}
+        for clock, worker, adds in state["by clock"]:
+            self.keep(clock, worker, adds)

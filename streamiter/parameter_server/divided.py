@@ -11,12 +11,13 @@ imported. Other lists begin with an empty name, and those of tuples with None.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import fields, is_dataclass, replace
-from functools import cache, partial
+from functools import cache
 from typing import Any, Final, TypeVar, cast, final
 
-from streamiter.errors import ConfigurationError, PlainDataError, ShardLost
+from streamiter.errors import ConfigurationError, ParameterServerError, ShardLost
 from streamiter.parameter_server import requests
 from streamiter.parameter_server.calls import AnyReply, ShardLink, WaitingReply
 from streamiter.parameter_server.matrix_shard import clock_function, init_functions
@@ -24,18 +25,15 @@ from streamiter.parameter_server.requests import (
     AddRequest,
     AggregateRequest,
     CreateRequest,
-    Failure,
     Request,
     UpdateRequest,
-    error_of,
-    failure_of,
-    outcome_of,
     without_outputs,
 )
 from streamiter.parameter_server.rows import MatrixDirectory
 from streamiter.parameter_server.shard import Shard
 from streamiter.values.deferred import PlainValue
 from streamiter.values.helpers.importing import importable_name, imported
+from streamiter.values.plain_errors import RemoteError, error_from_plain, error_to_plain
 
 R = TypeVar("R")
 Q = TypeVar("Q", bound=Request[object])
@@ -48,6 +46,7 @@ Returns a function that must be called before an array in the message changes th
 
 _REQUEST: Final = "request"
 _REPLY: Final = "reply"
+_FAILURE: Final = "failure"
 _GIVE_UP: Final = "give up"
 
 
@@ -95,33 +94,32 @@ class DividedShards:
         """Take a message of the same server in another process."""
         if what == _REQUEST:
             shard, plain = contents
-            reply = outcome_of(lambda: self._shards[shard].handle(_arrived(plain)))
-            if isinstance(reply, WaitingReply):
-                self._answering[process, number] = reply
-                reply.when_settled(partial(self._settled, process, number))
-            else:
-                self._answer(process, number, reply)
+            self._answer(process, number, lambda: self._shards[shard].handle(_arrived(plain)))
         elif what == _GIVE_UP:
             if (waiting := self._answering.get((process, number))) is not None:
                 waiting.give_up()
         elif number in self._unanswered:  # Otherwise the run is over.
             _, waiting = self._unanswered.pop(number)
-            outcome = from_plain(contents[0])
-            if isinstance(outcome, Failure):
-                waiting.fail(error_of(outcome))
+            if what == _FAILURE:
+                waiting.fail(_raised_by_shard(contents[0]))
             else:
-                waiting.succeed(outcome)
+                waiting.succeed(from_plain(contents[0]))
+
+    def _answer(self, process: int, number: int, handle: Callable[[], object]) -> None:
+        """Send what ``handle`` returns or raises, as soon as it is known."""
+        try:
+            reply = handle()
+            if isinstance(reply, WaitingReply):
+                self._answering[process, number] = reply
+                reply.when_settled(lambda: self._settled(process, number))
+            elif not self._is_over:
+                self._send(process, _REPLY, number, to_plain(reply))
+        except (Exception, asyncio.CancelledError) as error:  # Also where the result of a function is not plain data.
+            if not self._is_over:
+                self._send(process, _FAILURE, number, error_to_plain(error))
 
     def _settled(self, process: int, number: int) -> None:
-        self._answer(process, number, outcome_of(self._answering.pop((process, number)).result))
-
-    def _answer(self, process: int, number: int, outcome: object) -> None:
-        if self._is_over:
-            return
-        try:
-            self._send(process, _REPLY, number, to_plain(outcome))
-        except (PlainDataError, ConfigurationError) as error:  # The result of a user's function.
-            self._send(process, _REPLY, number, to_plain(failure_of(error)))
+        self._answer(process, number, self._answering.pop((process, number)).result)
 
     def close(self) -> None:
         """The run is over, or broken off: requests to shards elsewhere fail with ShardLost."""
@@ -137,6 +135,17 @@ class DividedShards:
             f"{shard % self._processes}, where the shard was, given a run that has ended; start the flow again, which "
             "resumes from its last checkpoint, or use the models that it has published"
         )
+
+
+def _raised_by_shard(plain: PlainValue) -> BaseException:
+    """Return the error to raise at the client: of the same class, if the class is one of our own."""
+    error = error_from_plain(plain)
+    if not isinstance(error, RemoteError):
+        return error
+    raised = ParameterServerError(f"a shard raised {error}")
+    for note in error.__notes__:
+        raised.add_note(note)
+    return raised
 
 
 def _arrived(plain: PlainValue) -> Request[object]:
@@ -163,10 +172,9 @@ def importable(request: Q) -> Q:
 
     Raises ConfigurationError for a function that cannot be imported, such as a lambda.
     """
-    if isinstance(request, UpdateRequest) and (update := request.function) is not None:
-        return replace(request, function=update.require_importable().without_arrays())
-    if isinstance(request, AggregateRequest) and (aggregate := request.function) is not None:
-        return replace(request, function=aggregate.require_importable().without_arrays())
+    if isinstance(request, (UpdateRequest, AggregateRequest)) and request.function is not None:
+        function: Any = request.function.require_importable().without_arrays()
+        return replace(request, function=function)
     if isinstance(request, AddRequest) and request.update is not None:
         return replace(request, update=importable(request.update))
     if isinstance(request, CreateRequest):

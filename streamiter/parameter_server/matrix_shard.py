@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Final, final
+from typing import Final, cast, final
 
 import numpy as np
 
 from streamiter.errors import ConfigurationError, OutOfTurn, ParameterServerError, ServerReset, StreamiterError
 from streamiter.parameter_server.calls import WaitingReply
-from streamiter.parameter_server.consistency import BSP, ConsistencyModel, Released, consistency_model
+from streamiter.parameter_server.consistency import ConsistencyModel, Released
 from streamiter.parameter_server.matrix import BlockRange, Matrix, MatrixPartitioning, fits_int64
 from streamiter.parameter_server.psf.function import PartitionFunction, Result, UpdateFunction, check_function
 from streamiter.parameter_server.requests import (
@@ -21,18 +21,19 @@ from streamiter.parameter_server.requests import (
     ClockRequest,
     GetReply,
     GetRequest,
+    KeptAdds,
     MatrixState,
     UpdateRequest,
     add_pending,
     copied_add,
     size_of_adds,
-    summed_adds,
 )
 from streamiter.parameter_server.storage import make_block
 from streamiter.parameter_server.storage.block import (
     Block,
     GuardedBlock,
     Numbers,
+    ShardBlock,
     check_blocks_state,
     frozen_blocks,
     restore_blocks,
@@ -66,20 +67,12 @@ class MatrixShard:
         self.shards = shards
         self.partitioning = MatrixPartitioning(matrix, shards)
         mine = [block for block in self.partitioning.blocks if block.shard == shard]
-        self.blocks: dict[int, Block] = {block.number: make_block(matrix, block) for block in mine}
-        self.model: ConsistencyModel[AddRequest, GetRequest] = consistency_model(
-            matrix.consistency, workers, name=f"matrix {matrix.name!r}"
+        self.blocks: dict[int, ShardBlock] = {block.number: make_block(matrix, block) for block in mine}
+        self.model: ConsistencyModel[AddPart, GetRequest] = ConsistencyModel(
+            matrix.consistency, workers, f"matrix {matrix.name!r}", lambda: KeptAdds(size_of_adds, _PENDING_BYTES)
         )
-        self._buffers = isinstance(matrix.consistency, BSP)
         self._waiting: dict[int, tuple[GetRequest, WaitingReply[GetReply], OwnAdds]] = {}
         """The gets that wait, by the identity of the request object."""
-        self._pending_bytes: dict[int, int] = {}
-        """The size of the buffered adds, by worker."""
-        self._sum_up_above: dict[int, int] = {}
-        """The size above which buffered adds are summed up, by worker.
-
-        It is twice the size of the last sum: otherwise each further add would sum up a large sum again.
-        """
         self._counts = MatrixCounts()
         self._clock_function = clock_function(matrix)
         self._clock_parts = self._parts_of(self._clock_function) if self._clock_function is not None else []
@@ -142,8 +135,7 @@ class MatrixShard:
     def _overlay(self, request: GetRequest, values: Sequence[Numbers], own: Iterable[AddPart]) -> None:
         pending = list(own)
         if request.with_own:
-            for add in self.model.pending_adds(request.worker):
-                pending.extend(add.parts)
+            pending.extend(self.model.pending_adds(request.worker))
         for part, found in zip(request.parts, values, strict=True):
             add_pending(found, part, pending, self.blocks[part.block].columns.start)
 
@@ -155,11 +147,13 @@ class MatrixShard:
 
     def add(self, request: AddRequest) -> int | GetReply | WaitingReply[GetReply]:
         """Add now or at the clock, then run the request's function and get."""
-        if self._buffers:
+        if self.model.rules.keeps_adds:
             self._buffer(request)
         else:
-            self.model.add(request.worker, request, request.observed)
-            self._apply(request)
+            self.model.add(request.worker, request.parts, request.observed)
+            self._apply_parts(request.parts)
+            if request.update is not None:
+                self._run_update(request.update)
         self._counts.adds += 1
         if request.get is not None:
             return self.get(request.get)
@@ -171,35 +165,7 @@ class MatrixShard:
                 f"matrix {self.matrix.name!r}: expected an add without update= under BSP, where adds wait for the "
                 f"clock, given {_name_of(request.update)}; give it as on_clock= when you make the matrix"
             )
-        worker, copied = request.worker, copied_add(request)
-        self.model.add(worker, copied, request.observed)
-        held_bytes = self._pending_bytes.get(worker, 0) + size_of_adds(copied.parts)
-        if held_bytes > self._sum_up_above.get(worker, _PENDING_BYTES):
-            held_bytes = self._sum_up(worker)
-            self._sum_up_above[worker] = max(_PENDING_BYTES, 2 * held_bytes)
-        self._pending_bytes[worker] = held_bytes
-
-    def _forget_pending(self, worker: int) -> None:
-        self._pending_bytes.pop(worker, None)
-        self._sum_up_above.pop(worker, None)
-
-    def _sum_up(self, worker: int) -> int:
-        """Replace the buffered adds of a worker by one add; return its size in bytes."""
-        size_bytes = 0
-
-        def merge(adds: Sequence[AddRequest]) -> list[AddRequest]:
-            nonlocal size_bytes
-            parts = summed_adds(part for add in adds for part in add.parts)
-            size_bytes = size_of_adds(parts)
-            return [AddRequest(self.matrix.name, worker, -1, parts)]
-
-        self.model.merge_pending(worker, merge)
-        return size_bytes
-
-    def _apply(self, request: AddRequest) -> None:
-        self._apply_parts(request.parts)
-        if request.update is not None:
-            self._run_update(request.update)
+        self.model.add(request.worker, copied_add(request).parts, request.observed)
 
     def _apply_parts(self, parts: Iterable[AddPart]) -> None:
         blocks, counts = self.blocks, self._counts
@@ -207,12 +173,10 @@ class MatrixShard:
             blocks[block].add(row, columns, values)
             counts.numbers_added += values.size
 
-    def _apply_kept(self, adds: Sequence[AddRequest]) -> None:
-        if adds:
-            # A warning of an overflow would appear at the worker that moves the clock, not at the one that added.
-            with np.errstate(all="ignore"):
-                for add in adds:
-                    self._apply_parts(add.parts)
+    def _apply_kept(self, adds: Sequence[AddPart]) -> None:
+        # A warning of an overflow would appear at the worker that moves the clock, not at the one that added.
+        with np.errstate(all="ignore"):
+            self._apply_parts(adds)
 
     # -- the clock -------------------------------------------------------------------------------------
 
@@ -220,12 +184,11 @@ class MatrixShard:
         """A worker has finished an iteration; return the minimum clock."""
         released = self.model.clock(request.worker, request.observed)
         self._counts.clock_calls += 1
-        self._forget_pending(request.worker)
         if released:
             self._release(released)
         return self.model.tracker.get_min_clock()
 
-    def _release(self, released: Sequence[Released[AddRequest, GetRequest]]) -> None:
+    def _release(self, released: Sequence[Released[AddPart, GetRequest]]) -> None:
         """Apply what the moves of the minimum clock release: adds, ``on_clock``, gets, for one clock after the other.
 
         The minimum may move by several clocks at once. Another shard, where requests arrived in another order, may
@@ -234,7 +197,8 @@ class MatrixShard:
         failure: Exception | None = None
         for move in released:
             try:
-                self._apply_kept(move.adds)
+                if move.adds:
+                    self._apply_kept(move.adds)
                 self._finish_iteration()
             except Exception as error:
                 failure = failure or error
@@ -303,7 +267,6 @@ class MatrixShard:
     def leave(self, worker: int, error: StreamiterError) -> None:
         """A worker leaves: its own gets fail, gets of other workers may be answered. Its adds stay."""
         self.fail_gets(worker, error)
-        self._forget_pending(worker)
         self._remove_worker(worker)
 
     def _remove_worker(self, worker: int) -> None:
@@ -328,8 +291,6 @@ class MatrixShard:
     def reset(self, workers: Iterable[int], reason: str) -> None:
         """Set the clocks of these workers to 0; parameters stay as they are, waiting gets fail."""
         self.model.reset(workers)
-        self._pending_bytes.clear()
-        self._sum_up_above.clear()
         self.fail_waiting(
             ServerReset(f"matrix {self.matrix.name!r}: expected to answer this get, given {reason}; ask again")
         )
@@ -349,7 +310,7 @@ class MatrixShard:
         return {
             **frozen_blocks(self.matrix, self.blocks.values(), encode),
             "clocks": model["tracker"],
-            "pending": [[clock, worker, [list(part) for part in add.parts]] for clock, worker, add in pending],
+            "pending": [[clock, worker, [list(part) for part in parts]] for clock, worker, parts in pending],
         }
 
     def check_state(self, state: MatrixState) -> None:
@@ -367,16 +328,15 @@ class MatrixShard:
         self.fail_waiting(ServerReset(f"matrix {self.matrix.name!r}: the server went back to a snapshot; ask again"))
         saved = saved_blocks(state)
         adds = [
-            (clock, worker, AddRequest(self.matrix.name, worker, -1, mine))
+            (clock, worker, mine)
             for clock, worker, parts in state["pending"]
             if (mine := [part for given in parts for part in self._cut(AddPart(*given), saved)])
         ]
-        self.model.restore({"tracker": state["clocks"], "adds": {"by clock": adds if self._buffers else ()}})
-        if not self._buffers:  # The matrix was made with another consistency: no add waits for a clock now.
-            for _, _, add in adds:
-                self._apply_parts(add.parts)
-        self._pending_bytes.clear()
-        self._sum_up_above.clear()
+        keeps_adds = self.model.rules.keeps_adds
+        self.model.restore({"tracker": state["clocks"], "adds": {"by clock": adds if keeps_adds else ()}})
+        if not keeps_adds:  # The matrix was made with another consistency: no add waits for a clock now.
+            for _, _, parts in adds:
+                self._apply_parts(parts)
         self._change_workers(workers)
 
     def _cut(self, part: AddPart, saved: Sequence[BlockRange]) -> Iterator[AddPart]:
@@ -410,7 +370,7 @@ class MatrixShard:
             minimum_clock=tracker.get_min_clock(),
             clocks={str(worker): tracker.get_progress(worker) for worker in tracker.workers},
             waiting=len(self._waiting),
-            buffered_adds=sum(1 for _ in self.model.pending_adds()),
+            buffered_adds=sum(cast("KeptAdds", kept).adds for kept in self.model.lists_of_adds()),
             blocks=len(self.blocks),
             size_bytes=sum(block.size_bytes() for block in self.blocks.values()),
             **asdict(self._counts),
@@ -437,7 +397,7 @@ def _named(function: PartitionFunction, matrix: Matrix) -> Iterator[None]:
 
 @dataclass(slots=True)
 class MatrixCounts:
-    """Counts of one matrix on one shard, since the matrix was made."""
+    """The counts of ``MatrixStatistics`` that a shard adds up."""
 
     gets: int = 0
     adds: int = 0
@@ -447,9 +407,7 @@ class MatrixCounts:
     numbers_read: int = 0
     numbers_added: int = 0
     waits: int = 0
-    """Gets that had to wait."""
     waiting_peak: int = 0
-    """The most gets that waited at the same time."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,32 +1,19 @@
-"""Requests of clients to shards, their replies, and the messages that carry both to another process and back.
+"""Requests of clients to shards, and their replies.
 
 A request is a plain value, so that it can be sent to another process. A call of a client becomes one request for each
 shard that has blocks of the call's rows: a ``GetPart`` or an ``AddPart`` for each row and block.
 
-In a message, a request has no arrays to be filled; they stay at the client. An error of a shard is sent as a
-``Failure``, and raised at the client as an error of the same class.
+In a message, a request has no arrays to be filled; they stay at the client.
 """
 
 from __future__ import annotations
 
-import asyncio
-import traceback
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, Generic, NamedTuple, TypedDict, TypeVar
+from typing import Any, Final, Generic, NamedTuple, TypedDict, TypeVar, final
 
 import numpy as np
 
-from streamiter import errors
-from streamiter.errors import (
-    CheckpointError,
-    ConfigurationError,
-    InternalError,
-    ModelError,
-    ParameterServerError,
-    PlainDataError,
-    StreamiterError,
-)
 from streamiter.parameter_server.matrix import Matrix
 from streamiter.parameter_server.psf.function import GetFunction, Part, Result, UpdateFunction
 from streamiter.parameter_server.storage.block import BlockColumns, BlocksState, Numbers
@@ -116,9 +103,9 @@ class ClockRequest(MatrixRequest[int]):
 class UpdateRequest(MatrixRequest[list[Result] | None]):
     """Run a function that changes parameters on some blocks. Reply: None."""
 
-    function: UpdateFunction | None = None
     parts: Sequence[tuple[int, Part]] = ()
     """For each block its number and the function's part for the block."""
+    function: UpdateFunction | None = None
     only_check: bool = False
     """Only check whether the function can run. Reply: a list of the results of the blocks' checks."""
 
@@ -127,9 +114,9 @@ class UpdateRequest(MatrixRequest[list[Result] | None]):
 class AggregateRequest(MatrixRequest[list[Result]]):
     """Run a function that computes a result on some blocks. Reply: a list of the blocks' results."""
 
-    function: GetFunction | None = None
     parts: Sequence[tuple[int, Part]] = ()
     """For each block its number and the function's part for the block."""
+    function: GetFunction | None = None
 
 
 # -- matrices and workers ------------------------------------------------------------------------------------
@@ -207,7 +194,7 @@ class MatrixState(BlocksState):
     clocks: Any
     """The state of a ``ProgressTracker``."""
     pending: list[list[PlainValue]]
-    """Buffered adds: the clock, the worker, and the fields of each ``AddPart``."""
+    """Buffered adds: the clock, the worker, and the fields of each of its ``AddPart``."""
 
 
 class ArrivalsState(TypedDict):
@@ -300,6 +287,32 @@ def summed_adds(parts: Iterable[AddPart]) -> list[AddPart]:
     return [_sum(block, row, group) for (block, row, _), group in grouped.items()]
 
 
+@final
+class KeptAdds(list[AddPart]):
+    """The parts of a worker's adds that wait, in order; they are summed up when they ``measure`` more than ``most``."""
+
+    def __init__(self, measure: Callable[[Sequence[AddPart]], int], most: int) -> None:
+        super().__init__()
+        self.adds = 0
+        """The number of adds since the last sum, which counts as one."""
+        self._measure = measure
+        self._most = self._sum_up_above = most
+        self._size = 0
+
+    def extend(self, parts: Iterable[AddPart]) -> None:
+        """Keep the parts of one more add; their arrays must not change afterwards."""
+        more = list(parts)
+        super().extend(more)
+        self.adds += 1
+        self._size += self._measure(more)
+        if self._size > self._sum_up_above:
+            self[:] = summed_adds(self)
+            self.adds = 1
+            self._size = self._measure(self)
+            # Twice the size of the last sum: otherwise each further add would sum up a large sum again.
+            self._sum_up_above = max(self._most, 2 * self._size)
+
+
 def _sum(block: int, row: int, group: Sequence[AddPart]) -> AddPart:
     named = [part.columns for part in group if part.columns is not None]
     if not named:
@@ -341,7 +354,7 @@ def add_pending(values: Numbers, part: GetPart, pending: Iterable[AddPart], firs
     return values
 
 
-# -- messages to and from a shard in another process ----------------------------------------------------------
+# -- messages to a shard in another process ----------------------------------------------------------
 
 
 def without_outputs(request: Request[object]) -> Request[object]:
@@ -355,62 +368,3 @@ def _cleared(get: GetRequest) -> GetRequest:
     if all(part.out is None for part in get.parts):
         return get
     return replace(get, parts=[part._replace(out=None) for part in get.parts])
-
-
-# The errors of a shard that keep their class on the way, by name. They are made from a message alone. Other errors come
-# from functions of users, and need their traceback.
-_ERRORS: Final = {
-    kind.__name__: kind
-    for kind in vars(errors).values()
-    if isinstance(kind, type)
-    and issubclass(
-        kind, (ParameterServerError, CheckpointError, ConfigurationError, InternalError, ModelError, PlainDataError)
-    )
-    and kind.__init__ is Exception.__init__
-}
-
-
-class Failure(NamedTuple):
-    """An error of a shard as a plain value, which can be sent."""
-
-    kind: str
-    """The name of the error's class."""
-    message: str
-    trace: str | None = None
-    """The traceback of an error that is not one of our own."""
-
-
-def failure_of(error: BaseException) -> Failure:
-    """Return the error as a plain value.
-
-    >>> failure_of(errors.UnknownMatrix("matrix 'w': expected …"))
-    Failure(kind='UnknownMatrix', message="matrix 'w': expected …", trace=None)
-    """
-    kind = type(error).__name__
-    if _ERRORS.get(kind) is type(error):
-        return Failure(kind, str(error))
-    return Failure(kind, str(error), trace="".join(traceback.format_exception(error)))
-
-
-def error_of(failure: Failure) -> StreamiterError:
-    """Return the error to raise at the client: of the same class, if the class is one of our own.
-
-    >>> error_of(Failure("UnknownMatrix", "matrix 'w': expected …"))
-    UnknownMatrix("matrix 'w': expected …")
-    >>> error_of(Failure("ZeroDivisionError", "division by zero"))
-    ParameterServerError('a shard raised ZeroDivisionError: division by zero')
-    """
-    if failure.trace is None and (kind := _ERRORS.get(failure.kind)) is not None:
-        return kind(failure.message)
-    error = ParameterServerError(f"a shard raised {failure.kind}: {failure.message}")
-    if failure.trace is not None:
-        error.add_note(f"On the shard:\n{failure.trace}")
-    return error
-
-
-def outcome_of(call: Callable[[], object]) -> object:
-    """Return the result of a call, or its error as a ``Failure``."""
-    try:
-        return call()
-    except (Exception, asyncio.CancelledError) as error:
-        return failure_of(error)

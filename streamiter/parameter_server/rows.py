@@ -1,43 +1,35 @@
 """Matrices and rows at a client: its calls are split into requests, its replies put together, and rows are cached.
 
 ``MatrixDirectory`` knows the matrices. ``MatrixAccess`` makes the requests of a call, one for each shard. ``RowCache``
-keeps whole rows that were read, as long as the matrix's consistency allows a read of older values; ``CachedRows`` says
-what each call of a client means for it.
+keeps whole rows that were read, as long as the matrix's consistency allows a read of older values.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final, NamedTuple, TypeVar, final
+from typing import Any, Final, NamedTuple, TypeVar, final
 
 import numpy as np
 import numpy.typing as npt
 
 from streamiter.errors import ParameterServerError
 from streamiter.parameter_server.calls import ShardLink, WaitingReply
-from streamiter.parameter_server.consistency import BSP, SSP, Consistency
-from streamiter.parameter_server.matrix import BlockRange, Matrix, MatrixPartitioning, Slice, fits_int64, unknown_matrix
+from streamiter.parameter_server.consistency import rules_of
+from streamiter.parameter_server.matrix import Matrix, MatrixPartitioning, Slice, fits_int64, unknown_matrix
 from streamiter.parameter_server.matrix_shard import check_first_values
-from streamiter.parameter_server.psf.function import (
-    GetFunction,
-    Part,
-    PartitionFunction,
-    UpdateFunction,
-    check_function,
-)
+from streamiter.parameter_server.psf.function import Part, PartitionFunction, UpdateFunction, check_function
 from streamiter.parameter_server.requests import (
     AddPart,
     AddRequest,
-    AggregateRequest,
     CreateRequest,
     Describe,
     ForgetRequest,
     GetPart,
     GetReply,
-    GetRequest,
+    MatrixRequest,
     Request,
     UpdateRequest,
 )
@@ -45,6 +37,7 @@ from streamiter.parameter_server.storage.block import BlockColumns, Numbers
 from streamiter.values.numbers import check_memory, whole_number
 
 R = TypeVar("R")
+M = TypeVar("M", bound=MatrixRequest[Any])
 
 FunctionParts = dict[int, list[tuple[int, Part]]]
 """The parts of a function: for each shard, the numbers of its blocks with the function's part for each block."""
@@ -184,6 +177,11 @@ class MatrixAccess:
         self.shards = tuple(dict.fromkeys(block.shard for block in partitioning.blocks))
         """The shards that hold blocks of the matrix."""
         self.observed = -1
+        rules = rules_of(matrix.consistency)
+        self.staleness = rules.staleness
+        """A row that was read so many clocks ago is a possible result of a read; infinite: no row is, under ASP."""
+        self.own_adds_show = with_own or not rules.keeps_adds
+        """Whether a read shows the worker's own adds, even if they are not applied yet."""
         self._dtype = matrix.numpy_dtype
         self._row_bytes = matrix.columns * self._dtype.itemsize
         self._kinds = _KINDS_FOR_INTEGERS if self._dtype.kind == "i" else _KINDS_FOR_FLOATS
@@ -287,15 +285,12 @@ class MatrixAccess:
             parts.setdefault(block.shard, []).append(AddPart(block.number, row, keys, values[positions]))
         return parts
 
-    def get_requests(self, reading: MatrixRead) -> list[tuple[int, GetRequest]]:
-        """Return the request of a read to each shard."""
-        name, worker, observed, own = self.matrix.name, self._worker, self.observed, self._with_own
-        return [(shard, GetRequest(name, worker, observed, parts, own)) for shard, parts in reading.parts.items()]
-
-    def adds(self, parts: Mapping[int, Sequence[AddPart]]) -> list[tuple[int, AddRequest]]:
-        """Return the request with these parts to each shard."""
+    def requests(
+        self, kind: Callable[..., M], parts: Mapping[int, Sequence[object]], *settings: object
+    ) -> list[tuple[int, M]]:
+        """Return a request of this kind to each shard, with the shard's parts and these settings."""
         name, worker, observed = self.matrix.name, self._worker, self.observed
-        return [(shard, AddRequest(name, worker, observed, of_shard)) for shard, of_shard in parts.items()]
+        return [(shard, kind(name, worker, observed, of_shard, *settings)) for shard, of_shard in parts.items()]
 
     def add_requests(
         self,
@@ -306,19 +301,18 @@ class MatrixAccess:
         update: UpdateFunction | None,
     ) -> list[tuple[int, AddRequest]]:
         """Return the requests of an add to the shards that get some of the values or run the function."""
-        name, worker, observed = self.matrix.name, self._worker, self.observed
         numbers, is_single = self.rows_of(row, rows, "add")
         keys = self.columns_of(columns)
         width = self.width(keys)
         given = self.values_of(values, (width,) if is_single else (len(numbers), width), "add")
         parts = self.add_parts(numbers, keys, given[np.newaxis] if is_single else given)
         if update is None:
-            return self.adds(parts)
-        runs = dict(self.update_requests(update, self.function_parts(update)))
-        return [
-            (shard, AddRequest(name, worker, observed, parts.get(shard, ()), runs.get(shard)))
-            for shard in dict.fromkeys((*parts, *runs))
-        ]
+            return self.requests(AddRequest, parts)
+        runs = dict(self.requests(UpdateRequest, self.function_parts(update), update))
+        adds = self.requests(AddRequest, {shard: parts.get(shard, ()) for shard in (*parts, *runs)})
+        for shard, add in adds:
+            add.update = runs.get(shard)
+        return adds
 
     # -- functions -------------------------------------------------------------------------------------
 
@@ -330,56 +324,10 @@ class MatrixAccess:
             parts.setdefault(block.shard, []).append((block.number, part))
         return parts
 
-    def update_requests(
-        self, function: UpdateFunction, parts: FunctionParts, *, only_check: bool = False
-    ) -> list[tuple[int, UpdateRequest]]:
-        """Return the request of an update to each shard."""
-        name, worker, observed = self.matrix.name, self._worker, self.observed
-        return [
-            (shard, UpdateRequest(name, worker, observed, function, of_shard, only_check))
-            for shard, of_shard in parts.items()
-        ]
-
-    def aggregate_requests(self, function: GetFunction, parts: FunctionParts) -> list[tuple[int, AggregateRequest]]:
-        """Return the request of an aggregate to each shard."""
-        name, worker, observed = self.matrix.name, self._worker, self.observed
-        return [
-            (shard, AggregateRequest(name, worker, observed, function, of_shard)) for shard, of_shard in parts.items()
-        ]
-
 
 # Writes are counted for this many groups of rows, not for each row, so that the number of counters has a limit. Rows of
 # one group only keep each other from being cached while a write to one of them is under way.
 _GROUPS: Final = 1024
-
-
-class CacheRules(NamedTuple):
-    """The rules of a consistency for cached rows."""
-
-    staleness: int | None
-    """A row is valid while its clock ≥ the worker's clock − staleness; None: never, so no row is cached."""
-    own_adds_show: bool
-    """Whether a read from the shard shows the worker's own adds; then a cached row must show them, too."""
-
-
-def cache_rules(consistency: Consistency, *, read_my_writes: bool = False) -> CacheRules:
-    """Return the rules with which a cached row is a possible result of a read from the shard.
-
-    - ASP: a read returns the values of its moment, so no older row is valid.
-    - BSP: no add of another worker is applied within a clock, so a row that was read in this clock is valid for the
-      whole clock. Own adds wait for the end of the clock, as those of others do, and show only with ``read_my_writes``.
-    - SSP(s): a row may lack the adds of others in the last s clocks (Ho et al. 2013). Own adds are applied at once, so
-      they show.
-
-    >>> from streamiter.parameter_server.consistency import SSP
-    >>> cache_rules(SSP(staleness=2))
-    CacheRules(staleness=2, own_adds_show=True)
-    """
-    if isinstance(consistency, SSP):
-        return CacheRules(consistency.staleness, True)
-    if isinstance(consistency, BSP):
-        return CacheRules(0, read_my_writes)
-    return CacheRules(None, False)
 
 
 class RowRead(NamedTuple):
@@ -403,7 +351,15 @@ class RowCache:
 
     The cache keeps at most ``limit_bytes`` of values; 0: no row. Each row has a *row clock*: the minimum clock when the
     row was read; for parts from several shards, the lowest of their clocks. A row is valid while row clock ≥ the
-    worker's clock − staleness. When there is no room, the row that was used least recently is removed.
+    worker's clock − staleness; then it is a possible result of a read from the shard:
+
+    - ASP: a read returns the values of its moment, so no older row is valid.
+    - BSP: no add of another worker is applied within a clock, so a row that was read in this clock is valid for the
+      whole clock. Own adds wait for the end of the clock, as those of others do, and show only with ``read_my_writes``.
+    - SSP(s): a row may lack the adds of others in the last s clocks (Ho et al. 2013). Own adds are applied at once, so
+      they show.
+
+    When there is no room, the row that was used least recently is removed.
 
     A read from the shards is between ``begin`` and ``put``. If the worker writes to the row in between, the row is not
     kept, because it is unknown whether the write is in the values (a read that had to wait is answered later than it
@@ -422,20 +378,17 @@ class RowCache:
     """
 
     def __init__(self, limit_bytes: int) -> None:
-        self._limit_bytes = whole_number("RowCache(limit_bytes=)", limit_bytes, 0)
+        self._limit_bytes = whole_number("client(cache_bytes=)", limit_bytes, 0)
+        self.is_on = self._limit_bytes > 0
+        """Whether rows are kept. If not, no other method needs to be called."""
         self._rows: OrderedDict[tuple[str, int], _CachedRow] = OrderedDict()
         self.size_bytes = 0
         """The memory of the values, in bytes."""
         self._generation = 0
         self._writes = [0] * _GROUPS
 
-    @property
-    def is_on(self) -> bool:
-        """Whether the cache keeps rows."""
-        return self._limit_bytes > 0
-
     def find(
-        self, matrix: str, row: int, my_clock: int, staleness: int, columns: BlockColumns | None = None
+        self, matrix: str, row: int, my_clock: int, staleness: float, columns: BlockColumns | None = None
     ) -> Numbers | None:
         """Return the row, or some columns of it; None if there is no valid row."""
         key = (matrix, row)
@@ -468,7 +421,7 @@ class RowCache:
             self._drop(next(iter(self._rows)))
 
     def own_add(self, matrix: str, row: int, columns: BlockColumns | slice, values: Numbers) -> None:
-        """The worker sends an add that its reads show: call this only where ``own_adds_show``."""
+        """The worker sends an add that its reads show."""
         self._writes[_group(matrix, row)] += 1
         cached = self._rows.get((matrix, row))
         if cached is None:
@@ -496,64 +449,3 @@ class RowCache:
 
 def _group(matrix: str, row: int) -> int:
     return hash((matrix, row)) % _GROUPS
-
-
-@final
-class CachedRows:
-    """The row cache of one client: which reads it answers, which rows it keeps, how writes change it.
-
-    It keeps at most ``limit_bytes``; 0: no row. Call ``make_known`` for a matrix before its rows are read or written.
-    """
-
-    def __init__(self, limit_bytes: int, *, read_my_writes: bool) -> None:
-        self._cache = RowCache(whole_number("client(cache_bytes=)", limit_bytes, 0))
-        self._read_my_writes = read_my_writes
-        self._rules: dict[str, CacheRules] = {}
-        self._blocks: dict[str, Sequence[BlockRange]] = {}
-        self.is_on = self._cache.is_on
-        """Whether rows are kept. If not, no other method needs to be called."""
-
-    def make_known(self, matrix: Matrix, partitioning: MatrixPartitioning) -> None:
-        """Allow reads and writes of the rows of a matrix."""
-        self._rules[matrix.name] = cache_rules(matrix.consistency, read_my_writes=self._read_my_writes)
-        self._blocks[matrix.name] = partitioning.blocks
-
-    def find(self, matrix: str, rows: Sequence[int], columns: BlockColumns | None, my_clock: int) -> Numbers | None:
-        """Return the result of a read; None unless all of its rows are in the cache and valid."""
-        staleness = self._rules[matrix].staleness
-        if staleness is None:
-            return None
-        found = []
-        for row in rows:
-            values = self._cache.find(matrix, row, my_clock, staleness, columns)
-            if values is None:
-                return None
-            found.append(values)
-        return np.stack(found) if found else None
-
-    def begin(self, matrix: str, rows: Sequence[int], columns: BlockColumns | None) -> list[RowRead]:
-        """Begin a read; return the reads for ``keep``. Only whole rows are kept."""
-        return [self._cache.begin(matrix, row) for row in rows] if columns is None else []
-
-    def keep(self, readings: Sequence[RowRead], result: Numbers, replies: Sequence[GetReply]) -> None:
-        """End a read, with one row of the result for each of its reads."""
-        lowest = min((reply.clock for reply in replies), default=0)
-        for reading, values in zip(readings, result, strict=True):
-            self._cache.put(reading, values, lowest)
-
-    def show_writes(self, requests: Sequence[tuple[int, Request[object]]]) -> None:
-        """Show writes in the cached rows: call this when the writes are sent, not before (a call may be cancelled)."""
-        for _, request in requests:
-            update = request.update if isinstance(request, AddRequest) else request
-            if isinstance(update, UpdateRequest) and not update.only_check:
-                self._cache.invalidate(update.matrix)
-            elif isinstance(request, AddRequest) and self._rules[request.matrix].own_adds_show:
-                blocks = self._blocks[request.matrix]
-                for block, row, columns, values in request.parts:
-                    of_block = blocks[block].columns
-                    whole = slice(of_block.start, of_block.stop)
-                    self._cache.own_add(request.matrix, row, whole if columns is None else columns, values)
-
-    def clear(self) -> None:
-        """Remove all rows, and keep none of the rows that are being read."""
-        self._cache.clear()

@@ -11,7 +11,7 @@ from typing import Any, Self, TypeVar, final
 
 from streamiter.errors import CheckpointError, ConfigurationError, ParameterServerError, ShardLost, shortened
 from streamiter.operators.operator import ServiceWorker
-from streamiter.parameter_server.calls import Call, Heartbeats, ShardLink, SilenceWatch, WaitingReply
+from streamiter.parameter_server.calls import Call, Heartbeats, ShardLink, WaitingReply
 from streamiter.parameter_server.client import MAX_CALLS, Client
 from streamiter.parameter_server.divided import DividedShards
 from streamiter.parameter_server.matrix import Matrix, unknown_matrix
@@ -74,7 +74,6 @@ class ParameterServer:
         heartbeat_timeout_s: Seconds | None = None,
         on: str | None = None,
     ) -> None:
-        self._clock = clock or SystemClock()
         if on is not None:
             raise ConfigurationError(
                 f"{name}, on=: expected no place, given {on!r}; leave it out. The shards are in the processes of the "
@@ -93,10 +92,8 @@ class ParameterServer:
         self._own = Client(OWN_CALLS, self._links, self._directory, joins=False)
         """The client of the server itself, which is no worker."""
         self._heartbeats: Heartbeats | None = None
-        self._silence: SilenceWatch | None = None
         if heartbeat_timeout_s is not None:
-            self._heartbeats = Heartbeats(self._clock, in_seconds(heartbeat_timeout_s))
-            self._silence = SilenceWatch(self._clock, self._heartbeats, self._remove_silent)
+            self._heartbeats = Heartbeats(clock or SystemClock(), in_seconds(heartbeat_timeout_s), self._remove_silent)
         self._divided: DividedShards | None = None
         """The shards of this process, if several processes run the flow that uses the server."""
         self._flow: str | None = None
@@ -163,9 +160,8 @@ class ParameterServer:
             heartbeats=self._heartbeats,
             on_left=self._client_left,
         )
-        if self._heartbeats is not None and self._silence is not None:
+        if self._heartbeats is not None:
             self._heartbeats.joined(worker)
-            self._silence.start()
         return client
 
     def _client_left(self, worker: int) -> None:
@@ -345,8 +341,8 @@ class ParameterServer:
         if self._is_closed:
             return
         self._is_closed = True
-        if self._silence is not None:
-            self._silence.stop()
+        if self._heartbeats is not None:
+            self._heartbeats.stop()
         with suppress(ParameterServerError):  # On a lost shard no call waits.
             await self._ask_own(FailWaiting(f"a server ({self.name}) that was closed meanwhile"))
         for client in list(self._clients.values()):

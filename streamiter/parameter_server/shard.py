@@ -98,12 +98,14 @@ class Shard:
             RaiseRequest: self._raise,
             LeaveRequest: self._leave,
             ResetRequest: self._reset,
-            ArriveRequest: self._arrive,
+            ArriveRequest: lambda request: self._arrivals.arrive(request.worker, request.number),
             PassBarrier: self._holding.pass_barrier,
             AbandonBarrier: self._holding.abandon,
             TakeState: self._take_state,
-            RestoreState: self._restore_state,
-            FailWaiting: self._fail_waiting,
+            RestoreState: lambda request: self.restore(request.state, request.workers),
+            FailWaiting: lambda request: self.fail_waiting(
+                ServerReset(f"parameter server: expected to answer this call, given {request.reason}")
+            ),
         }
 
     def handle(self, request: Request[R]) -> R | WaitingReply[R]:
@@ -217,9 +219,6 @@ class Shard:
             matrix.reset(request.workers, "a server that started over")
         self._arrivals.reset(request.workers, ServerReset("barrier: the server started over; arrive again"))
 
-    def _arrive(self, request: ArriveRequest) -> WaitingReply[None] | None:
-        return self._arrivals.arrive(request.worker, request.number)
-
     # -- state -----------------------------------------------------------------------------------------
 
     def _take_state(self, request: TakeState) -> ServerState | AnyReply:
@@ -237,12 +236,6 @@ class Shard:
             with suppress(Exception):  # The worker gets the error when the request is applied on this shard.
                 copy.apply(request)
         return copy.freeze()
-
-    def _restore_state(self, request: RestoreState) -> None:
-        self.restore(request.state, request.workers)
-
-    def _fail_waiting(self, request: FailWaiting) -> None:
-        self.fail_waiting(ServerReset(f"parameter server: expected to answer this call, given {request.reason}"))
 
     def freeze(self) -> ServerState:
         """Return the shard's state now: plain data, with ``Deferred`` pieces."""

@@ -9,6 +9,7 @@ requests; when the last worker has passed the barrier, the shard's state is take
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -18,7 +19,6 @@ import numpy as np
 
 from streamiter.errors import CheckpointError, StreamiterError
 from streamiter.parameter_server.calls import AnyReply, WaitingReply
-from streamiter.parameter_server.consistency import ASP, BSP
 from streamiter.parameter_server.matrix_shard import MatrixShard
 from streamiter.parameter_server.requests import (
     AbandonBarrier,
@@ -27,6 +27,7 @@ from streamiter.parameter_server.requests import (
     ClockRequest,
     GetReply,
     GetRequest,
+    KeptAdds,
     LeaveRequest,
     MatrixState,
     PassBarrier,
@@ -34,7 +35,6 @@ from streamiter.parameter_server.requests import (
     UpdateRequest,
     copied_add,
     size_of_adds,
-    summed_adds,
 )
 from streamiter.values.deferred import Deferred, PlainValue
 from streamiter.values.plain_data import PlainData
@@ -127,22 +127,6 @@ _Entry = tuple[HeldRequest | LeaveRequest | PassBarrier, AnyReply | None]
 _FEW: Final = 64
 
 
-@final
-class SeenAdds:
-    """The held adds of a worker on one matrix, which its reads show; summed up when there are many parts."""
-
-    def __init__(self) -> None:
-        self.parts: list[AddPart] = []
-        self._sum_up_above = _FEW
-
-    def note(self, parts: Iterable[AddPart]) -> None:
-        """Include the parts of one more add; their arrays must not change afterwards."""
-        self.parts.extend(parts)
-        if len(self.parts) > self._sum_up_above:
-            self.parts = summed_adds(self.parts)
-            self._sum_up_above = max(_FEW, 2 * len(self.parts))
-
-
 class HeldShard(Protocol):
     """The shard of a ``Holding``."""
 
@@ -184,7 +168,7 @@ class Holding:
         """The requests that were held for a complete barrier, while they are being applied."""
         self._is_releasing = False
         self._held_bytes = 0
-        self._seen: dict[tuple[int, str], SeenAdds] = {}
+        self._seen: dict[tuple[int, str], KeptAdds] = {}
         """The held adds, by worker and matrix."""
         self._clocks: dict[tuple[int, str], int] = {}
         """The number of held clocks, by worker and matrix."""
@@ -358,7 +342,7 @@ class Holding:
                 waiting.fail(error)
             return
         if waiting is not None:
-            waiting.follow(reply, lambda result: result)
+            waiting.follow(reply)
 
     # -- requests --------------------------------------------------------------------------------------
 
@@ -366,7 +350,7 @@ class Holding:
         """Read the stored values, with the worker's own held adds under ASP and SSP, where adds count at once."""
         matrix = self._shard.matrix(request.matrix)
         clocks = self._clocks.get((request.worker, request.matrix), 0)
-        if self._has_to_wait(matrix, request.worker) and (clocks or not isinstance(matrix.matrix.consistency, BSP)):
+        if self._has_to_wait(matrix, request.worker) and (clocks or not matrix.model.rules.keeps_adds):
             return self.wait(request)
         return matrix.get(request, self._own_adds, clocks)
 
@@ -402,13 +386,13 @@ class Holding:
 
     def _has_to_wait(self, matrix: MatrixShard, worker: int) -> bool:
         """Return whether requests on this matrix are acknowledged only when they are applied."""
-        consistency = matrix.matrix.consistency
-        return isinstance(consistency, BSP) or (isinstance(consistency, ASP) and self._behind[worker] > 1)
+        rules = matrix.model.rules
+        return rules.keeps_adds or (rules.staleness == math.inf and self._behind[worker] > 1)
 
     def _hold(self, request: HeldRequest | LeaveRequest | PassBarrier, waiting: AnyReply | None) -> None:
         self._held.append((request, waiting))
         if isinstance(request, AddRequest):
-            self._seen.setdefault((request.worker, request.matrix), SeenAdds()).note(request.parts)
+            self._seen.setdefault((request.worker, request.matrix), KeptAdds(len, _FEW)).extend(request.parts)
         elif isinstance(request, ClockRequest):
             of_worker = (request.worker, request.matrix)
             self._clocks[of_worker] = self._clocks.get(of_worker, 0) + 1
@@ -421,11 +405,10 @@ class Holding:
 
     def _own_adds(self, request: GetRequest) -> list[AddPart]:
         """Return the worker's held adds that a get shows."""
-        if isinstance(self._shard.matrix(request.matrix).matrix.consistency, BSP) and not request.with_own:
+        if self._shard.matrix(request.matrix).model.rules.keeps_adds and not request.with_own:
             return []
         of_worker = (request.worker, request.matrix)
-        seen = self._seen.get(of_worker)
-        own = [] if seen is None else list(seen.parts)
+        own = list(self._seen.get(of_worker, ()))
         for held, _ in self._releasing:
             if isinstance(held, AddRequest) and (held.worker, held.matrix) == of_worker:
                 own.extend(held.parts)

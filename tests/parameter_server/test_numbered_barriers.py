@@ -95,7 +95,7 @@ class Case:
 
 
 def _value(shard: Shard) -> float:
-    [total] = shard.handle(AggregateRequest("w", -1, -1, psf.Sum("w", row=0), [(0, None)]))
+    [total] = shard.handle(AggregateRequest("w", -1, -1, [(0, None)], psf.Sum("w", row=0)))
     return float(total)
 
 

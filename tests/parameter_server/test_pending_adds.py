@@ -7,7 +7,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from streamiter.parameter_server import BSP, ParameterServer, matrix_shard
+from streamiter.parameter_server import BSP, ParameterServer, matrix_shard, requests
 from streamiter.parameter_server.requests import AddPart, AddRequest, GetRequest, copied_add, size_of_adds
 from streamiter.parameter_server.shard import Shard
 
@@ -35,8 +35,8 @@ async def test_many_small_adds_of_one_iteration_are_summed_up() -> None:
 async def test_a_large_add_is_not_summed_up_again_with_each_small_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each add of a few keys after an add of 10 M keys took 40 ms."""
     summed: list[int] = []
-    sum_up = matrix_shard.summed_adds
-    monkeypatch.setattr(matrix_shard, "summed_adds", lambda parts: (summed.append(1), sum_up(parts))[1])
+    sum_up = requests.summed_adds
+    monkeypatch.setattr(requests, "summed_adds", lambda parts: (summed.append(1), sum_up(parts))[1])
     async with ParameterServer() as server:
         await server.create_matrix("w", rows=1, columns=COLUMNS, consistency=BSP())
         client = server.client(worker=0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from random import Random
 from typing import Any
 
@@ -10,8 +11,9 @@ import numpy.typing as npt
 import pytest
 from support.examples import random_examples
 
-from streamiter.parameter_server.consistency import ASP, BSP, SSP
-from streamiter.parameter_server.rows import RowCache, cache_rules
+from streamiter.parameter_server.consistency import ASP, BSP, SSP, Consistency
+from streamiter.parameter_server.matrix import Matrix, MatrixPartitioning
+from streamiter.parameter_server.rows import MatrixAccess, RowCache
 
 _WIDTHS = {"a": 2, "b": 5, "full": 10, "too wide": 11}
 _ROWS = range(2)
@@ -119,13 +121,17 @@ def _same(found: npt.NDArray[Any] | None, expected: list[float] | None) -> None:
     assert (None if found is None else found.tolist()) == expected
 
 
-def test_each_consistency_has_its_rules_for_cached_rows() -> None:
+@pytest.mark.parametrize(
+    ("consistency", "with_own", "staleness", "own_adds_show"),
+    [(BSP(), False, 0, False), (BSP(), True, 0, True), (SSP(staleness=3), False, 3, True), (ASP(), False, inf, True)],
+)
+def test_each_consistency_has_its_rules_for_cached_rows(
+    consistency: Consistency, with_own: bool, staleness: float, own_adds_show: bool
+) -> None:
     """Under ASP a read got an outdated cached row; under BSP it got own adds that were not in storage yet."""
-    assert cache_rules(ASP()) == (None, False)
-    assert cache_rules(ASP(), read_my_writes=True) == (None, False)
-    assert cache_rules(BSP()) == (0, False)
-    assert cache_rules(BSP(), read_my_writes=True) == (0, True)
-    assert cache_rules(SSP(staleness=3)) == (3, True)
+    matrix = Matrix("w", rows=1, columns=2, consistency=consistency)
+    access = MatrixAccess(matrix, MatrixPartitioning(matrix, 1), 0, with_own=with_own)
+    assert (access.staleness, access.own_adds_show) == (staleness, own_adds_show)
 
 
 def test_some_columns_of_a_cached_row_are_given_in_the_order_they_are_asked_for() -> None:

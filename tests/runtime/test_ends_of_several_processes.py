@@ -20,7 +20,6 @@ from streamiter.engine.graph.statistics import JobStatistics, ProcessStatistics
 from streamiter.engine.job.running import causes_of
 from streamiter.engine.plan.job_settings import ChannelLimits, JobOptions
 from streamiter.engine.storage.store import CommitPointer, MemoryStore
-from streamiter.engine.tasks.failures import RemoteError, error_from_plain, error_to_plain
 from streamiter.errors import (
     ConfigurationError,
     DecodeError,
@@ -38,6 +37,7 @@ from streamiter.service.metrics import MetricsNow, exposition
 from streamiter.service.observations import Observations
 from streamiter.testing import VirtualClock
 from streamiter.values.plain_data import PlainData
+from streamiter.values.plain_errors import RemoteError, error_from_plain, error_to_plain
 
 PROCESSES = pytest.mark.parametrize("processes", [1, 2, 3])
 

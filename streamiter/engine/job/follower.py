@@ -36,14 +36,7 @@ from streamiter.engine.plan.job_settings import JobOptions, OwnProcess
 from streamiter.engine.plan.messages import Exchange, Meeting, SharedObjects
 from streamiter.engine.plan.plan import Planner
 from streamiter.engine.states.backends import MemoryStates
-from streamiter.engine.tasks.failures import (
-    Failures,
-    call_unless_cancelled,
-    error_to_plain,
-    first_failure,
-    noted,
-    unless_cancelled,
-)
+from streamiter.engine.tasks.failures import Failures, call_unless_cancelled, first_failure, noted, unless_cancelled
 from streamiter.engine.tasks.task import Task
 from streamiter.engine.tasks.task_barriers import TaskStates
 from streamiter.engine.tasks.watchdog import Watchdog, task_statistics
@@ -52,6 +45,7 @@ from streamiter.operators.output import RecordFailure
 from streamiter.topics.source_and_sink import ConsumerGroup, Outputs, TopicSink
 from streamiter.values.helpers.closing import close_each, note_unclosed
 from streamiter.values.plain_data import PlainData
+from streamiter.values.plain_errors import error_to_plain
 
 _log = logging.getLogger("streamiter.job")
 

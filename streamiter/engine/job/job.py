@@ -31,13 +31,14 @@ from streamiter.engine.job.barriers import Barriers
 from streamiter.engine.job.follower import JobFollower, Report, first_failure_of
 from streamiter.engine.plan.job_settings import JobOptions, OwnProcess
 from streamiter.engine.plan.plan import first_process
-from streamiter.engine.tasks.failures import error_from_plain, first_failure
+from streamiter.engine.tasks.failures import first_failure
 from streamiter.engine.tasks.task_barriers import release_taken
 from streamiter.errors import CheckpointError, ConfigurationError, StreamiterError
 from streamiter.operators.keyed_state import independent_copy
 from streamiter.values.deferred import PlainValue
 from streamiter.values.helpers.closing import close_each, note_unclosed
 from streamiter.values.plain_data import PlainData
+from streamiter.values.plain_errors import error_from_plain
 
 if TYPE_CHECKING:
     from streamiter.engine.job.checkpointer import Checkpointer

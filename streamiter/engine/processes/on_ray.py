@@ -27,11 +27,11 @@ from streamiter.engine.processes.host import LossLimits, PlainOptions, check_top
 from streamiter.engine.processes.ray_cluster import RayCluster, Untyped
 from streamiter.engine.processes.ray_host import NodeFacts, RayHost, Room, ShippedFlow
 from streamiter.engine.processes.supervisor import Attempt, CollectedPart, Supervisor, put_collected, run_supervised
-from streamiter.engine.tasks.failures import error_from_plain, error_to_plain
 from streamiter.errors import ConfigurationError, ProcessLost
 from streamiter.values.deferred import PlainValue
 from streamiter.values.helpers.clock import SystemClock
 from streamiter.values.numbers import whole_number
+from streamiter.values.plain_errors import error_from_plain, error_to_plain
 from streamiter.values.times import Seconds, in_seconds
 
 _log = logging.getLogger("streamiter.processes")

@@ -56,13 +56,13 @@ from streamiter.engine.processes.link import LinkError, LinkIdentity, ProcessLin
 from streamiter.engine.processes.loading import load_flow
 from streamiter.engine.processes.mesh import ProcessMesh
 from streamiter.engine.processes.silence import ProcessNote
-from streamiter.engine.tasks.failures import error_to_plain
 from streamiter.errors import GraphError, PlainDataError, user_line
 from streamiter.operators.source import Collect, collected_parts
 from streamiter.values.deferred import PlainValue
 from streamiter.values.helpers.clock import Clock, SystemClock
 from streamiter.values.helpers.importing import IS_LOADING
 from streamiter.values.plain_data import PlainData
+from streamiter.values.plain_errors import error_to_plain
 from streamiter.values.times import in_seconds
 
 _log = logging.getLogger("streamiter.processes")

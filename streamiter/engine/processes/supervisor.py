@@ -35,13 +35,13 @@ from streamiter.engine.processes.host import (
 )
 from streamiter.engine.processes.link import Address, LinkError, ProcessLink, address_of, listen
 from streamiter.engine.processes.process import identity_of
-from streamiter.engine.tasks.failures import error_from_plain
 from streamiter.errors import GraphError, ProcessLost, StreamiterError, user_line
 from streamiter.models.update import ModelSnapshot
 from streamiter.operators.source import Collect, begin_collecting
 from streamiter.values.deferred import PlainValue
 from streamiter.values.helpers.clock import Clock, SystemClock
 from streamiter.values.plain_data import PlainData
+from streamiter.values.plain_errors import error_from_plain
 from streamiter.values.times import in_seconds
 
 _log = logging.getLogger("streamiter.processes")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -193,7 +193,7 @@ def pairs_by_first(count: int) -> Iterator[tuple[int, slice, slice]]:
 
 
 class Crossing(Layer):
-    """The base of layers that cross the vectors of one input; a type implements ``_cross`` and ``_uncross``."""
+    """The base of layers that cross the vectors of one input; a family implements ``_cross`` and ``_uncross``."""
 
     def __init__(self, settings: LayerConfiguration, inputs: Sequence[Layer], place_holder: PlaceHolder) -> None:
         super().__init__(settings, inputs, place_holder)
@@ -225,92 +225,79 @@ def sum_of_vectors(vectors: Array) -> Array:
     return total
 
 
-class BiInnerCross(Crossing):
-    """The inner product u_i·u_j of each pair i < j: (0, 1), (0, 2), …, (1, 2), … (Qu et al., 2016)."""
+class SumCross(Crossing):
+    """The base of layers with half of (Σu)² − Σu²; ``product`` has the axes of a square: none is the inner product."""
 
-    def _cross(self, vectors: Array) -> Array:
-        products = np.empty((len(vectors), self.output_dim), dtype=vectors.dtype)
-        for first, others, at in pairs_by_first(vectors.shape[1]):
-            np.einsum("nw,nkw->nk", vectors[:, first], vectors[:, others], out=products[:, at])
-        return products
-
-    def _uncross(self, vectors: Array, gradient: Array) -> Array:
-        gradients = np.zeros_like(vectors)
-        for first, others, at in pairs_by_first(vectors.shape[1]):
-            by_pair = gradient[:, at]
-            gradients[:, first] += np.einsum("nk,nkw->nw", by_pair, vectors[:, others])
-            gradients[:, others] += by_pair[:, :, None] * vectors[:, first, None, :]
-        return gradients
-
-
-class BiInnerSumCross(Crossing):
-    """The second order of a factorization machine: the sum of all inner products, ½(‖Σu‖² − Σ‖u‖²) (Rendle, 2010)."""
+    product: ClassVar[str]
 
     def _cross(self, vectors: Array) -> Array:
         self._sum = sum_of_vectors(vectors)
-        products: Array = np.einsum("nw,nw->n", self._sum, self._sum)
-        products -= np.einsum("nkw,nkw->n", vectors, vectors)
+        products: Array = np.einsum(f"nw,nw->n{self.product}", self._sum, self._sum)
+        products -= np.einsum(f"nkw,nkw->n{self.product}", vectors, vectors)
         products *= 0.5
         return products
 
     def _uncross(self, vectors: Array, gradient: Array) -> Array:
         others: Array = np.repeat(self._sum[:, None, :], vectors.shape[1], axis=1)
         others -= vectors
-        others *= gradient[:, :, None]
-        return others
-
-
-class BiInteractionCross(Crossing):
-    """The second order of a neural factorization machine: the vector ½((Σu)² − Σu²) (He and Chua, 2017)."""
-
-    def _cross(self, vectors: Array) -> Array:
-        self._sum = sum_of_vectors(vectors)
-        products: Array = self._sum * self._sum
-        products -= np.einsum("nkw,nkw->nw", vectors, vectors)
-        products *= 0.5
-        return products
-
-    def _uncross(self, vectors: Array, gradient: Array) -> Array:
-        others: Array = self._sum[:, None, :] - vectors
         others *= gradient[:, None, :]
         return others
 
 
-class BiInteractionCrossTiled(Crossing):
-    """The product u_i ∘ u_j of each pair i < j, number by number; attention weights them (Xiao et al., 2017)."""
+class BiInnerSumCross(SumCross):
+    """The second order of a factorization machine: the sum of all inner products, ½(‖Σu‖² − Σ‖u‖²) (Rendle, 2010)."""
+
+    product = ""
+
+
+class BiInteractionCross(SumCross):
+    """The second order of a neural factorization machine: the vector ½((Σu)² − Σu²) (He and Chua, 2017)."""
+
+    product = "w"
+
+
+class PairCross(Crossing):
+    """The base of layers with a product of each pair i < j, in the order (0, 1), (0, 2), …, (1, 2), …
+
+    ``axes`` are the axes of u_i, of u_j and of their product, as ``einsum`` names them.
+    """
+
+    axes: ClassVar[tuple[str, str, str]]
 
     def _cross(self, vectors: Array) -> Array:
-        count, width = vectors.shape[1:]
-        products = np.empty((len(vectors), pairs(count), width), dtype=vectors.dtype)
+        (one, other, product), count = self.axes, vectors.shape[1]
+        products = np.empty(self._shape(vectors), vectors.dtype)
         for first, others, at in pairs_by_first(count):
-            np.multiply(vectors[:, first, None, :], vectors[:, others], out=products[:, at])
+            formula = f"n{one},nk{other}->nk{product}"
+            np.einsum(formula, vectors[:, first], vectors[:, others], out=products[:, at])
         return products
 
     def _uncross(self, vectors: Array, gradient: Array) -> Array:
-        count, width = vectors.shape[1:]
-        by_pair = gradient.reshape(len(vectors), pairs(count), width)
-        gradients = np.zeros_like(vectors)
+        (one, other, product), count = self.axes, vectors.shape[1]
+        by_pair, gradients = gradient.reshape(self._shape(vectors)), np.zeros_like(vectors)
         for first, others, at in pairs_by_first(count):
-            gradients[:, first] += np.einsum("nkw,nkw->nw", by_pair[:, at], vectors[:, others])
-            gradients[:, others] += by_pair[:, at] * vectors[:, first, None, :]
+            gradients[:, first] += np.einsum(f"nk{product},nk{other}->n{one}", by_pair[:, at], vectors[:, others])
+            gradients[:, others] += np.einsum(f"nk{product},n{one}->nk{other}", by_pair[:, at], vectors[:, first])
         return gradients
 
+    def _shape(self, vectors: Array) -> tuple[int, ...]:
+        rows, count, width = vectors.shape
+        return rows, pairs(count), *[width] * len(self.axes[2])
 
-class BiOuterCross(Crossing):
-    """The outer product u_i ⊗ u_j of each pair i < j; each matrix is written row by row (Qu et al., 2016)."""
 
-    def _cross(self, vectors: Array) -> Array:
-        count, width = vectors.shape[1:]
-        products = np.empty((len(vectors), pairs(count), width, width), dtype=vectors.dtype)
-        for first, others, at in pairs_by_first(count):
-            np.multiply(vectors[:, first, None, :, None], vectors[:, others, None, :], out=products[:, at])
-        return products
+class BiInnerCross(PairCross):
+    """The inner product u_i·u_j of each pair (Qu et al., 2016)."""
 
-    def _uncross(self, vectors: Array, gradient: Array) -> Array:
-        count, width = vectors.shape[1:]
-        by_pair = gradient.reshape(len(vectors), pairs(count), width, width)
-        gradients = np.zeros_like(vectors)
-        for first, others, at in pairs_by_first(count):
-            gradients[:, first] += np.einsum("nkab,nkb->na", by_pair[:, at], vectors[:, others])
-            gradients[:, others] += np.einsum("nkab,na->nkb", by_pair[:, at], vectors[:, first])
-        return gradients
+    axes = "w", "w", ""
+
+
+class BiInteractionCrossTiled(PairCross):
+    """The product u_i ∘ u_j of each pair, number by number; attention weights them (Xiao et al., 2017)."""
+
+    axes = "w", "w", "w"
+
+
+class BiOuterCross(PairCross):
+    """The outer product u_i ⊗ u_j of each pair; each matrix is written row by row (Qu et al., 2016)."""
+
+    axes = "a", "b", "ab"

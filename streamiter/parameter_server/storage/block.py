@@ -1,6 +1,6 @@
 """Blocks: a block stores the numbers of a range of rows and of columns of a matrix, on one shard.
 
-``Block`` is what the shard and the psfs use; ``DenseBlock`` stores every number, and
+``Block`` is what the psfs use, and ``ShardBlock`` what the shard uses: ``DenseBlock`` stores every number, and
 :class:`~streamiter.parameter_server.storage.sparse.SparseBlock` stores the numbers that differ from a default.
 ``GuardedBlock`` is a block as functions of users get it. A block is frozen for a checkpoint at once and encoded later,
 in frames of about a megabyte.
@@ -9,10 +9,9 @@ in frames of about a megabyte.
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, Final, Generic, TypeAlias, TypedDict, TypeVar, cast, final
+from typing import Any, Final, Self, TypeAlias, TypedDict, cast, final
 
 import numpy as np
 import numpy.typing as npt
@@ -22,8 +21,6 @@ from streamiter.operators.definitions import Definition, changes
 from streamiter.parameter_server.matrix import BlockRange, Matrix
 from streamiter.values.deferred import Deferred, Encode, PlainValue
 from streamiter.values.numbers import check_memory
-
-P = TypeVar("P")
 
 Numbers: TypeAlias = npt.NDArray[Any]
 """Numbers of the dtype of the matrix."""
@@ -61,14 +58,13 @@ class Block(abc.ABC):
     """
 
     is_sparse: bool
-
-    def __init__(self, matrix: Matrix, block: BlockRange) -> None:
-        self.rows = block.rows
-        self.columns = block.columns
-        self.dtype = matrix.numpy_dtype
-        self.updates = 0
-        """The count of updates by an optimizer; part of the state."""
-        self._name = f"matrix {matrix.name!r}"
+    rows: range
+    columns: range
+    dtype: DTypeOfNumbers
+    updates: int
+    """The count of updates by an optimizer; part of the state."""
+    _name: str
+    """The name of the matrix, for errors."""
 
     @abc.abstractmethod
     def get(self, row: int, columns: BlockColumns | None, out: Numbers | None = None) -> Numbers:
@@ -82,17 +78,32 @@ class Block(abc.ABC):
     def put(self, row: int, columns: BlockColumns | None, values: Numbers) -> None:
         """Overwrite the values of some columns (None: of all); a column that is named twice gets the last value."""
 
-    @abc.abstractmethod
     def dense_row(self, row: int) -> Numbers:
         """Return the row of a dense block itself, which the caller may change."""
+        raise self._other_kind(row)
 
-    @abc.abstractmethod
     def sparse_row(self, row: int) -> BlockRow:
         """Return the content of a row of a sparse block, which the caller must not change."""
+        raise self._other_kind(row)
 
-    @abc.abstractmethod
     def replace_row(self, row: int, content: BlockRow) -> None:
         """Replace the content of a row of a sparse block."""
+        raise self._other_kind(row)
+
+    def _other_kind(self, row: int) -> InternalError:
+        own, other = ("sparse", "dense") if self.is_sparse else ("dense", "sparse")
+        return InternalError(f"{self._name}: expected a {other} block, given row {row} of a {own} block")
+
+
+class ShardBlock(Block):
+    """A block as a shard stores it."""
+
+    def __init__(self, matrix: Matrix, block: BlockRange) -> None:
+        self.rows = block.rows
+        self.columns = block.columns
+        self.dtype = matrix.numpy_dtype
+        self.updates = 0
+        self._name = f"matrix {matrix.name!r}"
 
     @abc.abstractmethod
     def size_bytes(self) -> int:
@@ -111,7 +122,7 @@ class Block(abc.ABC):
         """Restore a decoded state of ``freeze``, in which each Deferred is an iterable of its decoded frames."""
 
     @abc.abstractmethod
-    def take_over(self, other: Block, rows: range, columns: range) -> None:
+    def take_over(self, other: Self, rows: range, columns: range) -> None:
         """Take over the numbers of another block of the matrix, in rows and columns that both have.
 
         In a sparse block these numbers must be new.
@@ -124,7 +135,7 @@ _ROW_VIEWS_MAX: Final = 4096
 
 
 @final
-class DenseBlock(Block):
+class DenseBlock(ShardBlock):
     """A block that stores every number, in a C-contiguous array of rows × columns; all are zeros initially."""
 
     is_sparse = False
@@ -172,12 +183,6 @@ class DenseBlock(Block):
     def dense_row(self, row: int) -> Numbers:
         return self._row_views[row - self._first_row]
 
-    def sparse_row(self, row: int) -> BlockRow:
-        raise InternalError(f"{self._name}: expected a sparse block, given row {row} of a dense block")
-
-    def replace_row(self, row: int, content: BlockRow) -> None:
-        raise InternalError(f"{self._name}: expected a sparse block, given row {row} of a dense block")
-
     def _local(self, columns: BlockColumns) -> BlockColumns:
         return columns if self._begins_at_0 else columns - self._first_column
 
@@ -188,7 +193,7 @@ class DenseBlock(Block):
         return {
             "shape": block_shape(self),
             "updates": self.updates,
-            "numbers": frozen_numbers(self._array.reshape(-1), name=self._name, encode=encode),
+            "numbers": _frozen_numbers(self._array.reshape(-1), name=self._name, encode=encode),
         }
 
     def restore(self, state: FrozenState) -> None:
@@ -196,7 +201,7 @@ class DenseBlock(Block):
         _fill_from_frames(self._array.reshape(-1), state["numbers"], name=self._name)
         self.updates = state["updates"]
 
-    def take_over(self, other: Block, rows: range, columns: range) -> None:
+    def take_over(self, other: DenseBlock, rows: range, columns: range) -> None:
         for row in rows:
             numbers = other.dense_row(row)[columns.start - other.columns.start : columns.stop - other.columns.start]
             self.dense_row(row)[columns.start - self.columns.start : columns.stop - self.columns.start] = numbers
@@ -218,13 +223,13 @@ def gathered(numbers: Numbers, at: npt.NDArray[np.integer[Any]], out: Numbers | 
 # -- blocks in checkpoints -------------------------------------------------------------------------------------
 
 
-def block_shape(block: Block) -> tuple[str, int, int, int, int]:
+def block_shape(block: ShardBlock) -> tuple[str, int, int, int, int]:
     """Return the dtype, the first row, the end of the rows, the first column, and the end of the columns."""
     rows, columns = block.rows, block.columns
     return (str(block.dtype), rows.start, rows.stop, columns.start, columns.stop)
 
 
-def check_shape(block: Block, given: object, name: str) -> None:
+def check_shape(block: ShardBlock, given: object, name: str) -> None:
     """Raise CheckpointError unless ``given`` is the shape of this block."""
     expected = block_shape(block)
     if given != expected:
@@ -239,35 +244,49 @@ _FRAME_BYTES: Final = 1 << 20
 
 
 @final
-class FrozenParts(Deferred, Generic[P]):
-    """Parts of a state that are encoded later, one for each frame. The memory of a part is freed once it is encoded."""
+class Frozen(Deferred):
+    """The state of a block as it was at one moment, encoded later. ``contents`` makes what each frame contains.
 
-    def __init__(self, parts: list[P], encode: Callable[[P], bytes], *, name: str) -> None:
+    ``contents`` frees the memory of each content once it has given it. ``on_release`` is called once.
+    """
+
+    def __init__(
+        self, contents: Generator[object, None, None], encode: Encode, *, name: str, on_release: Callable[[], object]
+    ) -> None:
         self.name = name
+        self._contents = contents
         self._encode = encode
+        self._on_release = on_release
         self._is_released = False
-        self._parts = parts[::-1]
-        """The next part is the last element."""
 
     def frames(self) -> Iterator[bytes]:
-        left = len(self._parts)
-        while left:
-            if self._is_released:
-                raise InternalError(f"the state of {self.name} was released before all of it was read")
-            yield self._encode(self._parts.pop())
-            left -= 1
+        self._check()
+        for content in self._contents:
+            yield self._encode(content, name=f"state of {self.name}")
+            self._check()
         self.release()
 
     def release(self) -> None:
-        self._is_released = True
-        self._parts = []
+        if not self._is_released:
+            self._is_released = True
+            self._contents.close()
+            self._on_release()
+
+    def _check(self) -> None:
+        if self._is_released:
+            raise InternalError(f"the state of {self.name} was released before all of it was read")
 
 
-def frozen_numbers(array: Numbers, *, name: str, encode: Encode) -> FrozenParts[Numbers]:
+def _frozen_numbers(array: Numbers, *, name: str, encode: Encode) -> Frozen:
     """Return a copy of a one-dimensional array in parts, made at once and encoded later."""
     length = max(1, _FRAME_BYTES // array.itemsize)
-    parts = [array[begin : begin + length].copy() for begin in range(0, len(array), length)]
-    return FrozenParts(parts, partial(encode, name=f"state of {name}"), name=name)
+    parts = [array[begin : begin + length].copy() for begin in range(0, len(array), length)][::-1]
+
+    def contents() -> Generator[Numbers, None, None]:
+        while parts:
+            yield parts.pop()
+
+    return Frozen(contents(), encode, name=name, on_release=parts.clear)
 
 
 def _fill_from_frames(array: Numbers, frames: Iterable[object], *, name: str) -> None:
@@ -317,7 +336,7 @@ class BlocksState(TypedDict):
     blocks: list[BlockState]
 
 
-def frozen_blocks(matrix: Matrix, blocks: Iterable[Block], encode: Encode) -> BlocksState:
+def frozen_blocks(matrix: Matrix, blocks: Iterable[ShardBlock], encode: Encode) -> BlocksState:
     """Return the matrix's settings and the state of these of its blocks: plain data, with ``Deferred`` pieces."""
     return {
         "settings": matrix.definition(),
@@ -345,7 +364,7 @@ def check_blocks_state(matrix: Matrix, state: BlocksState) -> None:
         )
 
 
-def restore_blocks(matrix: Matrix, blocks: Iterable[Block], state: BlocksState) -> None:
+def restore_blocks(matrix: Matrix, blocks: Iterable[ShardBlock], state: BlocksState) -> None:
     """Restore these blocks from a state of all blocks that ``check_blocks_state`` has accepted, also if they were cut
     in another way.
     """
@@ -426,18 +445,6 @@ class GuardedBlock(Block):
 
     def replace_row(self, row: int, content: BlockRow) -> None:
         self._block.replace_row(self._checked(row, content.columns), content)
-
-    def size_bytes(self) -> int:
-        return self._block.size_bytes()
-
-    def freeze(self, encode: Encode) -> FrozenState:
-        return self._block.freeze(encode)
-
-    def restore(self, state: FrozenState) -> None:
-        self._block.restore(state)
-
-    def take_over(self, other: Block, rows: range, columns: range) -> None:
-        self._block.take_over(other, rows, columns)
 
     def _checked(self, row: int, columns: BlockColumns | None = None) -> int:
         """Return the row; raise OutOfRange unless the row and the columns are in the block."""

@@ -2,14 +2,13 @@
 
 A row is stored in *cells*, in one of two forms: a hash table of numpy arrays, in which many columns are looked up at
 once (``HashedCells``), or, for a row that is almost full, an array as wide as the block (``FilledCells``).
-``SparseBlock`` chooses the form, and copies cells before they change while a frozen state (``FrozenCells``) still
-holds them.
+``SparseBlock`` chooses the form, and copies cells before they change while a frozen state still holds them.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from functools import partial
 from itertools import groupby
 from operator import itemgetter
@@ -17,7 +16,7 @@ from typing import Final, TypeAlias, TypeGuard, TypeVar, cast, final
 
 import numpy as np
 
-from streamiter.errors import CheckpointError, InternalError
+from streamiter.errors import CheckpointError
 from streamiter.parameter_server.matrix import BlockRange, DrawnValues, Matrix
 from streamiter.parameter_server.storage.block import (
     AnyScalar,
@@ -25,8 +24,10 @@ from streamiter.parameter_server.storage.block import (
     BlockColumns,
     BlockRow,
     DTypeOfNumbers,
+    Frozen,
     FrozenState,
     Numbers,
+    ShardBlock,
     block_shape,
     check_shape,
 )
@@ -40,13 +41,13 @@ from streamiter.parameter_server.storage.cells import (
     distinct,
     hashed_bytes,
 )
-from streamiter.values.deferred import Deferred, Encode
+from streamiter.values.deferred import Encode
 
 AnyCells = TypeVar("AnyCells", bound=Cells)
 
 
 @final
-class SparseBlock(Block):
+class SparseBlock(ShardBlock):
     """A block that stores, for each row, a default and the columns that differ from it.
 
     A row is a hash table until an array as wide as the block is smaller. A row that was never changed takes no memory.
@@ -64,8 +65,8 @@ class SparseBlock(Block):
         self._cells: dict[int, Cells] = {}
         """The cells of each row; a row without cells has the matrix's default in all columns."""
         self._freezes = 0
-        self._frozen: list[FrozenCells] = []
-        """Frozen states that are not written yet; the block copies cells that they hold before it changes them."""
+        self._unfinished = 0
+        """The count of frozen states that are not written yet; cells that they hold are copied before they change."""
 
     def get(self, row: int, columns: BlockColumns | None, out: Numbers | None = None) -> Numbers:
         cells = self._cells.get(row)
@@ -107,9 +108,6 @@ class SparseBlock(Block):
         if not cells.put(columns, values):
             self._enlarged(row, cells, columns).put(columns, values)
 
-    def dense_row(self, row: int) -> Numbers:
-        raise InternalError(f"{self._name}: expected a dense block, given row {row} of a sparse block")
-
     def sparse_row(self, row: int) -> BlockRow:
         cells = self._cells.get(row)
         columns, values = (np.empty(0, np.int64), np.empty(0, self.dtype)) if cells is None else cells.content()
@@ -135,13 +133,23 @@ class SparseBlock(Block):
 
     def freeze(self, encode: Encode) -> FrozenState:
         self._freezes += 1
-        cells = FrozenCells(self._cells, self.dtype, name=self._name, encode=encode, unfinished=self._frozen)
-        return {"shape": block_shape(self), "updates": self.updates, "cells": cells}
+        self._unfinished += 1
+        # The next row is last, so memory is freed row by row. Two lists: pairs take ten times as long to make.
+        rows, cells = list(reversed(self._cells)), list(reversed(self._cells.values()))
+
+        def finish() -> None:
+            rows.clear()
+            cells.clear()
+            self._unfinished -= 1
+
+        contents = _frame_contents(_segments(rows, cells, self.dtype), self.dtype)
+        frozen = Frozen(contents, encode, name=self._name, on_release=finish)
+        return {"shape": block_shape(self), "updates": self.updates, "cells": frozen}
 
     def restore(self, state: FrozenState) -> None:
         check_shape(self, state["shape"], self._name)
         self._cells = {}
-        for row, of_row in groupby(segments_of(state["cells"], self, self._name), key=itemgetter(0)):
+        for row, of_row in groupby(_read_segments(state["cells"], self, self._name), key=itemgetter(0)):
             # A hash table comes in the order of its slots. In a smaller table the first segments would all want the
             # same slots: a table that grew with them took 20 times as long.
             segments = list(of_row)
@@ -151,8 +159,7 @@ class SparseBlock(Block):
                 self.put(row, columns, values)
         self.updates = state["updates"]
 
-    def take_over(self, other: Block, rows: range, columns: range) -> None:
-        assert isinstance(other, SparseBlock)
+    def take_over(self, other: SparseBlock, rows: range, columns: range) -> None:
         for row in [row for row in other._cells if row in rows]:
             found = other.sparse_row(row)
             within = (found.columns >= columns.start) & (found.columns < columns.stop)
@@ -203,7 +210,7 @@ class SparseBlock(Block):
         return twin
 
     def _is_held(self, cells: Cells) -> bool:
-        return cells.made_after < self._freezes and bool(self._frozen)
+        return cells.made_after < self._freezes and self._unfinished > 0
 
     def _enlarged(self, row: int, cells: Cells, columns: BlockColumns) -> Cells:
         """Return larger cells with room for these columns; columns whose values equal the default are dropped."""
@@ -224,84 +231,46 @@ _FRAME_BYTES: Final = 1 << 20
 _FRAME_SEGMENTS: Final = 256
 
 
-@final
-class FrozenCells(Deferred):
-    """The rows of a sparse block as they were at one moment, encoded while the block changes.
-
-    Freezing takes a list of the cells only; the block copies cells before it changes them. A frame is a tuple of
-    arrays, ``(rows, defaults, lengths, columns, values)``, with a *segment* for each row, or a part of a large row.
-    """
-
-    def __init__(
-        self,
-        cells: dict[int, Cells],
-        dtype: DTypeOfNumbers,
-        *,
-        name: str,
-        encode: Encode,
-        unfinished: list[FrozenCells],
-    ) -> None:
-        """``unfinished`` is a list of the block; it contains this object until all frames are read or released."""
-        self.name = name
-        self._dtype = dtype
-        self._encode = encode
-        self._is_released = False
-        # The next row is last, so memory is freed row by row. Two lists: pairs take ten times as long to make.
-        self._rows = list(reversed(cells))
-        self._cells = list(reversed(cells.values()))
-        self._unfinished = unfinished
-        unfinished.append(self)
-
-    def frames(self) -> Iterator[bytes]:
-        gathered: list[Segment] = []
-        size_bytes = 0
-        for segment in self._segments():
-            gathered.append(segment)
-            _, _, columns, values = segment
-            size_bytes += columns.nbytes + values.nbytes
-            if size_bytes >= _FRAME_BYTES or len(gathered) >= _FRAME_SEGMENTS:
-                yield self._frame(gathered)
-                self._check()
-                size_bytes = 0
-        if gathered:
-            yield self._frame(gathered)
-        self.release()
-
-    def _segments(self) -> Iterator[Segment]:
-        self._check()
-        while self._cells:
-            row, cells = self._rows.pop(), self._cells.pop()
-            is_empty = True
-            for columns, values in cells.parts():
-                is_empty = False
-                yield row, cells.default, columns, values
-            if is_empty:  # Its default may differ from the matrix's.
-                yield row, cells.default, np.empty(0, np.int64), np.empty(0, self._dtype)
-
-    def _frame(self, gathered: list[Segment]) -> bytes:
-        rows, defaults, columns, values = zip(*gathered, strict=True)
-        gathered.clear()
-        content = (
-            np.array(rows, np.int64),
-            np.array(defaults, self._dtype),
-            np.array([len(some) for some in columns], np.int64),
-            np.concatenate(columns),
-            np.concatenate(values),
-        )
-        return self._encode(content, name=f"state of {self.name}")
-
-    def _check(self) -> None:
-        if self._is_released:
-            raise InternalError(f"the state of {self.name} was released before all of it was read")
-
-    def release(self) -> None:
-        self._is_released = True
-        self._rows, self._cells = [], []
-        if self in self._unfinished:
-            self._unfinished.remove(self)
+def _segments(rows: list[int], cells: list[Cells], dtype: DTypeOfNumbers) -> Iterator[Segment]:
+    """Yield the segments of each row, or of parts of a large row, from the last row on; the lists become empty."""
+    while cells:
+        row, of_row = rows.pop(), cells.pop()
+        is_empty = True
+        for columns, values in of_row.parts():
+            is_empty = False
+            yield row, of_row.default, columns, values
+        if is_empty:  # Its default may differ from the matrix's.
+            yield row, of_row.default, np.empty(0, np.int64), np.empty(0, dtype)
 
 
-def segments_of(frames: Iterable[object], block: Block, name: str) -> Iterator[Segment]:
+def _frame_contents(segments: Iterator[Segment], dtype: DTypeOfNumbers) -> Generator[tuple[Numbers, ...], None, None]:
+    """Yield the content of each frame: a tuple of arrays, ``(rows, defaults, lengths, columns, values)``."""
+    gathered: list[Segment] = []
+    size_bytes = 0
+    for segment in segments:
+        gathered.append(segment)
+        _, _, columns, values = segment
+        size_bytes += columns.nbytes + values.nbytes
+        if size_bytes >= _FRAME_BYTES or len(gathered) >= _FRAME_SEGMENTS:
+            yield _joined(gathered, dtype)
+            size_bytes = 0
+    if gathered:
+        yield _joined(gathered, dtype)
+
+
+def _joined(gathered: list[Segment], dtype: DTypeOfNumbers) -> tuple[Numbers, ...]:
+    rows, defaults, columns, values = zip(*gathered, strict=True)
+    gathered.clear()
+    return (
+        np.array(rows, np.int64),
+        np.array(defaults, dtype),
+        np.array([len(some) for some in columns], np.int64),
+        np.concatenate(columns),
+        np.concatenate(values),
+    )
+
+
+def _read_segments(frames: Iterable[object], block: Block, name: str) -> Iterator[Segment]:
     """Yield the segments of decoded frames; raise CheckpointError for a frame that does not fit the block."""
     for frame in frames:
         if not _fits(frame, block):

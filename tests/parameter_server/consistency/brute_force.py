@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 
 from streamiter.parameter_server.consistency import ASP, BSP, SSP, Consistency
 
-Kind = Literal["start", "add", "get", "clock", "join", "raise", "leave", "forget", "merge", "restore"]
+Kind = Literal["start", "add", "get", "clock", "join", "raise", "leave", "forget", "restore"]
 Verdict = Literal["now", "later", "unknown", "out of turn", "known", ""]
 
 MODULUS = 1_000_003

@@ -4,22 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from random import Random
 from typing import Any, NamedTuple
 
 from parameter_server.consistency.brute_force import BruteForce, Event, Kind, Verdict, after_add, after_move
 
 from streamiter.errors import OutOfTurn, ParameterServerError, UnknownWorker
-from streamiter.parameter_server.consistency import Consistency, ConsistencyModel, Released, consistency_model
+from streamiter.parameter_server.consistency import Consistency, ConsistencyModel, Released
 from streamiter.values.plain_data import PlainData
 
-STEPS: tuple[Kind, ...] = (
-    *("get",) * 6,
-    *("add",) * 5,
-    *("clock",) * 8,
-    *("leave", "join", "forget", "merge", "raise"),
-)
+STEPS: tuple[Kind, ...] = (*("get",) * 6, *("add",) * 5, *("clock",) * 8, *("leave", "join", "forget", "raise"))
 """The kinds of steps of a random run; common kinds are listed more than once."""
 
 RARE: tuple[Kind, ...] = ("restore", "start")
@@ -97,8 +91,6 @@ class Run:
                     released = self.model.leave(event.worker)
                 case "forget":
                     self.model.forget(self.calls.get(event.to, GetCall(-1)))
-                case "merge":
-                    self.model.merge_pending(event.worker, lambda adds: [list(chain(*adds))])
                 case "restore":
                     self._restore()
         except UnknownWorker:
@@ -109,15 +101,12 @@ class Run:
             verdict = "known"
         for move in released:
             for add in move.adds:
-                for part in add:
-                    self.value = after_add(self.value, part)
+                self.value = after_add(self.value, add)
             self.value = after_move(self.value, move.clock)
             values |= {call.number: self.value for call in move.gets}
-        self.orphaned = (
-            [part for add in self.model.take_orphaned_adds() for part in add] if event.kind == "leave" else []
-        )
-        for part in self.orphaned:
-            self.value = after_add(self.value, part)
+        self.orphaned = self.model.take_orphaned_adds() if event.kind == "leave" else []
+        for add in self.orphaned:
+            self.value = after_add(self.value, add)
         return verdict, released, values
 
     def _restore(self) -> None:
@@ -129,11 +118,11 @@ class Run:
         self.model.restore(state)
 
     def pending_adds(self, worker: int | None = None) -> list[int]:
-        return [number for add in self.model.pending_adds(worker) for number in add]
+        return list(self.model.pending_adds(worker))
 
 
 def difference(
-    consistency: Consistency, workers: int, steps: Sequence[Step], make: MakeModel = consistency_model
+    consistency: Consistency, workers: int, steps: Sequence[Step], make: MakeModel = ConsistencyModel
 ) -> str | None:
     """Return the first difference between model and brute force over these steps, or None if they agree."""
     everybody = range(workers)
@@ -181,13 +170,13 @@ def _event(step: Step, expected: BruteForce) -> Event:
 
 def _plain(released: Sequence[Released[Any, Any]]) -> Iterator[tuple[int, list[int], list[int]]]:
     for move in released:
-        yield move.clock, [number for add in move.adds for number in add], [call.number for call in move.gets]
+        yield move.clock, move.adds, [call.number for call in move.gets]
 
 
 def _after_reset(run: Run, expected: BruteForce, event: Event) -> Iterator[tuple[str, object, object]]:
     wanted_adds, wanted_gets = expected.pending_adds(), expected.waiting_gets()
     adds, gets = run.model.reset(event.workers)
-    yield "adds given back", sorted(number for add in adds for number in add), sorted(wanted_adds)
+    yield "adds given back", sorted(adds), sorted(wanted_adds)
     yield "gets given back", [call.number for call in gets], wanted_gets
     run.value = 0
     expected.happen(event)

@@ -15,13 +15,10 @@ from streamiter.parameter_server.consistency import (
     ASP,
     BSP,
     SSP,
-    BulkSynchronousModel,
     Consistency,
     ConsistencyModel,
     PendingAdds,
     ProgressTracker,
-    StaleSynchronousModel,
-    WaitingGets,
 )
 from streamiter.parameter_server.matrix_shard import MatrixShard
 
@@ -45,7 +42,7 @@ class Bug(NamedTuple):
         patch.setattr(getattr(module, owner) if owner else module, name, made[name])
 
 
-BSP_MODEL, SSP_MODEL, TRACKER = BulkSynchronousModel, StaleSynchronousModel, ProgressTracker
+MODEL, TRACKER = ConsistencyModel, ProgressTracker
 
 MINIMUM = "self.tracker.get_min_clock()"
 OBSERVED = f"max({MINIMUM}, observed)"
@@ -54,59 +51,62 @@ JOINS = "self._progress[worker] = "
 SORTED, AHEAD = "by_worker.items()", "max(self._progress.values(), default=self._min_clock)"
 RAISED, RELEASED = "self.tracker.raise_to(worker, clock))", "self._release(released)"
 STATE, OF_ADDS = "self._declared_state()", "{'by clock'} & set(self._declared_state())"
+STALENESS = "self._staleness"
+BEFORE = "before = self.tracker.get_min_clock()"
+CLOCKS = "self._released(before, self.tracker.advance_and_get_changed_min_clock(worker))"
 TURN_TO_CLOCK = 'self._check_turn(worker, observed, "a clock", ahead=0)'
 
 PLANTED = (
-    Bug("gets wait at the bound of staleness", SSP(1), SSP_MODEL.get, "self._staleness", "self._staleness + 1"),
-    Bug("gets go one past the bound of staleness", SSP(1), SSP_MODEL.get, "self._staleness", "self._staleness - 1"),
-    Bug("gets are parked under the worker's own clock", SSP(1), SSP_MODEL.get, "park(wanted", "park(wanted + 1"),
-    Bug("a clock of another shard ends the wait here", SSP(0), SSP_MODEL.get, MINIMUM, OBSERVED),
+    Bug("gets wait at the bound of staleness", SSP(1), MODEL.get, STALENESS, f"{STALENESS} + 1"),
+    Bug("gets go one past the bound of staleness", SSP(1), MODEL.get, STALENESS, f"{STALENESS} - 1"),
+    Bug("gets are parked under the worker's own clock", SSP(1), MODEL.get, "] = wanted", "] = wanted + 1"),
+    Bug("a clock of another shard ends the wait here", SSP(0), MODEL.get, MINIMUM, OBSERVED),
     Bug(
         "gets are answered before the adds",
         BSP(),
-        ConsistencyModel._released,
-        "Released(clock, self._adds.take(clock - 1), self._gets.take(clock))\n"
+        MODEL._released,
+        "Released(clock, self._adds.take(clock - 1), self._take_gets(clock))\n"
         "        for clock in range(before + 1, moved_to + 1)",
         "Released(clock, *parts)\n"
         "        for clock in range(before + 1, moved_to + 1)\n"
-        "        for parts in (([], self._gets.take(clock)), (self._adds.take(clock - 1), []))",
+        "        for parts in (([], self._take_gets(clock)), (self._adds.take(clock - 1), []))",
     ),
-    Bug("a worker that leaves releases no get", BSP(), ConsistencyModel.leave, LEAVES, f"{LEAVES}[:0]"),
-    Bug("a worker that leaves releases no get", SSP(0), ConsistencyModel.leave, LEAVES, f"{LEAVES}[:0]"),
-    Bug("a worker that leaves releases its last clock only", SSP(2), ConsistencyModel.leave, LEAVES, f"{LEAVES}[-1:]"),
+    Bug("a worker that leaves releases no get", BSP(), MODEL.leave, LEAVES, f"{LEAVES}[:0]"),
+    Bug("a worker that leaves releases no get", SSP(0), MODEL.leave, LEAVES, f"{LEAVES}[:0]"),
+    Bug("a worker that leaves releases its last clock only", SSP(2), MODEL.leave, LEAVES, f"{LEAVES}[-1:]"),
     Bug(
         "a worker that leaves takes its adds with it",
         BSP(),
-        ConsistencyModel.leave,
+        MODEL.leave,
         f"return {LEAVES}",
         f"[adds.pop(worker, None) for adds in self._adds._by_clock.values()]\n    return {LEAVES}",
     ),
     Bug("a worker that leaves holds the others back", ASP(), TRACKER.leave, "self._uncount_at(", "("),
-    Bug("gets are answered last come first", BSP(), WaitingGets.take, "waited.values())", "waited.values())[::-1]"),
-    Bug("gets are answered last come first", SSP(0), WaitingGets.take, "waited.values())", "waited.values())[::-1]"),
+    Bug("gets are answered last come first", BSP(), MODEL._take_gets, "return taken", "return taken[::-1]"),
+    Bug("gets are answered last come first", SSP(0), MODEL._take_gets, "return taken", "return taken[::-1]"),
     Bug("adds are applied in order of arrival", BSP(), consistency._in_order, f"sorted({SORTED})", SORTED),
     Bug("workers join at the start", ASP(), TRACKER.join, f"{JOINS}clock", f"{JOINS}self._min_clock = clock = 0"),
     Bug("workers join ahead of the minimum", SSP(3), TRACKER.join, "self._min_clock if at is None else at", AHEAD),
-    Bug("a raised worker releases no get", BSP(), ConsistencyModel.raise_worker, RAISED, f"{RAISED}[:0]"),
+    Bug("a raised worker releases no get", BSP(), MODEL.raise_worker, RAISED, f"{RAISED}[:0]"),
     Bug(
         "a call out of turn is dropped in silence",
         BSP(),
-        BSP_MODEL.add,
+        MODEL.add,
         'self._check_turn(worker, observed, "an add", ahead=0)',
         f"self.tracker.get_progress(worker)\n    if clock > {OBSERVED}: return False",
     ),
     Bug(
         "a clock counts even if it is refused",
         BSP(),
-        BSP_MODEL.clock,
-        f"{TURN_TO_CLOCK}\n    return super().clock(worker, observed)",
-        f"moves = ConsistencyModel.clock(self, worker)\n    {TURN_TO_CLOCK.replace('0', '1')}\n    return moves",
+        MODEL.clock,
+        f"{TURN_TO_CLOCK}\n    {BEFORE}\n    return {CLOCKS}",
+        f"{BEFORE}\n        moves = {CLOCKS}\n        {TURN_TO_CLOCK.replace('0', '1')}\n        return moves",
     ),
-    Bug("a clock of another shard is ignored", BSP(), BSP_MODEL._check_turn, OBSERVED, MINIMUM),
-    Bug("early adds go with the next release", BSP(), BSP_MODEL.add, "keep(clock", f"keep({MINIMUM}"),
-    Bug("early gets are answered at once", BSP(), BSP_MODEL.get, MINIMUM, OBSERVED),
-    Bug("gets are never forgotten", SSP(1), WaitingGets.forget, "self._all.pop(id(request), None)", "None"),
-    Bug("a reset loses the gets", SSP(0), WaitingGets.clear, "return gets", "return []"),
+    Bug("a clock of another shard is ignored", BSP(), MODEL._check_turn, OBSERVED, MINIMUM),
+    Bug("early adds go with the next release", BSP(), MODEL.add, "keep(clock", f"keep({MINIMUM}"),
+    Bug("early gets are answered at once", BSP(), MODEL.get, MINIMUM, OBSERVED),
+    Bug("gets are never forgotten", SSP(1), MODEL.forget, "self._gets.pop(id(request), None)", "pass"),
+    Bug("a reset loses the gets", SSP(0), MODEL.reset, "self._adds.clear(), waiting", "self._adds.clear(), []"),
     Bug("a snapshot has no pending adds", BSP(), PendingAdds.state, STATE, f"{STATE} | dict.fromkeys({OF_ADDS}, ())"),
     Bug(
         "every clock of a slowest worker moves the minimum",
@@ -144,6 +144,6 @@ PLANTED_IN_THE_SHARD = (
         BSP(),
         MatrixShard.add,
         "self._buffer(request)",
-        "self._check_worker(request.worker) or self._apply(request)",
+        "self._check_worker(request.worker) or self._apply_parts(request.parts)",
     ),
 )

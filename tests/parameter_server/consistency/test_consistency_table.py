@@ -6,16 +6,8 @@ from typing import Any
 
 import pytest
 
-from streamiter.errors import InternalError, OutOfTurn, UnknownWorker
-from streamiter.parameter_server.consistency import (
-    ASP,
-    BSP,
-    SSP,
-    Consistency,
-    ConsistencyModel,
-    Released,
-    consistency_model,
-)
+from streamiter.errors import OutOfTurn, UnknownWorker
+from streamiter.parameter_server.consistency import ASP, BSP, SSP, Consistency, ConsistencyModel, Released
 
 Model = ConsistencyModel[str, str]
 ALL = [ASP(), BSP(), SSP(0), SSP(2)]
@@ -23,7 +15,7 @@ ALL = [ASP(), BSP(), SSP(0), SSP(2)]
 
 def model_at(consistency: Consistency, clocks: dict[int, int]) -> Model:
     """Return a model whose workers have finished this many iterations."""
-    model: Model = consistency_model(consistency, clocks, name="matrix 'w'")
+    model: Model = ConsistencyModel(consistency, clocks, name="matrix 'w'")
     for worker, clock in clocks.items():
         for _ in range(clock):
             model.tracker.advance_and_get_changed_min_clock(worker)
@@ -33,14 +25,7 @@ def model_at(consistency: Consistency, clocks: dict[int, int]) -> Model:
 # -- all three -----------------------------------------------------------------------------------------
 
 
-CALLS: dict[str, tuple[Any, ...]] = {
-    "add": ("a",),
-    "get": ("g",),
-    "clock": (),
-    "leave": (),
-    "raise_worker": (3,),
-    "merge_pending": (lambda adds: adds,),
-}
+CALLS: dict[str, tuple[Any, ...]] = {"add": ("a",), "get": ("g",), "clock": (), "leave": (), "raise_worker": (3,)}
 """The arguments of each call of a worker, after the worker's number."""
 
 
@@ -90,7 +75,7 @@ def test_bsp_answers_at_the_minimum_and_parks_one_ahead() -> None:
     assert not model.get(2, "first")
     assert not model.get(0, "second")
     assert model.waiting_gets == 2
-    model.add(1, "last add")
+    model.add(1, ["last add"])
     assert model.clock(1) == [Released(1, ["last add"], ["first", "second"])]
     assert model.waiting_gets == 0
 
@@ -130,28 +115,11 @@ def test_bsp_refuses_a_get_more_than_one_ahead() -> None:
 def test_bsp_returns_the_adds_of_a_worker_in_order_of_its_clocks() -> None:
     """A worker's own adds were summed in another order than they were later applied in, so the last digits differed."""
     model = model_at(BSP(), {0: 1, 1: 0, 2: 0})
-    model.add(0, "of another worker, a clock ahead", 1)
-    model.add(1, "of clock 0")
+    model.add(0, ["of another worker, a clock ahead"], 1)
+    model.add(1, ["of clock 0"])
     model.clock(1)
-    model.add(1, "of clock 1", 1)
+    model.add(1, ["of clock 1"], 1)
     assert list(model.pending_adds(1)) == ["of clock 0", "of clock 1"]
-
-
-def test_bsp_calls_no_merge_without_pending_adds() -> None:
-    """A merge without adds failed, because an empty sum has no shape."""
-    model = model_at(BSP(), {0: 0})
-    model.merge_pending(0, lambda adds: pytest.fail("there is nothing to merge"))
-
-
-@pytest.mark.parametrize("merged", [[], ["a", "b", "c"]])
-def test_bsp_refuses_a_merge_that_loses_or_invents_adds(merged: list[str]) -> None:
-    """A merge lost a sum, and the loss went unnoticed until the model was wrong."""
-    model = model_at(BSP(), {0: 0})
-    model.add(0, "a")
-    model.add(0, "b")
-    with pytest.raises(InternalError, match=f"adds of worker 0 at clock 0: expected 1 to 2, given {len(merged)}"):
-        model.merge_pending(0, lambda adds: merged)
-    assert list(model.pending_adds()) == ["a", "b"]
 
 
 def test_bsp_applies_adds_of_an_already_passed_clock_with_the_next_move() -> None:
@@ -160,7 +128,7 @@ def test_bsp_applies_adds_of_an_already_passed_clock_with_the_next_move() -> Non
     model.restore(
         {
             "tracker": {"progress": {1: 5}, "min clock": 5, "highest": 5},
-            "adds": {"by clock": [(3, 0, "late"), (5, 1, "a")]},
+            "adds": {"by clock": [(3, 0, ["late"]), (5, 1, ["a"])]},
         }
     )
     assert model.clock(1) == [Released(6, ["late", "a"], [])]

@@ -29,7 +29,7 @@ from streamiter.operators.source import Positions, SourceBatch
 from streamiter.parameter_server import ASP, BSP, SSP, ParameterServer
 from streamiter.parameter_server import snapshots as holding
 from streamiter.parameter_server.consistency import Consistency
-from streamiter.parameter_server.storage.sparse import FrozenCells
+from streamiter.parameter_server.storage.block import Frozen
 from streamiter.testing import VirtualClock
 
 MANY = 100
@@ -271,13 +271,13 @@ async def test_a_state_taken_for_an_aborted_checkpoint_is_released() -> None:
     beside = flow.from_source(lambda: Dealt(RECORDS), name="beside").process(lambda: SlowSnapshot(door), name="other")
     beside.collect(name="nothing")
     with pytest.MonkeyPatch.context() as patch:
-        release = FrozenCells.release
+        release = Frozen.release
 
-        def counted(self: FrozenCells) -> None:
+        def counted(self: Frozen) -> None:
             released.append(self)
             release(self)
 
-        patch.setattr(FrozenCells, "release", counted)
+        patch.setattr(Frozen, "release", counted)
         job = await flow.start(checkpoints=checkpoints(store, alignment_timeout_s=5.0), clock=clock)
         taking = asyncio.create_task(job.checkpoint())
         await handled(job, RECORDS)

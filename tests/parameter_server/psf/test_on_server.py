@@ -161,7 +161,7 @@ def test_the_arrays_of_a_function_are_sent_once_to_the_shards_that_need_them(fun
     sent_bytes = 0
     for block, part in function.split(matrix, partitioning):
         kind = UpdateRequest if isinstance(function, psf.UpdateFunction) else AggregateRequest
-        request = importable(kind("w", 0, -1, function, [(block.number, part)]))
+        request = importable(kind("w", 0, -1, [(block.number, part)], function))
         assert request.function == function.without_arrays()
         sent_bytes += len(pickle.dumps(request))
     assert at_most <= sent_bytes <= at_most + 4 * 1_000

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from streamiter.parameter_server.matrix import BlockRange, Matrix, MatrixPartitioning
-from streamiter.parameter_server.storage import Block, block, cells, make_block, sparse
+from streamiter.parameter_server.storage import ShardBlock, block, cells, make_block, sparse
 from streamiter.values.deferred import Deferred
 from streamiter.values.plain_data import PlainData
 
@@ -19,7 +19,7 @@ PLAIN = PlainData()
 KINDS = [(is_sparse, dtype) for is_sparse in (False, True) for dtype in ("float32", "float64", "int64")]
 
 
-def block_of(matrix: Matrix, row: int = 0, column: int = 0) -> tuple[Block, BlockRange]:
+def block_of(matrix: Matrix, row: int = 0, column: int = 0) -> tuple[ShardBlock, BlockRange]:
     """Return the block of a matrix that stores this row and column, and its range."""
     for place in MatrixPartitioning(matrix, shards=2).blocks:
         if row in place.rows and column in place.columns:
@@ -43,7 +43,7 @@ def decoded(state: dict[str, Any]) -> tuple[dict[str, Any], list[bytes]]:
     return PLAIN.decode_state(data, resolve), frames
 
 
-def restored(matrix: Matrix, place: BlockRange, state: dict[str, Any]) -> Block:
+def restored(matrix: Matrix, place: BlockRange, state: dict[str, Any]) -> ShardBlock:
     """Return a new block restored from a frozen state."""
     other = make_block(matrix, place)
     other.restore(decoded(state)[0])
