@@ -54,7 +54,7 @@ from streamiter.learn.row_reading import (
 )
 from streamiter.learn.row_training import RowOwner
 from streamiter.learn.rows import Examples, Extract
-from streamiter.learn.training import BroadcastSteps, EpochSteps, MakeModel, StartedOwner, check_makes_model
+from streamiter.learn.training import BroadcastSteps, EpochSteps, MakeModel, ParameterOwner, check_makes_model
 from streamiter.learn.validation import PREDICTIONS, Validate
 from streamiter.models.rollbacks import Rollbacks, since_rollback
 from streamiter.operators.declared_state import DeclaredOperator, declared
@@ -342,9 +342,9 @@ def _by_gradients(shared: _TrainingOptions, model: MakeModel, extract: Extract |
             OnlineWorker(options) if labels is None else DelayedLabelsWorker(options, labels, is_timed=shared.is_timed)
         )
 
-    def make_owner() -> StartedOwner:
+    def make_owner() -> ParameterOwner:
         rule = EpochSteps(requires_examples=False) if shared.owner.in_epochs else BroadcastSteps()
-        return StartedOwner(model, rule, shared.owner)
+        return ParameterOwner(model, rule, shared.owner)
 
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
         rows = data[0] if labels is None else _by_key(data[0], shared)

@@ -26,7 +26,7 @@ from streamiter.learn.model_owner import MODELS, OwnerOptions
 from streamiter.learn.online import OneStart
 from streamiter.learn.online_workers import OnlineWorker, OnlineWorkerOptions
 from streamiter.learn.rows import Examples, blaming_rows, of_good_rows
-from streamiter.learn.training import EpochSteps, GradientSum, LearnMiniBatches, MakeModel, StartedOwner
+from streamiter.learn.training import EpochSteps, GradientSum, LearnMiniBatches, MakeModel, ParameterOwner
 from streamiter.operators.declared_state import declared
 from streamiter.operators.output import Output, RejectionPolicy
 from streamiter.topics.topic import Topic
@@ -216,7 +216,7 @@ class _CentroidsWorker(OnlineWorker):
             self.report_sum(sums, out)
 
 
-class _CentroidsOwner(StartedOwner):
+class _CentroidsOwner(ParameterOwner):
     """Moves the centroids at the end of each epoch, and publishes them."""
 
     learner = "OnlineKMeans"

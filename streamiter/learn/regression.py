@@ -327,7 +327,7 @@ def train_offline(
 
     def make_owner() -> ParameterOwner:
         rule = EpochSteps(requires_examples=True) if synchronous else ReplySteps(workers, tolerance)
-        return ParameterOwner(model, rule, of_owner)
+        return ParameterOwner(model, rule, of_owner, is_offline=True)
 
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
         [answers] = variables
