@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any, Final, Literal, NamedTuple, TypedDict, final
 
@@ -19,7 +20,6 @@ from streamiter.learn.delayed_labels import DelayedLabels, come_with_questions
 from streamiter.learn.labels import Label, counts_as_false
 from streamiter.learn.row_reading import (
     LabelFields,
-    NamedRecord,
     NumberedBatch,
     Position,
     ReadFeatures,
@@ -27,7 +27,7 @@ from streamiter.learn.row_reading import (
     UnnamedFields,
     record_of_features,
 )
-from streamiter.learn.rows import BadRows, SparseRecord, blaming_rows, of_numbered_rows, row_weights
+from streamiter.learn.rows import BadRows, blaming_rows, of_numbered_rows, row_weights
 from streamiter.operators.declared_state import (
     EVERY,
     FIRST_KNOWN,
@@ -71,7 +71,7 @@ class EventsToLearn(TypedDict):
     join has labelled have the label in their question."""
     weights: Floats | None
     """For each event with a label its sample weight; None: all are 1."""
-    features: NamedRecord | SparseRecord
+    features: dict[str, Any]
     """A row for each question."""
     label_fields: list[str]
     """The fields that the user's label function has read so far."""
@@ -111,18 +111,16 @@ class Outcome(NamedTuple):
     question without an answer."""
 
 
+@dataclass(slots=True, eq=False)
 class _Waiting:
     """A question that waits."""
 
-    __slots__ = ("is_open", "number", "question", "time", "when")
-
-    def __init__(self, question: Any, time: int, number: int, when: int | None) -> None:
-        self.question = question
-        self.time = time
-        self.number = number
-        self.when = when
-        """When it counts as unanswered, ``MAX_TIME`` for never; None: it is learned at the end of its wait."""
-        self.is_open = True
+    question: Any
+    time: int
+    number: int
+    when: int | None = None
+    """When it counts as unanswered, ``MAX_TIME`` for never; None: it is learned at the end of its wait."""
+    is_open: bool = True
 
 
 _COUNTED: Final = Outcome(None, None, "answered")
@@ -289,7 +287,7 @@ class LabelJoin(DeclaredState):
             return [Outcome(question, None, "forgotten")]
         time = self._time(time)
         self._asked += 1
-        waiting = _Waiting(question, time, self._asked, None)
+        waiting = _Waiting(question, time, self._asked)
         if self._may_assume and self._delays.are_known():
             age = self._delays.age_of(self._asked)
             self._assume(waiting, MAX_TIME if age is None else time + age)
@@ -441,13 +439,13 @@ class LabelJoin(DeclaredState):
                 self._count_later(time, number)
         for side, key, time, number, event, when in state["waiting"]:
             if side == LEFT:
-                waiting = _Waiting(question_of(event), time, number, None)
+                waiting = _Waiting(question_of(event), time, number)
                 self._assume(waiting, when if self.schedule == "expected" else None)
                 self._join.add(side, key, time, waiting)
             else:
                 self._join.add(side, key, time, answer_of(event))
         for time, number, question, answer in state["answered"]:
-            waiting = _Waiting(question_of(question), time, number, None)
+            waiting = _Waiting(question_of(question), time, number)
             self._answered.push((self._limit(waiting), number), (waiting, answer_of(answer)))
         if self.is_timed:
             # A wait that has become shorter, and is over, ends with the next event.

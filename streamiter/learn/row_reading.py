@@ -14,7 +14,7 @@ from inspect import getattr_static
 from itertools import chain, islice, pairwise
 from os.path import dirname
 from types import CodeType, FunctionType, MethodType, ModuleType
-from typing import Any, Final, NotRequired, Protocol, TypedDict, final
+from typing import Any, Final, Protocol, TypedDict, final
 
 import numpy as np
 import numpy.typing as npt
@@ -25,11 +25,11 @@ from streamiter.learn.labels import FIRST_LABELS, Label, Labels
 from streamiter.learn.rows import (
     BadRows,
     Examples,
-    SparseRecord,
     as_examples,
     blaming_rows,
     of_numbered_rows,
     row_weights,
+    rows_to_record,
 )
 from streamiter.operators.declared_state import (
     COPIED,
@@ -68,17 +68,6 @@ class NumberedBatch(TypedDict):
     records: Batch
 
 
-class NamedRecord(TypedDict):
-    """The fields of ``NamedRows``, as plain data."""
-
-    fields: tuple[str, ...]
-    numbers: Floats
-    text_fields: tuple[str, ...]
-    places: Indices
-    missing: Indices
-    readings: NotRequired[dict[str, tuple[npt.NDArray[np.uint8], Floats]]]
-
-
 @final
 class RowsToLearn(TypedDict):
     """The rows of a mini-batch, as a worker read them: plain data, from a worker to the owner."""
@@ -88,35 +77,27 @@ class RowsToLearn(TypedDict):
     """The number of each record in its subtask of the stream."""
     records: Batch
     """The records that the rows were read from, for those that the owner refuses."""
-    features: NamedRecord | SparseRecord
+    features: dict[str, Any]
+    """The fields of ``NamedRows`` or ``SparseRows``."""
     labels: Labels
     weights: Floats | None
     label_fields: list[str]
     """The fields that the function of the label has read so far."""
 
 
-def record_of_features(rows: NamedRows | SparseRows) -> NamedRecord | SparseRecord:
-    """Return rows as plain data."""
-    if isinstance(rows, NamedRows):
-        record: NamedRecord = {
-            "fields": rows.fields,
-            "numbers": rows.numbers,
-            "text_fields": rows.text_fields,
-            "places": rows.places,
-            "missing": rows.missing,
-        }
-        if rows.readings:
-            record["readings"] = {field: (read.codes, read.values) for field, read in rows.readings.items()}
-        return record
-    return {"indptr": rows.indptr, "indices": rows.indices, "values": rows.values, "width": rows.width}
+def record_of_features(rows: NamedRows | SparseRows) -> dict[str, Any]:
+    """Return the fields of rows as plain data."""
+    if isinstance(rows, SparseRows):
+        return rows_to_record(rows)
+    readings = {field: (read.codes, read.values) for field, read in rows.readings.items()}
+    return {field: getattr(rows, field) for field in NamedRows.__slots__} | {"readings": readings}
 
 
-def features_of_record(record: NamedRecord | SparseRecord) -> NamedRows | SparseRows:
+def features_of_record(record: Mapping[str, Any]) -> NamedRows | SparseRows:
     """Return the rows that :func:`record_of_features` turned into plain data."""
     if "width" in record:
         return SparseRows(**record)
-    readings = {field: Readings(*read) for field, read in record.get("readings", {}).items()}
-    return NamedRows(**{**record, "readings": readings})  # type: ignore[arg-type]
+    return NamedRows(**{**record, "readings": {field: Readings(*read) for field, read in record["readings"].items()}})
 
 
 def missing_values_of(rows: NamedRows | SparseRows) -> int:

@@ -29,7 +29,7 @@ from streamiter.learn.model_owner import ModelOwner, OwnerOptions
 from streamiter.learn.model_rows import ModelRows, RowSteps
 from streamiter.learn.question_steps import EventPlan, LabelAnswer
 from streamiter.learn.row_reading import RowsToLearn, features_of_record, missing_values_of
-from streamiter.learn.rows import BadRows, without
+from streamiter.learn.rows import BadRows, of_numbered_rows
 from streamiter.learn.score_metrics import as_lists, hits, widened
 from streamiter.learn.validation import PredictedRows, ValidationKind, loss_of
 from streamiter.operators.declared_state import COPIED, NESTED, Form, declared
@@ -37,6 +37,7 @@ from streamiter.operators.definitions import Definition
 from streamiter.operators.operator import Context, KeepsRecords
 from streamiter.operators.output import Output
 from streamiter.values.numbers import Floats, Indices
+from streamiter.values.records import Batch
 from streamiter.values.times import MIN_TIME
 
 # A version costs about as much time as a row for each fifteen columns, so publishing takes a fifth of the time at most.
@@ -209,30 +210,24 @@ class RowOwner(ModelOwner, KeepsRecords):
     # ---- rows with their labels
 
     def _learn_rows(self, given: RowsToLearn, out: Output) -> None:
-        records, labels, weights = given["records"], given["labels"], given["weights"]
-        numbers = given["numbers"]
-        features = features_of_record(given["features"])
-        while len(records):
-            try:
-                rows = self._model.rows(features, records.__getitem__)
-                steps = RowSteps.one_each(rows.length, learns=True, weights=weights)
-                predictions = self._model.step(rows, steps, labels)
-            except BadRows as bad:
-                refused = set(bad.rows)
-                kept = [row for row in range(len(records)) if row not in refused]
-                records = without(records, bad, out)
-                labels = [labels[row] for row in kept]
-                weights = None if weights is None else weights[kept]
-                numbers = numbers[kept]
-                features = features[kept]
-            else:
-                self._missing += missing_values_of(features)
-                if (again := self._model.predicted_again) is not None:
-                    now = [float(self._model.readings)]
-                    told = zip(self._untold, as_lists(again[len(again) - len(self._untold) :]), strict=True)
-                    self._untold = [row._replace(prediction=given, scores=now) for row, given in told]
-                self._tell(predictions, labels, steps.weights, numbers, out)
-                return
+        all_features, all_labels = features_of_record(given["features"]), given["labels"]
+
+        def learn(records: Batch, places: Indices) -> None:
+            is_whole = len(places) == len(all_labels)
+            features = all_features if is_whole else all_features[places.tolist()]
+            labels = all_labels if is_whole else [all_labels[place] for place in places.tolist()]
+            rows = self._model.rows(features, records.__getitem__)
+            weights = None if given["weights"] is None else given["weights"][places]
+            steps = RowSteps.one_each(rows.length, learns=True, weights=weights)
+            predictions = self._model.step(rows, steps, labels)
+            self._missing += missing_values_of(features)
+            if (again := self._model.predicted_again) is not None:
+                now = [float(self._model.readings)]
+                told = zip(self._untold, as_lists(again[len(again) - len(self._untold) :]), strict=True)
+                self._untold = [row._replace(prediction=made, scores=now) for row, made in told]
+            self._tell(predictions, labels, steps.weights, given["numbers"][places], out)
+
+        of_numbered_rows(learn, given["records"], 0, out)
 
     def _tell(self, predictions: Floats, labels: Labels, weights: Floats, numbers: Indices, out: Output) -> None:
         """Emit predictions with their labels, once it is decided which label is positive; until then they are kept."""

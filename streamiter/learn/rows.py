@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Final, TypedDict, TypeVar
+from typing import Any, Final, TypedDict, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -324,31 +324,26 @@ class Examples:
     """A weight of 0 or more for each row; None: each row counts once."""
 
 
-class SparseRecord(TypedDict):
-    """The fields of ``SparseRows``, as plain data."""
-
-    indptr: Indices
-    indices: Indices
-    values: Floats
-    width: int
-
-
 class RowsRecord(TypedDict):
     """The fields of :class:`CheckedExamples`, as plain data."""
 
-    rows: SparseRecord | Floats
+    rows: dict[str, Any] | Floats
     targets: Floats
     weights: Floats | None
 
 
-def rows_to_record(rows: Rows) -> SparseRecord | Floats:
-    """Return rows as plain data."""
+@overload
+def rows_to_record(rows: SparseRows) -> dict[str, Any]: ...
+@overload
+def rows_to_record(rows: Rows) -> dict[str, Any] | Floats: ...
+def rows_to_record(rows: Rows) -> dict[str, Any] | Floats:
+    """Return rows as plain data: a matrix, or the fields of ``SparseRows``."""
     if isinstance(rows, SparseRows):
         return {"indptr": rows.indptr, "indices": rows.indices, "values": rows.values, "width": rows.width}
     return rows
 
 
-def rows_from_record(record: SparseRecord | Floats) -> Rows:
+def rows_from_record(record: dict[str, Any] | Floats) -> Rows:
     """Return the rows that :func:`rows_to_record` turned into plain data."""
     return SparseRows(**record) if isinstance(record, dict) else record
 

@@ -21,15 +21,7 @@ from streamiter.flow.options import check_step_options
 from streamiter.flow.stream import Stream
 from streamiter.learn.estimators import examples_of, run_offline
 from streamiter.learn.rows import BadRows, Extract, refuse_not_finite
-from streamiter.learn.server_training import (
-    OnlineServerOptions,
-    ServerOptions,
-    ServerTraining,
-    check_consistency,
-    check_server,
-    count_of,
-    trained,
-)
+from streamiter.learn.server_training import OnlineServerOptions, ServerOptions, ServerTraining, count_of
 from streamiter.models.update import ModelSnapshot
 from streamiter.networks.data import (
     LabelledRows,
@@ -175,8 +167,6 @@ def train_network(
     ('finished', 9, 1.0)
     """
     network = sized(network, data)
-    check_server(_OWNER, server, flow)
-    check_consistency(_OWNER, consistency)
     workers = count_of(_OWNER, "workers", workers)
     seed = whole_number(f"{_OWNER}(seed=)", seed, 0, error=GraphError)
     features = network.graph().place_holder.feature_dimension
@@ -193,9 +183,10 @@ def train_network(
     )
     check_start(start, network)
     learner = NetworkLearner(network, consistency, start, seed, steps, publishes_state=publish_state)
-    label = step_names(flow, name)
-    numbers = flow.from_source(lambda: _StepNumbers(steps), name=label("steps"), parallelism=workers)
-    training = trained(numbers, learner, server, _OWNER, steps.per_epoch, NetworkWorker, label)
+    numbers = flow.from_source(lambda: _StepNumbers(steps), name=step_names(flow, name)("steps"), parallelism=workers)
+    options: ServerOptions = {"worker": NetworkWorker, "publish_every": steps.per_epoch, "name": name}
+    shared = ServerTraining(_OWNER, numbers, server, consistency, options, batch=1)
+    training = shared.train(numbers, learner)
     checks = RowChecks(network)
     checks.check(_OWNER, data)
     if validation is not None:
@@ -204,7 +195,7 @@ def train_network(
     if judged_by is not None:
         judged_by = judged_by.widened(features, _OWNER)
         checks.check(f"{_OWNER}(validation=)", judged_by)
-    models = training.models.process(lambda: _Judge(network, judged_by), name=label("judge"), parallelism=1)
+    models = training.models.process(lambda: _Judge(network, judged_by), name=shared.label("judge"), parallelism=1)
     return NetworkTraining(models, training.losses, steps.in_all * workers)
 
 
