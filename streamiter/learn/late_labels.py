@@ -24,7 +24,6 @@ from streamiter.learn.row_reading import (
     Position,
     ReadFeatures,
     ReadsLabels,
-    UnnamedFields,
     record_of_features,
 )
 from streamiter.learn.rows import BadRows, blaming_rows, of_numbered_rows, row_weights
@@ -547,14 +546,10 @@ class EventReader(ReadsLabels):
     def __init__(
         self, events: DelayedLabels, read: ReadFeatures, *, is_timed: bool = False, made_of: LabelFields | None = None
     ) -> None:
+        super().__init__(events.features, made_of)
         self._events = events
         self._read = read
         self._is_timed = is_timed
-        self.made_of = made_of
-
-    def open(self, context: Context) -> None:
-        super().open(context)
-        self._unnamed = UnnamedFields(context.name, self._events.features)
 
     def process(self, given: NumberedBatch, out: Output) -> None:
         """Emit the events of a mini-batch; questions without features and answers without a label are refused."""
@@ -573,8 +568,9 @@ class EventReader(ReadsLabels):
             }
 
         found = of_numbered_rows(read, records if timed is None else timed.records, first, out) or {}
-        fields = [] if self.made_of is None else list(self.made_of.fields)
-        out.emit(no_events() | found | {"position": (at, first), "count": count, "label_fields": fields})
+        out.emit(
+            no_events() | found | {"position": (at, first), "count": count, "label_fields": self.fields_of_label()}
+        )
 
     def _label_of(self, answer: Any, out: Output) -> Label:
         """Return the label of an answer. If it is refused, its question has no label, and waits no longer."""

@@ -88,6 +88,8 @@ class ModelOwner(DeclaredOperator, IterationListener, abc.ABC):
     learner: ClassVar[str]
     """The name of the learner whose state versions carry."""
 
+    _model: Any
+    """The model, which a subclass makes."""
     _is_started = declared(False)
     _has_published = declared(False)
     """Whether a version was published, or a rollback taken over; the first one does not wait."""
@@ -125,13 +127,14 @@ class ModelOwner(DeclaredOperator, IterationListener, abc.ABC):
         ``records`` is how many records it has learned from, where no state says it.
         """
 
-    @abc.abstractmethod
     def records(self) -> int:
         """Return the number of records that the model has learned from."""
+        records: int = self._model.records
+        return records
 
-    @abc.abstractmethod
-    def parameters(self) -> object:
+    def parameters(self) -> Any:
         """Return the parameters to publish, without a state."""
+        return self._model.parameters(state=False)
 
     @abc.abstractmethod
     def state(self) -> dict[str, object]:

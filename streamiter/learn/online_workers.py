@@ -50,7 +50,8 @@ class OnlineWorkerOptions(NamedTuple):
     """The options that all workers of one training share."""
 
     make_model: MakeModel
-    extract: Extract
+    extract: Extract | None
+    """None for workers that do not read examples."""
     synchronous: bool
 
 
@@ -105,6 +106,7 @@ class OnlineWorker(GradientWorker):
         self._records_read += len(mini_batch)
 
     def _extracted(self, rows: Batch) -> Examples:
+        assert self._extract is not None
         return as_examples("train_online(extract=)", self._extract(rows))
 
     def _check_alone(self, row: Batch) -> None:
@@ -314,15 +316,15 @@ class DelayedLabelsWorker(OnlineWorker, KeepsRecords):
 
     def _predict_questions(self, questions: list[Any], numbers: list[int], out: Output) -> Iterator[_Question | None]:
         """Yield features and prediction of each question, None for a question without features."""
-        if not questions:
-            return iter(())
-        try:
-            rows, predictions = blaming_rows(self._predicted, questions, self._features)
-        except BadRows as bad:
-            kept = [number for row, number in enumerate(numbers) if row not in bad.rows]
-            good = iter(self._predict_questions(list(without(questions, bad, out)), kept, out))
-            return iter([None if row in bad.rows else next(good) for row in range(len(questions))])
-        return map(_Question, rows.rows(), predictions, numbers)
+        predicted: list[_Question | None] = [None] * len(questions)
+
+        def predict(some: Batch, places: Indices) -> None:
+            rows, predictions = blaming_rows(self._predicted, some, self._features)
+            for place, row, prediction in zip(places.tolist(), rows.rows(), predictions, strict=True):
+                predicted[place] = _Question(row, prediction, numbers[place])
+
+        of_numbered_rows(predict, questions, 0, out)
+        return iter(predicted)
 
     def _predicted(self, questions: Sequence[Any]) -> tuple[SparseRows, list[float]]:
         rows: SparseRows = self._features(questions)

@@ -284,6 +284,6 @@ class EventPlan:
         if not math.isnan(prediction[0]):
             return prediction, scores
         share, mean = prior if prior is not None and settled.has_share else (NOTHING_KNOWN, 0.0)
-        if model.readings:
+        if model.labels.earlier:
             return [share], [0.0]  # The first reading was of two labels.
         return [mean if model.task == "regression" else NOTHING_KNOWN if model.scores > 1 else share], []

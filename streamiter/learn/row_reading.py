@@ -454,22 +454,26 @@ class ReadsLabels(SharedOperator):
 
     made_of: LabelFields | None = declared(form=NESTED, share=for_all(LabelFields.merged))
 
+    def __init__(self, features: object, made_of: LabelFields | None) -> None:
+        self._features = features
+        self.made_of = made_of
+
     def open(self, context: Context) -> None:
+        self._unnamed = UnnamedFields(context.name, self._features)
         if self.made_of is not None:
             self.made_of.step = context.name
+
+    def fields_of_label(self) -> list[str]:
+        """Return the fields that the function of the label has read so far."""
+        return [] if self.made_of is None else list(self.made_of.fields)
 
 
 class RowReader(ReadsLabels):
     """Reads the rows of mini-batches that have their labels, for the owner."""
 
     def __init__(self, read: RowsRead, features: object, made_of: LabelFields | None = None) -> None:
+        super().__init__(features, made_of)
         self._read = read
-        self._features = features
-        self.made_of = made_of
-
-    def open(self, context: Context) -> None:
-        super().open(context)
-        self._unnamed = UnnamedFields(context.name, self._features)
 
     def process(self, given: NumberedBatch, out: Output) -> None:
         """Emit the rows of a mini-batch; records that are no rows follow the policy of the step."""
@@ -484,7 +488,7 @@ class RowReader(ReadsLabels):
                 "features": record_of_features(features),
                 "labels": labels,
                 "weights": weights,
-                "label_fields": [] if self.made_of is None else list(self.made_of.fields),
+                "label_fields": self.fields_of_label(),
             }
             out.emit(rows)
 

@@ -68,6 +68,7 @@ class RowOwner(ModelOwner, KeepsRecords):
 
     learner = "AdaptiveLinearModel"
 
+    _model: AdaptiveLinearModel
     _version_published: int = declared()
     _held: list[RowsToLearn | EventsToLearn] = declared(made=list, form=COPIED)
     """The mini-batches of the epoch under way, or the mini-batches that have overtaken others."""
@@ -128,12 +129,6 @@ class RowOwner(ModelOwner, KeepsRecords):
             question.predicted = question.predicted.by(column_of)
             if not keeps_classes:  # Their numbers may be others.
                 question.predicted = question.predicted._replace(prediction=[math.nan])
-
-    def records(self) -> int:
-        return self._model.records
-
-    def parameters(self) -> object:
-        return self._model.parameters(state=False)
 
     def state(self) -> dict[str, object]:
         return {"model": self._model.state()}
@@ -222,7 +217,7 @@ class RowOwner(ModelOwner, KeepsRecords):
             predictions = self._model.step(rows, steps, labels)
             self._missing += missing_values_of(features)
             if (again := self._model.predicted_again) is not None:
-                now = [float(self._model.readings)]
+                now = [float(len(self._model.labels.earlier))]
                 told = zip(self._untold, as_lists(again[len(again) - len(self._untold) :]), strict=True)
                 self._untold = [row._replace(prediction=made, scores=now) for row, made in told]
             self._tell(predictions, labels, steps.weights, given["numbers"][places], out)
@@ -231,20 +226,20 @@ class RowOwner(ModelOwner, KeepsRecords):
 
     def _tell(self, predictions: Floats, labels: Labels, weights: Floats, numbers: Indices, out: Output) -> None:
         """Emit predictions with their labels, once it is decided which label is positive; until then they are kept."""
-        if self._model.is_positive_known and not self._untold:
-            self._emit_predictions(predictions, self._model.targets(labels), weights, numbers, out)
+        if self._model.labels.is_positive_known and not self._untold:
+            self._emit_predictions(predictions, self._model.labels.targets(labels), weights, numbers, out)
             return
-        now = [float(self._model.readings)]
+        now = [float(len(self._model.labels.earlier))]
         rows = zip(as_lists(predictions), labels, weights, numbers, strict=True)
         self._untold += [_Untold(made, now, label, float(weight), at.tolist()) for made, label, weight, at in rows]
-        if self._model.is_positive_known:
+        if self._model.labels.is_positive_known:
             self._tell_all(out)
 
     def _tell_all(self, out: Output) -> None:
         rows, self._untold = self._untold, []
         if rows:
-            predictions = self._model.as_now([row.prediction for row in rows], [row.scores for row in rows])
-            targets = self._model.targets([row.label for row in rows])
+            predictions = self._model.labels.as_now([row.prediction for row in rows], [row.scores for row in rows])
+            targets = self._model.labels.targets([row.label for row in rows])
             weights = np.array([row.weight for row in rows])
             numbers = np.array([row.numbers for row in rows], dtype=np.intp)
             self._emit_predictions(predictions, targets, weights, numbers, out)
@@ -269,7 +264,7 @@ class RowOwner(ModelOwner, KeepsRecords):
             rows |= {"loss": loss, "is_mean": loss[0] == "poisson"}
         if (names := self._model.classes) is not None:
             rows["labels"] = names
-        if (earlier := self._model.earlier_targets) is not None:
+        if (earlier := self._model.labels.earlier_targets) is not None:
             rows["earlier_targets"] = earlier
         self._loss += loss_of(rows)
         if self.emit_predictions(rows, out) and self._raises_rates:
@@ -354,7 +349,7 @@ class RowOwner(ModelOwner, KeepsRecords):
         if not (settled := plan.settled):
             return
         made = [plan.prediction_of(each, predictions, self._model) for each in settled]
-        shaped = self._model.as_now([prediction for prediction, _ in made], [scores for _, scores in made])
+        shaped = self._model.labels.as_now([prediction for prediction, _ in made], [scores for _, scores in made])
         weights = np.array([each.weight for each in settled])
         numbers = np.array([(each.number, each.question.number) for each in settled], dtype=np.intp)
         self._tell(shaped, [each.label for each in settled], weights, numbers, out)

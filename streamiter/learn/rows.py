@@ -18,7 +18,8 @@ import numpy.typing as npt
 
 from streamiter.errors import ConfigurationError, ModelError, shortened
 from streamiter.operators.declared_state import DeclaredState, again, declared
-from streamiter.operators.output import Output
+from streamiter.operators.output import Output, RejectionPolicy
+from streamiter.topics.topic import Topic
 from streamiter.values.known_fields import BadKind
 from streamiter.values.numbers import Floats, Indices
 from streamiter.values.records import Batch, Columns, take
@@ -55,6 +56,13 @@ class BadRows(ModelError):
     def of_row(self, row: int) -> BadRows:
         """Return the error of one of the rows."""
         return BadRows([row], self.reasons[row]) if row in self.reasons else self
+
+
+class Refusals(TypedDict):
+    """What happens to records that a step of a training refuses: the options of the step."""
+
+    on_error: RejectionPolicy
+    dead_letter: Topic | None
 
 
 def rows_of_wrong_kind(bad: BadKind, record_of: Callable[[int], Any] | None) -> BadRows:

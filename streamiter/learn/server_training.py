@@ -23,7 +23,7 @@ from streamiter.flow.building import add_next_step
 from streamiter.flow.flow import Flow, step_names
 from streamiter.flow.stream import Stream
 from streamiter.iteration.marked_streams import Replaying
-from streamiter.learn.rows import blaming_rows, of_good_rows
+from streamiter.learn.rows import Refusals, blaming_rows, of_good_rows
 from streamiter.models.update import ModelSnapshot
 from streamiter.operators.declared_state import COPIED, DeclaredOperator, SharedOperator, declared
 from streamiter.operators.definitions import Definition
@@ -124,7 +124,10 @@ class ServerTraining:
             )
         self.owner, self.stream, self.server = owner, stream, server
         self.label = step_names(stream.flow, options.get("name"))
-        self._on_error, self._dead_letter = options.get("on_error", "fail"), options.get("dead_letter")
+        self._policy: Refusals = {
+            "on_error": options.get("on_error", "fail"),
+            "dead_letter": options.get("dead_letter"),
+        }
 
     def steps(self, learner: AnyLearner, mini_batch: Callable[[Batch], object | None]) -> ParameterServerTraining:
         """Add all steps.
@@ -133,10 +136,7 @@ class ServerTraining:
         refuses follow ``on_error`` or go to ``dead_letter``.
         """
         mini_batches = self.stream.batch(self.batch, parallelism=self.workers, name=self.label("mini-batches")).process(
-            lambda: Prepare(mini_batch),
-            name=self.label("prepare"),
-            on_error=self._on_error,
-            dead_letter=self._dead_letter,
+            lambda: Prepare(mini_batch), name=self.label("prepare"), **self._policy
         )
         if self.epochs > 1:
             mini_batches = repeated(

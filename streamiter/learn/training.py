@@ -347,12 +347,6 @@ class ParameterOwner(ModelOwner):
         if not self._model.records:
             self._model.count(records)
 
-    def records(self) -> int:
-        return self._model.records
-
-    def parameters(self) -> dict[str, Any]:
-        return self._model.parameters(state=False)
-
     def state(self) -> dict[str, object]:
         return {"model": self._model.learned()}
 

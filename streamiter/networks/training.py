@@ -21,7 +21,13 @@ from streamiter.flow.options import check_step_options
 from streamiter.flow.stream import Stream
 from streamiter.learn.estimators import examples_of, run_offline
 from streamiter.learn.rows import BadRows, Extract, refuse_not_finite
-from streamiter.learn.server_training import OnlineServerOptions, ServerOptions, ServerTraining, count_of
+from streamiter.learn.server_training import (
+    OnlineServerOptions,
+    ParameterServerTraining,
+    ServerOptions,
+    ServerTraining,
+    count_of,
+)
 from streamiter.models.update import ModelSnapshot
 from streamiter.networks.data import (
     LabelledRows,
@@ -104,16 +110,13 @@ _ROWS: Final = "validation_rows"
 
 
 @dataclass(frozen=True)
-class NetworkTraining:
-    """The outputs of a training."""
+class NetworkTraining(ParameterServerTraining):
+    """The outputs of a training.
 
-    models: Stream
-    """A ``ModelSnapshot`` for each version: the parameters by name with the network as JSON; for ``publish_model``.
-    Its metrics are the ``loss`` since the version before and, with rows for validation, ``validation_loss``,
-    ``_accuracy`` and ``_auc``."""
-    losses: Stream
-    """A dict for each mini-batch: the ``worker``, its ``clock``, the mean ``loss`` before the step, the number of
-    ``records``, and the seconds ``waited_s`` that the worker waited for the parameters."""
+    A version has the parameters by name with the network as JSON. Its metrics are the ``loss`` since the version before
+    and, with rows for validation, ``validation_loss``, ``_accuracy`` and ``_auc``.
+    """
+
     steps: int = 0
     """The number of steps of all workers together; 0 on a stream, where it is not known."""
 
