@@ -325,14 +325,10 @@ class AdaptiveLinearModel(DeclaredState, Savable):
         if by_question is not None and asked is not None:
             of_now = float(len(self.labels.earlier))
             asked |= {question: [of_now, *by_question[question].ravel().tolist()] for question in questions}
-        self._keep()
-        self._version += bool((steps.learns & (steps.weights > 0.0)).any())
-        return predictions
-
-    def _keep(self) -> None:
-        """Keep what the rows of the last :meth:`rows` have said about crosses and fields."""
         self._crosses.keep()
         self.fields.keep()
+        self._version += bool((steps.learns & (steps.weights > 0.0)).any())
+        return predictions
 
     def _step(self, part: LabelPart, rows: ModelRows, steps: RowSteps, asked: Floats) -> Floats:
         assert self._weights is not None

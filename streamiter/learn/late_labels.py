@@ -448,7 +448,10 @@ class LabelJoin(DeclaredState):
             self._answered.push((self._limit(waiting), number), (waiting, answer_of(answer)))
         if self.is_timed:
             # A wait that has become shorter, and is over, ends with the next event.
-            self._join.watermark = max(self._join.watermark, min(state["watermark"], self._before_first_due()))
+            due = self._join.next_due()
+            self._join.watermark = max(
+                self._join.watermark, state["watermark"] if due is None else min(state["watermark"], due - 1)
+            )
         else:
             # The clock of another machine may be behind, and an answer is not earlier than its question.
             times = (time for _, _, time, *_ in state["waiting"])
@@ -490,10 +493,6 @@ class LabelJoin(DeclaredState):
             ],
         }
         return [shared | waiting]
-
-    def _before_first_due(self) -> int:
-        due = self._join.next_due()
-        return MAX_TIME if due is None else due - 1
 
 
 def _settled_of_all(many: Sequence[Sequence[Any]]) -> list[list[Any]]:

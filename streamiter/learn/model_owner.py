@@ -153,8 +153,8 @@ class ModelOwner(DeclaredOperator, IterationListener, abc.ABC):
         """Start from these parameters, or as the model was made."""
         if not self._is_started:
             self._is_started = True
-            if (given := started_from(parameters)) is not None:
-                self._resume(given)
+            if parameters is not None:
+                self._resume(parameters if isinstance(parameters, ModelSnapshot) else ModelSnapshot(parameters))
                 self._records_published = self.records()
 
     def take_over_rollback(self) -> bool:
@@ -246,8 +246,3 @@ class ModelOwner(DeclaredOperator, IterationListener, abc.ABC):
         super().restore(state)
         if (ago_s := state["published ago"]) is not None:
             self._published_at_s = self._context.clock.monotonic_s() - ago_s
-
-
-def started_from(given: Any) -> ModelSnapshot | None:
-    """Return the model of a record to start from: parameters, or a model with its number of records; None for none."""
-    return given if given is None or isinstance(given, ModelSnapshot) else ModelSnapshot(given)

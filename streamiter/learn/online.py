@@ -50,7 +50,6 @@ from streamiter.learn.row_reading import (
     features_reader,
     labelled_rows,
     times_left_out,
-    values_of,
 )
 from streamiter.learn.row_training import RowOwner
 from streamiter.learn.rows import Examples, Extract, Refusals
@@ -67,7 +66,6 @@ from streamiter.values.crossed_rows import checked_crosses, crossed_fields
 from streamiter.values.field_kinds import Kind
 from streamiter.values.numbers import positive as above_zero
 from streamiter.values.numbers import whole_number
-from streamiter.values.records import Batch
 from streamiter.values.times import Seconds, in_seconds
 
 
@@ -430,13 +428,8 @@ def _extract_of(
     weight: str | Callable[[Any], float] | None,
 ) -> Extract:
     """Return the function that makes the examples of a model with a fixed number of features."""
-    read = function_of_features("train_online", features)
-
-    def extract(mini_batch: Batch) -> Examples:
-        weights = None if weight is None else values_of(mini_batch, weight, "weight")
-        return Examples(read(mini_batch), values_of(mini_batch, label, "label"), weights)
-
-    return extract
+    read = labelled_rows(function_of_features("train_online", features), label, weight)
+    return lambda mini_batch: Examples(*read(mini_batch))  # type: ignore[arg-type]  # The rows are no NamedRows.
 
 
 def _makes_adaptive(model: object) -> bool:

@@ -33,7 +33,9 @@ from streamiter.learn.rows import (
 )
 from streamiter.operators.declared_state import (
     COPIED,
+    FIRST,
     GREATEST,
+    LEAST,
     NESTED,
     DeclaredState,
     Form,
@@ -206,12 +208,14 @@ class LabelFields(DeclaredState):
     (True, ['delay'])
     """
 
-    _named: frozenset[str] = declared(form=Form(sorted, take_on=lambda named, of_state: None))
-    fields: list[str] = declared(made=list, form=COPIED)
+    _named: frozenset[str] = declared(form=Form(sorted, take_on=lambda named, of_state: None), share=FIRST)
+    fields: list[str] = declared(
+        made=list, form=COPIED, share=for_all(lambda many: list(dict.fromkeys(chain.from_iterable(many))))
+    )
     """The fields of the records so far that were read, or that its code names."""
-    _left = declared(FIRST_LABELS)
+    _left = declared(FIRST_LABELS, share=LEAST)
     """The number of records that it still looks at."""
-    _is_told = declared(False)
+    _is_told = declared(False, share=for_all(any))
 
     def __init__(self, label: Callable[[Any], Label], step: str = "read") -> None:
         self._label = label
@@ -254,15 +258,11 @@ class LabelFields(DeclaredState):
         if set(state["named"]) != self._named:  # It is another function.
             self._left = FIRST_LABELS
 
-    @staticmethod
-    def merged(states: Sequence[dict[str, Any] | None]) -> dict[str, Any] | None:
+    @classmethod
+    def merged(cls, states: Sequence[dict[str, Any] | None]) -> dict[str, Any] | None:
         """Return the joined state, as if one had seen the records of all of them."""
         given = [state for state in states if state is not None]
-        if not given:
-            return None
-        fields = dict.fromkeys(chain.from_iterable(state["fields"] for state in given))
-        left, is_told = min(state["left"] for state in given), any(state["is told"] for state in given)
-        return {"fields": list(fields), "left": left, "is told": is_told, "named": given[0]["named"]}
+        return cls.redistribute(given, 1)[0] if given else None
 
 
 def texts_in(function: object) -> frozenset[str]:

@@ -548,13 +548,6 @@ class ExampleBlocks:
         """Return all examples as plain data."""
         return [part.to_record() for part in (*self._blocks, *self._parts)]
 
-    @classmethod
-    def from_records(cls, records: list[RowsRecord]) -> ExampleBlocks:
-        """Return the examples of records that :meth:`to_records` returned."""
-        blocks = cls()
-        blocks.add_records(records)
-        return blocks
-
     def add_records(self, records: list[RowsRecord]) -> None:
         """Add the examples of records that :meth:`to_records` returned."""
         for record in records:
