@@ -50,9 +50,9 @@ class DriftDetector(Savable, abc.ABC):
         Raises ``BadRows`` for values that are not finite; then none was added.
         """
 
-    @abc.abstractmethod
     def new(self) -> Self:
         """Return a detector with the same settings, which has seen no values."""
+        return type(self)(**self.get_params())
 
     @abc.abstractmethod
     def state(self) -> dict[str, object]:
@@ -123,9 +123,6 @@ class ADWIN(DeclaredState, DriftDetector):
         self._seen += len(checked)
         return _changes(changes[:found])
 
-    def new(self) -> Self:
-        return type(self)(confidence=self._confidence, check_every=self._check_every)
-
 
 class PageHinkley(DeclaredState, DriftDetector):
     """Adds up how far values are above their mean; a sum that has risen by ``threshold`` is a rise of the mean.
@@ -171,11 +168,6 @@ class PageHinkley(DeclaredState, DriftDetector):
             checked, self._threshold, self._allowance, self._memory, self._rows_min, self._test, changes
         )
         return _changes(changes[:found])
-
-    def new(self) -> Self:
-        return type(self)(
-            threshold=self._threshold, allowance=self._allowance, memory=self._memory, rows_min=self._rows_min
-        )
 
 
 def _changes(found: Floats) -> list[MeanChange]:

@@ -115,10 +115,12 @@ class OnlineWorker(GradientWorker):
     def report_examples(self, examples: Examples, predictions: Floats, numbers: Indices, out: Output) -> None:
         """Report the gradient of these examples, and emit the earlier predictions for them."""
         gradient = self._model.gradient(examples.features, examples.targets, examples.weights)
-        targets, weights = self._checked(examples, len(predictions))
+        count = len(predictions)
+        targets = self._model.checked_targets(examples.targets, count)
+        weights = row_weights("train", np.ones(count) if examples.weights is None else examples.weights, count)
         loss = float((self._model.loss.values(predictions, targets) * weights).sum())
         self.report_sum(GradientSum(gradient, loss), out)
-        self.emit_predictions(examples, predictions, numbers, out)
+        self.emit_predictions(predictions, targets, weights, numbers, out)
 
     def report_sum(self, sums: GradientSum, out: Output) -> None:
         """Report a gradient, which is then under way."""
@@ -126,23 +128,17 @@ class OnlineWorker(GradientWorker):
         self._gradients_under_way += not self._in_epochs
         self.report(sums, out)
 
-    def _checked(self, examples: Examples, count: int) -> tuple[Floats, Floats]:
-        """Return targets and weights."""
-        targets = self._model.checked_targets(examples.targets, count)
-        given = np.ones(count) if examples.weights is None else examples.weights
-        return targets, row_weights("train", given, count)
-
     def emit_predictions(
         self,
-        examples: Examples,
         predictions: Floats,
+        targets: Floats,
+        weights: Floats,
         numbers: Indices,
         out: Output,
         *,
         questions: Indices | None = None,
     ) -> None:
-        """Emit the earlier predictions for these examples."""
-        targets, weights = self._checked(examples, len(predictions))
+        """Emit the earlier predictions for rows with these targets and weights."""
         validated, task = self._model.loss.validated(predictions), self._model.loss.task
         rows = PredictedRows(task=task, predictions=validated, targets=targets, weights=weights, numbers=numbers)
         if questions is not None:
@@ -351,7 +347,8 @@ class DelayedLabelsWorker(OnlineWorker, KeepsRecords):
             predictions = np.array([each.question.prediction for each in settled])
             numbers = np.array([each.number for each in settled])
             questions = np.array([each.question.number for each in settled])
-            self.emit_predictions(self._examples(settled), predictions, numbers, out, questions=questions)
+            targets = self._model.checked_targets([each.target for each in settled], len(settled))
+            self.emit_predictions(predictions, targets, np.ones(len(settled)), numbers, out, questions=questions)
 
     def _add_gradient(self, sums: GradientSum, group: list[_Labelled], out: Output) -> list[_Labelled]:
         """Add the gradient of some questions to the sums; return those whose label is refused."""
