@@ -365,7 +365,7 @@ class DelayedLabelsWorker(OnlineWorker, KeepsRecords):
                 group = [each for row, each in enumerate(group) if row not in bad.rows]
                 continue
             if group[0].learns != "plain":
-                # Without the gradient for False, as it was when these questions were learned as False.
+                # Take back the gradient with which these questions were learned as False.
                 now = np.maximum(self._model.predict(examples.features), _PROBABILITY_MIN)
                 assumed = self._model.gradient(examples.features, np.zeros(len(now)), assumed_before / now).scaled(-1.0)
                 total = assumed if group[0].learns == "withdrawn" else gradient + assumed

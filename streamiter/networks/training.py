@@ -232,7 +232,7 @@ def epoch_result(model: ModelSnapshot) -> EpochResult:
 class _StepNumbers(Source):
     """Emits 0, 1, 2, … to each subtask.
 
-    With another number of subtasks it begins anew, since workers skip the steps that they have made.
+    With another number of subtasks it starts at 0 again: workers skip the steps that they have made.
     """
 
     def __init__(self, steps: TrainingSteps) -> None:
