@@ -340,7 +340,7 @@ def _by_gradients(shared: _TrainingOptions, model: MakeModel, extract: Extract |
         )
 
     def make_owner() -> ParameterOwner:
-        rule = EpochSteps(requires_examples=False) if shared.owner.in_epochs else BroadcastSteps()
+        rule = EpochSteps() if shared.owner.in_epochs else BroadcastSteps()
         return ParameterOwner(model, rule, shared.owner)
 
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:

@@ -240,7 +240,7 @@ def _with_workers(
             lambda: _CentroidsWorker(OnlineWorkerOptions(make, None, synchronous=True)), name=label("nearest"), **policy
         )
         moved = connect(start=variables[0], gradients=sums.rebalance()).process(
-            lambda: _CentroidsOwner(make, EpochSteps(requires_examples=False), OwnerOptions(in_epochs=True)),
+            lambda: _CentroidsOwner(make, EpochSteps(), OwnerOptions(in_epochs=True)),
             name=label("centroids"),
             parallelism=1,
         )

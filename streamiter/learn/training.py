@@ -156,7 +156,7 @@ class EpochSteps(StepRule):
 
     The gradients are added in the order of the workers' numbers, not in the order of arrival. So the sum is the same
     to the last bit. All workers get parameters after each epoch in which a worker has reported, even if no worker had
-    rows. With ``requires_examples`` an epoch without rows is an error.
+    rows.
     """
 
     needs_epochs = True
@@ -170,9 +170,6 @@ class EpochSteps(StepRule):
     )
     """The sums of each worker, by epoch."""
 
-    def __init__(self, *, requires_examples: bool) -> None:
-        self._requires_examples = requires_examples
-
     def add(self, report: WorkerReport, epoch: int) -> None:
         workers = self._epochs.setdefault(epoch, {})
         if report["gradient"] is not None:
@@ -180,14 +177,8 @@ class EpochSteps(StepRule):
             sums.add(Gradient.from_record(report["gradient"]), report["loss"])
 
     def end_epoch(self, epoch: int) -> GradientSum | None:
-        if epoch not in self._epochs:
-            return None
-        workers = self._epochs.pop(epoch)
-        if workers:
-            return _total(workers)
-        if self._requires_examples:
-            raise _no_examples()
-        return GradientSum()
+        workers = self._epochs.pop(epoch, None)
+        return None if workers is None else _total(workers)
 
     def rest(self) -> Iterator[GradientSum]:
         for epoch in sorted(self._epochs):
@@ -306,11 +297,12 @@ class BroadcastSteps(StepRule):
 def _total(workers: dict[int, GradientSum]) -> GradientSum:
     in_order = [workers[worker] for worker in sorted(workers)]
     gradients = [sums.gradient for sums in in_order if sums.gradient is not None]
-    return GradientSum(functools.reduce(operator.add, gradients), sum(sums.loss for sums in in_order))
+    total = functools.reduce(operator.add, gradients) if gradients else None
+    return GradientSum(total, sum(sums.loss for sums in in_order))
 
 
 def _no_examples() -> ModelError:
-    """Return the error for an offline training that has no rows."""
+    """Return the error for an offline training without rows."""
     return ModelError("train_offline: expected examples to learn from, given none; check the input")
 
 
@@ -366,6 +358,8 @@ class ParameterOwner(ModelOwner):
     def on_epoch_watermark_incremented(self, epoch_watermark: int, context: Context, out: Output) -> None:
         step = self._rule.end_epoch(epoch_watermark)
         if step is not None:
+            if self._is_offline and step.gradient is None:
+                raise _no_examples()
             self._step_and_answer(step, None, out)
 
     def on_iteration_terminated(self, context: Context, out: Output) -> None:
