@@ -150,7 +150,7 @@ def without_flow(stream: LearningStream) -> Floats:
         steps = RowSteps(rows_of_steps, ~is_answer, is_answer, counted, questions=rows_of_steps)
     found = model.step(rows, steps, stream.labels[steps.rows])
     if stream.task == "classes":
-        return _of_true_classes(found, model.targets(stream.labels))
+        return _of_true_classes(found, model.labels.targets(stream.labels))
     predictions = np.full(len(stream), np.nan)
     predictions[steps.rows[steps.predicts]] = found[steps.predicts]
     return predictions

@@ -118,7 +118,8 @@ class AdaptiveLinearModel(DeclaredState, Savable):
     rates: tuple[float, ...] | None = declared(form=Form(list, tuple))
     """The learning rates of AdaGrad; None: six rates side by side."""
     _loss: PlainLoss | None = declared(form=Form(list, lambda loss: (loss[0], tuple(loss[1]))))
-    _labels: LabelReader = declared(form=NESTED)
+    labels: LabelReader = declared(form=NESTED)
+    """How labels are read."""
     fields: KnownFields = declared(form=NESTED)
     """The fields that the model knows, and what each is."""
     _crosses: CrossStatistics = declared(form=NESTED)
@@ -155,7 +156,7 @@ class AdaptiveLinearModel(DeclaredState, Savable):
                 f"AdaptiveLinearModel(loss=): expected a loss of numbers without classes, given {loss!r}; leave it out"
             )
         least = 0.0 if self._loss == _POISSON else None
-        self._labels = LabelReader(_NAME, task if loss is None else "regression", classes, positive, least)
+        self.labels = LabelReader(_NAME, task if loss is None else "regression", classes, positive, least)
         self.bits = whole_number("AdaptiveLinearModel(bits=)", bits, 1, _BITS_MAX)
         self.rates = None if rates is None else checked_rates(rates)
         self._crosses = CrossStatistics(checked_crosses(_NAME, crosses), self.bits)
@@ -190,9 +191,9 @@ class AdaptiveLinearModel(DeclaredState, Savable):
     @property
     def task(self) -> LearningTask | None:
         """``"classification"`` or ``"regression"``: what is predicted; None before the first label, if not given."""
-        if (reading := self._labels.reading) is not None:
+        if (reading := self.labels.reading) is not None:
             return "regression" if reading.kind == "number" else "classification"
-        return "classification" if self._labels.task in ("binary", "multiclass") else self._labels.task
+        return "classification" if self.labels.task in ("binary", "multiclass") else self.labels.task
 
     @property
     def loss(self) -> PlainLoss | None:
@@ -205,7 +206,7 @@ class AdaptiveLinearModel(DeclaredState, Savable):
 
         None for truth values (and 0 and 1), and for numbers.
         """
-        return self._labels.known
+        return self.labels.known
 
     @property
     def positive(self) -> Label:
@@ -214,27 +215,12 @@ class AdaptiveLinearModel(DeclaredState, Savable):
         Of two numbers it is the larger number, of two texts the later text in alphabetical order: "yes" after
         "no".
         """
-        reading = self._labels.reading
+        reading = self.labels.reading
         return reading.names[1] if reading is not None and reading.kind == "binary" else None
 
     @property
-    def is_positive_known(self) -> bool:
-        """Whether it is decided which of two labels is positive; until then it is the label that has not come yet."""
-        return self._labels.is_positive_known
-
-    @property
-    def readings(self) -> int:
-        """How often the meaning of labels has changed; scores of questions begin with it."""
-        return len(self._labels.earlier)
-
-    @property
-    def earlier_targets(self) -> tuple[float, float] | None:
-        """The numbers, or the numbers of classes, that two labels became; None if labels are as they seemed."""
-        return self._labels.earlier_targets
-
-    @property
     def _link(self) -> str:
-        return _LINKS["binary" if self._labels.reading is None else self._labels.reading.kind]
+        return _LINKS["binary" if self.labels.reading is None else self.labels.reading.kind]
 
     # ---- predicting and learning
 
@@ -312,17 +298,17 @@ class AdaptiveLinearModel(DeclaredState, Savable):
         if (bad := steps.learns & ~(steps.weights <= _WEIGHT_MAX)).any():
             reason = f"expected sample weights of at most {_WEIGHT_MAX:g}, given {steps.weights[bad][0]:g}"
             raise BadRows(np.flatnonzero(bad), f"{_NAME}: {reason}")
-        parts = self._labels.read(labels, steps.learns)
+        parts = self.labels.read(labels, steps.learns)
         questions = np.unique(steps.questions[steps.questions >= 0]).tolist()
         predictions = np.full(len(steps.rows), np.nan)
         self.predicted_again = None
         by_question: Floats | None = None
         for part in parts:
-            before, some = self._labels.reading, steps.part(part.start, part.stop)
+            before, some = self.labels.reading, steps.part(part.start, part.stop)
             is_new = before is None or not before.goes_on_in(part.reading)
             if is_new:
                 predictions = self._read_labels_as(part, predictions, steps.learns)
-            self._labels.take_over(part, int(np.count_nonzero(some.learns)))
+            self.labels.take_over(part, int(np.count_nonzero(some.learns)))
             if is_new or by_question is None:
                 by_question = self._scores_of(asked or {}, 1 + max(questions, default=-1))
             found = self._step(part, rows, some, by_question)
@@ -335,33 +321,29 @@ class AdaptiveLinearModel(DeclaredState, Savable):
             self._records += int(np.count_nonzero(learns))
             if self._first_rows is not None:
                 more = self._first_rows.followed_by(rows, some, labels[part.start : part.stop], FIRST_LABELS)
-                self._first_rows = None if self._labels.is_settled else more
+                self._first_rows = None if self.labels.is_settled else more
         if by_question is not None and asked is not None:
-            of_now = float(self.readings)
+            of_now = float(len(self.labels.earlier))
             asked |= {question: [of_now, *by_question[question].ravel().tolist()] for question in questions}
-        self._keep()
-        self._version += bool((steps.learns & (steps.weights > 0.0)).any())
-        return predictions
-
-    def _keep(self) -> None:
-        """Keep what the rows of the last :meth:`rows` have said about crosses and fields."""
         self._crosses.keep()
         self.fields.keep()
+        self._version += bool((steps.learns & (steps.weights > 0.0)).any())
+        return predictions
 
     def _step(self, part: LabelPart, rows: ModelRows, steps: RowSteps, asked: Floats) -> Floats:
         assert self._weights is not None
         if part.reading.kind == "classes":
-            is_open = self._labels.has_open_class
+            is_open = self.labels.has_open_class
             return self._weights.step_classes(rows, steps, part.targets, asked, is_open=is_open)
         return self._weights.step(rows, steps, part.targets, asked)[:, 0]
 
     def _scores_of(self, asked: Mapping[int, list[float]], questions: int) -> Floats:
         """Return the experts' scores by question; the scores of a model that read labels in another way count as 0."""
         assert self._weights is not None
-        assert self._labels.reading is not None
-        of_now, names = [float(self.readings)], self._labels.reading.names
+        assert self.labels.reading is not None
+        of_now, names = [float(len(self.labels.earlier))], self.labels.reading.names
         known = {question: scores[1:] for question, scores in asked.items() if scores[:1] == of_now}
-        classes = len(names) + self._labels.has_open_class if self._weights.task == "classes" else 1
+        classes = len(names) + self.labels.has_open_class if self._weights.task == "classes" else 1
         return self._weights.scores_of_questions(known, questions, max(classes, self._weights.scores))
 
     def _read_labels_as(self, part: LabelPart, predictions: Floats, learns: npt.NDArray[np.bool_]) -> Floats:
@@ -370,13 +352,13 @@ class AdaptiveLinearModel(DeclaredState, Savable):
         The first rows are learned again. If another label is positive now, they are predicted again, too, so that all
         predictions are as if the model had known it from the start.
         """
-        reading, before, first = part.reading, self._labels.given_up, self._first_rows
-        if before is not None and (first is None or self._labels.count >= FIRST_LABELS):
+        reading, before, first = part.reading, self.labels.given_up, self._first_rows
+        if before is not None and (first is None or self.labels.count >= FIRST_LABELS):
             assert self._weights is not None
             self._weights = self._weights.as_classes(self._records)
             first = None
         else:
-            scores = len(reading.names) if reading.kind == "classes" and not self._labels.has_open_class else 1
+            scores = len(reading.names) if reading.kind == "classes" and not self.labels.has_open_class else 1
             self._weights = ExpertWeights(reading.kind, scores, self._hashed, self.rates, self._loss)
             self._weights.add_numeric(len(self.fields.columns))
         if before is None:
@@ -401,17 +383,6 @@ class AdaptiveLinearModel(DeclaredState, Savable):
         """Multiply the learning rates of AdaGrad, which become smaller with each row, by almost 6, after a drift."""
         if self._weights is not None:
             self._weights.raise_rates()
-
-    def targets(self, labels: Labels) -> Floats:
-        """Return labels as numbers: 0 or 1, the number of the class, or the number itself."""
-        return self._labels.targets(labels)
-
-    def as_now(self, predictions: Sequence[Sequence[float]], scores: Sequence[Sequence[float]]) -> Floats:
-        """Return predictions of earlier questions, whose scores :meth:`step` gave, in the form that it returns now.
-
-        A class that was not known then has the probability 0; the class that had not come yet is the last one.
-        """
-        return self._labels.as_now(predictions, scores)
 
     # ---- columns
 
@@ -491,7 +462,7 @@ class AdaptiveLinearModel(DeclaredState, Savable):
             published |= {name: np.delete(published[name], dead, axis=0) for name in ("weights", "center", "limit")}
         if self._sparse_width is not None:
             published["width"] = self._sparse_width
-        reading = self._labels.reading
+        reading = self.labels.reading
         if self._weights.task == "number":
             lowest, highest = self._weights.range_of_predictions()
             if self._loss is not None:
@@ -543,7 +514,7 @@ class AdaptiveLinearModel(DeclaredState, Savable):
         self._sparse_width = parameters.get("width")
         scores = np.shape(parameters["weights"])[1] if kind == "classes" else 1
         classes = parameters.get("classes")
-        self._labels.start_from(kind, classes, has_open_class=scores > len(classes or ()))
+        self.labels.start_from(kind, classes, has_open_class=scores > len(classes or ()))
         self._first_rows = None
         self._weights = ExpertWeights(kind, scores, self._hashed, self.rates, self._loss)
         self._weights.add_numeric(len(self.fields.columns))
@@ -593,7 +564,7 @@ class AdaptiveLinearModel(DeclaredState, Savable):
     def definition(self) -> Definition:
         """Return the settings on which the state depends; ``other_settings="keep"`` adapts some of them."""
         adapted = ("bits", "crosses", "kinds", "time_zone") if self._keeps else ()
-        return {**self._labels.definition(), **self._settings(adapted)}
+        return {**self.labels.definition(), **self._settings(adapted)}
 
     def _settings(self, adapted: Sequence[str]) -> Definition:
         settings = _settings_of(self.state())
@@ -609,8 +580,8 @@ class AdaptiveLinearModel(DeclaredState, Savable):
         super().restore(state)
         stored = state["weights"]
         self._weights = None if stored is None else ExpertWeights.from_state(stored, self.rates, self._loss)
-        if self._first_rows is None and not self._labels.is_settled:
-            self._labels.settle()
+        if self._first_rows is None and not self.labels.is_settled:
+            self.labels.settle()
 
 
 def _settings_of(state: Mapping[str, Any]) -> dict[str, Any]:

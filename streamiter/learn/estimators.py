@@ -15,10 +15,9 @@ import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from streamiter.engine.graph.statistics import JobStatistics
 from streamiter.engine.job.job import Job, StopMode
@@ -29,7 +28,7 @@ from streamiter.flow.flow import Flow
 from streamiter.flow.graph_checks import check_count
 from streamiter.flow.stream import Stream
 from streamiter.iteration.progress import EndReason
-from streamiter.learn.rows import BadRows, Examples, Extract, Features, as_examples
+from streamiter.learn.rows import BadRows, Examples, Extract, as_examples
 from streamiter.topics.topic import Decoder, StopPosition, Topic
 from streamiter.topics.urls import shown_url
 from streamiter.values.records import Batch, Columns
@@ -110,23 +109,15 @@ def labelled(owner: str, batch: Batch, width: int | None = None) -> Examples:
         if len(bad) == len(batch) > 1:
             raise ConfigurationError(what)
         raise BadRows(bad, what)
-    starts = np.cumsum([0, *(len(record["indices"]) for record in batch)])
-    indices = _joined([record["indices"] for record in batch], np.int64)
-    values = _joined([record["values"] for record in batch], np.float64)
+    named = [(record["indices"], record["values"]) for record in batch]
+    rows = SparseRows.from_rows(named, sys.maxsize if width is None else width)
     if width is None:
-        width = int(indices.max(initial=-1)) + 1
-    features: Features = SparseRows(starts, indices, values, width)
-    return Examples(features, np.array([record["label"] for record in batch]))
+        rows = SparseRows(rows.indptr, rows.indices, rows.values, int(rows.indices.max(initial=-1)) + 1)
+    return Examples(rows, np.array([record["label"] for record in batch]))
 
 
 def _has_keys(record: object) -> bool:
     return isinstance(record, dict) and {"label", "indices", "values"} <= record.keys()
-
-
-def _joined(parts: list[list[float]], dtype: type[np.generic]) -> npt.NDArray[Any]:
-    """Return one array of all parts. Empty lists are left out: their dtype would become the dtype of the result."""
-    filled = [part for part in parts if len(part)]
-    return np.concatenate(filled) if filled else np.empty(0, dtype)
 
 
 # Users see that the training runs; reading a job's statistics takes a tenth of a millisecond.

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Final, TypedDict
+from typing import Any, Final
 
 import numpy as np
 
@@ -15,18 +16,6 @@ from streamiter.values.sparse_rows import sums_by
 MOMENTS: Final = Form(
     lambda moments: (moments.records, moments.mean.copy(), moments.squares.copy()), lambda kept: Moments(*kept)
 )
-
-
-class GradientRecord(TypedDict):
-    """The fields of a :class:`Gradient`, as plain data."""
-
-    total: Floats
-    intercept: float
-    weight: float
-    records: int
-    width: int
-    indices: Indices | None
-    moments: tuple[int, Floats, Floats] | None
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -85,23 +74,15 @@ class Gradient:
         dense[self.indices] = self.total
         return dense
 
-    def to_record(self) -> GradientRecord:
-        """Return the gradient as plain data, to send it to another step."""
-        return {
-            "total": self.total,
-            "intercept": self.intercept,
-            "weight": self.weight,
-            "records": self.records,
-            "width": self.width,
-            "indices": self.indices,
-            "moments": None if self.moments is None else (*self.moments,),
-        }
+    def to_record(self) -> dict[str, Any]:
+        """Return the fields as plain data, to send the gradient to another step."""
+        fields = {field: getattr(self, field) for field in self.__slots__}
+        return fields | {"moments": self.moments and tuple(self.moments)}
 
     @classmethod
-    def from_record(cls, record: GradientRecord) -> Gradient:
+    def from_record(cls, record: Mapping[str, Any]) -> Gradient:
         """Return the gradient of a record that :meth:`to_record` returned."""
-        moments = record["moments"]
-        return cls(**{**record, "moments": None if moments is None else Moments(*moments)})  # type: ignore[arg-type]
+        return cls(**{**record, "moments": record["moments"] and Moments(*record["moments"])})
 
     def __repr__(self) -> str:
         named = self.width if self.indices is None else len(self.indices)

@@ -159,7 +159,8 @@ class LabelReader(DeclaredState):
     reading: Reading | None = declared(None, form=_READING)
     """How labels are read now; None before the first one."""
     earlier: list[Reading] = declared(made=list, form=_READINGS)
-    """The readings that were given up, in their order; all of them are of two labels."""
+    """The readings that were given up, in their order; all of them are of two labels. Scores of questions begin with
+    their number."""
     count = declared(0)
     """The number of labels so far; it ends at ``FIRST_LABELS``."""
 
@@ -284,7 +285,10 @@ class LabelReader(DeclaredState):
         self.count = min(self.count + labels, FIRST_LABELS)
 
     def as_now(self, predictions: Sequence[Sequence[float]], scores: Sequence[Sequence[float]]) -> Floats:
-        """Return predictions that were made with scores, whose first number tells the reading, in the present form."""
+        """Return predictions that were made with scores, whose first number tells the reading, in the present form.
+
+        A class that was not known then has the probability 0; the class that had not come yet is the last one.
+        """
         reading = self.reading
         assert reading is not None
         width = len(reading.names) + self.has_open_class if reading.kind == "classes" else 1

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any, Final, Literal, NamedTuple, TypedDict, final
 
@@ -19,15 +20,13 @@ from streamiter.learn.delayed_labels import DelayedLabels, come_with_questions
 from streamiter.learn.labels import Label, counts_as_false
 from streamiter.learn.row_reading import (
     LabelFields,
-    NamedRecord,
     NumberedBatch,
     Position,
     ReadFeatures,
     ReadsLabels,
-    UnnamedFields,
     record_of_features,
 )
-from streamiter.learn.rows import BadRows, SparseRecord, blaming_rows, of_numbered_rows, row_weights
+from streamiter.learn.rows import BadRows, blaming_rows, of_numbered_rows, row_weights
 from streamiter.operators.declared_state import (
     EVERY,
     FIRST_KNOWN,
@@ -71,7 +70,7 @@ class EventsToLearn(TypedDict):
     join has labelled have the label in their question."""
     weights: Floats | None
     """For each event with a label its sample weight; None: all are 1."""
-    features: NamedRecord | SparseRecord
+    features: dict[str, Any]
     """A row for each question."""
     label_fields: list[str]
     """The fields that the user's label function has read so far."""
@@ -111,18 +110,16 @@ class Outcome(NamedTuple):
     question without an answer."""
 
 
+@dataclass(slots=True, eq=False)
 class _Waiting:
     """A question that waits."""
 
-    __slots__ = ("is_open", "number", "question", "time", "when")
-
-    def __init__(self, question: Any, time: int, number: int, when: int | None) -> None:
-        self.question = question
-        self.time = time
-        self.number = number
-        self.when = when
-        """When it counts as unanswered, ``MAX_TIME`` for never; None: it is learned at the end of its wait."""
-        self.is_open = True
+    question: Any
+    time: int
+    number: int
+    when: int | None = None
+    """When it counts as unanswered, ``MAX_TIME`` for never; None: it is learned at the end of its wait."""
+    is_open: bool = True
 
 
 _COUNTED: Final = Outcome(None, None, "answered")
@@ -289,7 +286,7 @@ class LabelJoin(DeclaredState):
             return [Outcome(question, None, "forgotten")]
         time = self._time(time)
         self._asked += 1
-        waiting = _Waiting(question, time, self._asked, None)
+        waiting = _Waiting(question, time, self._asked)
         if self._may_assume and self._delays.are_known():
             age = self._delays.age_of(self._asked)
             self._assume(waiting, MAX_TIME if age is None else time + age)
@@ -441,17 +438,20 @@ class LabelJoin(DeclaredState):
                 self._count_later(time, number)
         for side, key, time, number, event, when in state["waiting"]:
             if side == LEFT:
-                waiting = _Waiting(question_of(event), time, number, None)
+                waiting = _Waiting(question_of(event), time, number)
                 self._assume(waiting, when if self.schedule == "expected" else None)
                 self._join.add(side, key, time, waiting)
             else:
                 self._join.add(side, key, time, answer_of(event))
         for time, number, question, answer in state["answered"]:
-            waiting = _Waiting(question_of(question), time, number, None)
+            waiting = _Waiting(question_of(question), time, number)
             self._answered.push((self._limit(waiting), number), (waiting, answer_of(answer)))
         if self.is_timed:
             # A wait that has become shorter, and is over, ends with the next event.
-            self._join.watermark = max(self._join.watermark, min(state["watermark"], self._before_first_due()))
+            due = self._join.next_due()
+            self._join.watermark = max(
+                self._join.watermark, state["watermark"] if due is None else min(state["watermark"], due - 1)
+            )
         else:
             # The clock of another machine may be behind, and an answer is not earlier than its question.
             times = (time for _, _, time, *_ in state["waiting"])
@@ -493,10 +493,6 @@ class LabelJoin(DeclaredState):
             ],
         }
         return [shared | waiting]
-
-    def _before_first_due(self) -> int:
-        due = self._join.next_due()
-        return MAX_TIME if due is None else due - 1
 
 
 def _settled_of_all(many: Sequence[Sequence[Any]]) -> list[list[Any]]:
@@ -549,14 +545,10 @@ class EventReader(ReadsLabels):
     def __init__(
         self, events: DelayedLabels, read: ReadFeatures, *, is_timed: bool = False, made_of: LabelFields | None = None
     ) -> None:
+        super().__init__(events.features, made_of)
         self._events = events
         self._read = read
         self._is_timed = is_timed
-        self.made_of = made_of
-
-    def open(self, context: Context) -> None:
-        super().open(context)
-        self._unnamed = UnnamedFields(context.name, self._events.features)
 
     def process(self, given: NumberedBatch, out: Output) -> None:
         """Emit the events of a mini-batch; questions without features and answers without a label are refused."""
@@ -575,8 +567,9 @@ class EventReader(ReadsLabels):
             }
 
         found = of_numbered_rows(read, records if timed is None else timed.records, first, out) or {}
-        fields = [] if self.made_of is None else list(self.made_of.fields)
-        out.emit(no_events() | found | {"position": (at, first), "count": count, "label_fields": fields})
+        out.emit(
+            no_events() | found | {"position": (at, first), "count": count, "label_fields": self.fields_of_label()}
+        )
 
     def _label_of(self, answer: Any, out: Output) -> Label:
         """Return the label of an answer. If it is refused, its question has no label, and waits no longer."""

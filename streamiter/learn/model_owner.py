@@ -88,6 +88,8 @@ class ModelOwner(DeclaredOperator, IterationListener, abc.ABC):
     learner: ClassVar[str]
     """The name of the learner whose state versions carry."""
 
+    _model: Any
+    """The model, which a subclass makes."""
     _is_started = declared(False)
     _has_published = declared(False)
     """Whether a version was published, or a rollback taken over; the first one does not wait."""
@@ -125,13 +127,14 @@ class ModelOwner(DeclaredOperator, IterationListener, abc.ABC):
         ``records`` is how many records it has learned from, where no state says it.
         """
 
-    @abc.abstractmethod
     def records(self) -> int:
         """Return the number of records that the model has learned from."""
+        records: int = self._model.records
+        return records
 
-    @abc.abstractmethod
-    def parameters(self) -> object:
+    def parameters(self) -> Any:
         """Return the parameters to publish, without a state."""
+        return self._model.parameters(state=False)
 
     @abc.abstractmethod
     def state(self) -> dict[str, object]:
@@ -150,8 +153,8 @@ class ModelOwner(DeclaredOperator, IterationListener, abc.ABC):
         """Start from these parameters, or as the model was made."""
         if not self._is_started:
             self._is_started = True
-            if (given := started_from(parameters)) is not None:
-                self._resume(given)
+            if parameters is not None:
+                self._resume(parameters if isinstance(parameters, ModelSnapshot) else ModelSnapshot(parameters))
                 self._records_published = self.records()
 
     def take_over_rollback(self) -> bool:
@@ -243,8 +246,3 @@ class ModelOwner(DeclaredOperator, IterationListener, abc.ABC):
         super().restore(state)
         if (ago_s := state["published ago"]) is not None:
             self._published_at_s = self._context.clock.monotonic_s() - ago_s
-
-
-def started_from(given: Any) -> ModelSnapshot | None:
-    """Return the model of a record to start from: parameters, or a model with its number of records; None for none."""
-    return given if given is None or isinstance(given, ModelSnapshot) else ModelSnapshot(given)

@@ -103,14 +103,7 @@ class RowSteps(NamedTuple):
 
     def part(self, start: int, stop: int) -> RowSteps:
         """Return the steps from ``start`` up to ``stop``."""
-        return RowSteps(
-            self.rows[start:stop],
-            self.predicts[start:stop],
-            self.learns[start:stop],
-            self.weights[start:stop],
-            self.questions[start:stop],
-            None if self.assumed is None else self.assumed[start:stop],
-        )
+        return RowSteps._make(None if each is None else each[start:stop] for each in self)
 
     @staticmethod
     def one_each(count: int, *, learns: bool, weights: Floats | None = None) -> RowSteps:

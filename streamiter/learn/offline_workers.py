@@ -127,11 +127,14 @@ def _cut(name: str, of_subtasks: Sequence[list[Any]], parallelism: int) -> list[
     return [[part.to_record() for part in of_subtask if len(part)] for of_subtask in parts]
 
 
+_BLOCKS: Final = Form(ExampleBlocks.to_records, take_on=ExampleBlocks.add_records)
+
+
 class KeptExamples(DeclaredState):
     """Examples that arrive once and stay in memory."""
 
     _mini_batches: MiniBatches = declared(form=NESTED, share=of_nested(MiniBatches.redistribute))
-    _blocks = declared(made=ExampleBlocks, form=Form(ExampleBlocks.to_records, ExampleBlocks.from_records), share=_cut)
+    _blocks = declared(made=ExampleBlocks, form=_BLOCKS, share=_cut)
 
     def __init__(self, mini_batch: int | None) -> None:
         self._mini_batches = MiniBatches(mini_batch)
@@ -173,9 +176,7 @@ class ReplayedExamples(DeclaredState):
     _seen = declared(0, share=GREATEST)
     """Rows that have arrived in this round."""
     _sums = declared(made=GradientSum, form=Form(GradientSum.to_record, GradientSum.from_record), share=_added)
-    _waiting: ExampleBlocks = declared(
-        form=Form(ExampleBlocks.to_records, take_on=ExampleBlocks.add_records), share=JOINED
-    )
+    _waiting: ExampleBlocks = declared(form=_BLOCKS, share=JOINED)
     """Rows of this round's mini-batch that do not fill a block yet."""
 
     def __init__(self, mini_batch: int | None) -> None:

@@ -50,11 +50,10 @@ from streamiter.learn.row_reading import (
     features_reader,
     labelled_rows,
     times_left_out,
-    values_of,
 )
 from streamiter.learn.row_training import RowOwner
-from streamiter.learn.rows import Examples, Extract
-from streamiter.learn.training import BroadcastSteps, EpochSteps, MakeModel, StartedOwner, check_makes_model
+from streamiter.learn.rows import Examples, Extract, Refusals
+from streamiter.learn.training import BroadcastSteps, EpochSteps, MakeModel, ParameterOwner, check_makes_model
 from streamiter.learn.validation import PREDICTIONS, Validate
 from streamiter.models.rollbacks import Rollbacks, since_rollback
 from streamiter.operators.declared_state import DeclaredOperator, declared
@@ -67,7 +66,6 @@ from streamiter.values.crossed_rows import checked_crosses, crossed_fields
 from streamiter.values.field_kinds import Kind
 from streamiter.values.numbers import positive as above_zero
 from streamiter.values.numbers import whole_number
-from streamiter.values.records import Batch
 from streamiter.values.times import Seconds, in_seconds
 
 
@@ -171,13 +169,12 @@ def train_online(
     """
     check_stream("train_online", examples, "examples")
     _check_options(mode, label, features, weight, extract, labels)
-    _check_crosses(crosses, model, labels.features if labels else features)
-    _check_kinds(kinds, time_zone, model, labels.features if labels else features or extract)
-    _check_loss(loss, quantile, model)
-    if model is not None and positive is not None:
-        raise GraphError(
-            "train_online(positive=): expected no model=, given one; write lambda: AdaptiveLinearModel(positive=…)"
-        )
+    _check_ready_made(
+        {"positive": positive, "crosses": crosses or None, "loss": loss, "kinds": kinds, "time_zone": time_zone},
+        quantile,
+        model,
+        labels.features if labels else features or extract,
+    )
     schedule = _schedule(publish_every, publish_every_s)
     window = whole_number("train_online(window=)", window, 1, error=GraphError)
     report_every = whole_number("train_online(report_every=)", report_every, 1, error=GraphError)
@@ -224,7 +221,8 @@ def train_online(
         labels = with_schedule(labels, cast(MakeModel, model or own)())
         examples, is_timed = in_order_of_events(examples, labels, named, synchronous=synchronous)
     data = epochs_every(examples, records=mini_batch, name=named("epochs")) if synchronous else examples
-    shared = _TrainingOptions(mini_batch, workers, on_error, dead_letter, labels, is_timed, owner, named)
+    policy: Refusals = {"on_error": on_error, "dead_letter": dead_letter}
+    shared = _TrainingOptions(mini_batch, workers, policy, labels, is_timed, owner, named)
     if isinstance(model, ForeignModel):
         if synchronous:
             raise GraphError(
@@ -296,8 +294,7 @@ class _TrainingOptions(NamedTuple):
 
     mini_batch: int
     workers: int | None
-    on_error: RejectionPolicy
-    dead_letter: Topic | None
+    policy: Refusals
     labels: DelayedLabels | None
     is_timed: bool
     """Whether the stream has event time."""
@@ -335,22 +332,22 @@ def _outputs(owner: Stream, predictions: Stream) -> IterationBodyResult:
 def _by_gradients(shared: _TrainingOptions, model: MakeModel, extract: Extract | None) -> TrainingBody:
     """Return the loop in which workers compute gradients, and the owner makes steps and sends parameters back."""
     labels, named = shared.labels, shared.named
-    options = OnlineWorkerOptions(model, extract or _never_extracts, shared.owner.in_epochs)
+    options = OnlineWorkerOptions(model, extract, shared.owner.in_epochs)
 
     def make_worker() -> OnlineWorker:
         return (
             OnlineWorker(options) if labels is None else DelayedLabelsWorker(options, labels, is_timed=shared.is_timed)
         )
 
-    def make_owner() -> StartedOwner:
-        rule = EpochSteps(requires_examples=False) if shared.owner.in_epochs else BroadcastSteps()
-        return StartedOwner(model, rule, shared.owner)
+    def make_owner() -> ParameterOwner:
+        rule = EpochSteps() if shared.owner.in_epochs else BroadcastSteps()
+        return ParameterOwner(model, rule, shared.owner)
 
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
         rows = data[0] if labels is None else _by_key(data[0], shared)
         mini_batches = rows.batch(shared.mini_batch, parallelism=shared.workers, name=named("mini-batches"))
         gradients = connect(model=variables[0].broadcast(), examples=mini_batches).process(
-            make_worker, name=named("train"), on_error=shared.on_error, dead_letter=shared.dead_letter
+            make_worker, name=named("train"), **shared.policy
         )
         parameters = connect(start=variables[0], gradients=gradients.rebalance()).process(
             make_owner, name=named("parameters"), parallelism=1
@@ -392,15 +389,9 @@ def _by_rows(
         numbered = mini_batches.process(NumberMiniBatches, name=named("number"))
         if shared.workers is not None:
             numbered = numbered.rebalance()
-        rows = numbered.process(
-            make_reader,
-            name=named("read"),
-            parallelism=shared.workers,
-            on_error=shared.on_error,
-            dead_letter=shared.dead_letter,
-        )
+        rows = numbered.process(make_reader, name=named("read"), parallelism=shared.workers, **shared.policy)
         owner = connect(start=variables[0], rows=rows.rebalance()).process(
-            make_owner, name=named("learn"), parallelism=1, on_error=shared.on_error, dead_letter=shared.dead_letter
+            make_owner, name=named("learn"), parallelism=1, **shared.policy
         )
         return _outputs(owner, owner.side_output(PREDICTIONS))
 
@@ -424,7 +415,7 @@ def _by_foreign(
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
         mini_batches = data[0].batch(shared.mini_batch, _SECONDS_A_MINI_BATCH, name=named("mini-batches"))
         owner = connect(start=variables[0], rows=mini_batches.rebalance()).process(
-            make_owner, name=named("learn"), parallelism=1, on_error=shared.on_error, dead_letter=shared.dead_letter
+            make_owner, name=named("learn"), parallelism=1, **shared.policy
         )
         return _outputs(owner, owner.side_output(PREDICTIONS))
 
@@ -437,13 +428,8 @@ def _extract_of(
     weight: str | Callable[[Any], float] | None,
 ) -> Extract:
     """Return the function that makes the examples of a model with a fixed number of features."""
-    read = function_of_features("train_online", features)
-
-    def extract(mini_batch: Batch) -> Examples:
-        weights = None if weight is None else values_of(mini_batch, weight, "weight")
-        return Examples(read(mini_batch), values_of(mini_batch, label, "label"), weights)
-
-    return extract
+    read = labelled_rows(function_of_features("train_online", features), label, weight)
+    return lambda mini_batch: Examples(*read(mini_batch))  # type: ignore[arg-type]  # The rows are no NamedRows.
 
 
 def _makes_adaptive(model: object) -> bool:
@@ -527,41 +513,35 @@ def _scaling(model: object, scaler: object, *, is_by_row: bool) -> MakeModel:
     return make_scaled
 
 
-def _check_crosses(crosses: Sequence[tuple[str, str]], model: object, features: object) -> None:
-    if not crosses:
-        return
-    if model is not None:
-        raise GraphError(
-            "train_online(crosses=): expected no model=, given one; write lambda: AdaptiveLinearModel(crosses=…), or "
-            "use FeatureHasher(crosses=…) for features"
-        )
-    fields = set(crossed_fields(checked_crosses("train_online", crosses)))
-    if isinstance(features, (list, tuple)) and (unknown := sorted(fields.difference(features))):
-        raise GraphError(
-            f"train_online(crosses=): expected fields of features=, given {', '.join(unknown)}; add them there"
-        )
+_INSTEAD_OF: Final = {
+    "crosses": ", or use FeatureHasher(crosses=…) for features",
+    "loss": ", or LinearModel(…, loss=QuantileLoss(0.9))",
+}
 
 
-def _check_kinds(kinds: object, time_zone: object, model: object, features: object) -> None:
-    option = "kinds" if kinds is not None else "time_zone" if time_zone is not None else None
-    if option is not None and (model is not None or callable(features)):
-        given = "model=" if model is not None else "a function that makes features"
-        raise GraphError(
-            f"train_online({option}=): expected the ready-made model and fields as features, given {given}; write "
-            f"lambda: AdaptiveLinearModel({option}=…), or leave it out"
-        )
-
-
-def _check_loss(loss: LossName | None, quantile: float | None, model: object) -> None:
+def _check_ready_made(given: Mapping[str, Any], quantile: float | None, model: object, features: object) -> None:
+    """Check the options of the ready-made model: None where an option is not given."""
     try:
-        checked_loss("train_online", loss, quantile)
+        checked_loss("train_online", given["loss"], quantile)
     except ConfigurationError as error:
         raise GraphError(str(error)) from None
-    if loss is not None and model is not None:
-        raise GraphError(
-            "train_online(loss=): expected no model=, given one; write lambda: AdaptiveLinearModel(loss=…), or "
-            "LinearModel(…, loss=QuantileLoss(0.9))"
-        )
+    for option in [name for name, value in given.items() if value is not None]:
+        if model is not None:
+            raise GraphError(
+                f"train_online({option}=): expected no model=, given one; write lambda: AdaptiveLinearModel({option}=…)"
+                f"{_INSTEAD_OF.get(option, '')}"
+            )
+        if option in ("kinds", "time_zone") and callable(features):
+            raise GraphError(
+                f"train_online({option}=): expected the ready-made model and fields as features, given a function that "
+                f"makes features; write lambda: AdaptiveLinearModel({option}=…), or leave it out"
+            )
+    if given["crosses"] is not None:
+        fields = set(crossed_fields(checked_crosses("train_online", given["crosses"])))
+        if isinstance(features, (list, tuple)) and (unknown := sorted(fields.difference(features))):
+            raise GraphError(
+                f"train_online(crosses=): expected fields of features=, given {', '.join(unknown)}; add them there"
+            )
 
 
 def _check_features(option: str, features: object, takes: str) -> None:
@@ -571,10 +551,6 @@ def _check_features(option: str, features: object, takes: str) -> None:
         isinstance(features, (list, tuple)) and all(isinstance(name, str) for name in features)
     ):
         raise GraphError(f"{option}: expected the names of fields or a function, given {features!r}")
-
-
-def _never_extracts(mini_batch: object) -> Examples:
-    raise NotImplementedError  # A worker with delayed labels makes its examples itself.
 
 
 class OneStart(DeclaredOperator):

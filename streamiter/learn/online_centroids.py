@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -25,8 +25,8 @@ from streamiter.learn.gradients import Gradient
 from streamiter.learn.model_owner import MODELS, OwnerOptions
 from streamiter.learn.online import OneStart
 from streamiter.learn.online_workers import OnlineWorker, OnlineWorkerOptions
-from streamiter.learn.rows import Examples, blaming_rows, of_good_rows
-from streamiter.learn.training import EpochSteps, GradientSum, LearnMiniBatches, MakeModel, StartedOwner
+from streamiter.learn.rows import Refusals, blaming_rows, of_good_rows
+from streamiter.learn.training import EpochSteps, GradientSum, LearnMiniBatches, MakeModel, ParameterOwner
 from streamiter.operators.declared_state import declared
 from streamiter.operators.output import Output, RejectionPolicy
 from streamiter.topics.topic import Topic
@@ -103,7 +103,8 @@ def online_k_means(
         if not isinstance(initial, Stream):
             begin = {"centroids": np.asarray(given), "weights": np.zeros(clusters) if weights is None else weights}
             initial = flow.from_items([begin], parallelism=1, name=label("start"))
-        return _with_workers(points, initial, shared, _Options(workers, mini_batch, on_error, dead_letter, label, name))
+        policy: Refusals = {"on_error": on_error, "dead_letter": dead_letter}
+        return _with_workers(points, initial, shared, workers, mini_batch, policy, label, name)
 
     def make() -> OnlineKMeans:
         return OnlineKMeans(clusters, decay=decay, initial=given, weights=weights, seed=seed)
@@ -151,15 +152,6 @@ class _LearnFromStart(LearnMiniBatches):
 
 
 # ---- with workers
-
-
-class _Options(NamedTuple):
-    workers: int
-    mini_batch: int
-    on_error: RejectionPolicy
-    dead_letter: Topic | None
-    label: Callable[[str], str]
-    name: str | None
 
 
 class _SharedCentroids(OnlineKMeans):
@@ -216,7 +208,7 @@ class _CentroidsWorker(OnlineWorker):
             self.report_sum(sums, out)
 
 
-class _CentroidsOwner(StartedOwner):
+class _CentroidsOwner(ParameterOwner):
     """Moves the centroids at the end of each epoch, and publishes them."""
 
     learner = "OnlineKMeans"
@@ -227,34 +219,33 @@ class _CentroidsOwner(StartedOwner):
 
 
 def _with_workers(
-    points: Stream, initial: Stream, make_model: Callable[[], _SharedCentroids], options: _Options
+    points: Stream,
+    initial: Stream,
+    make_model: Callable[[], _SharedCentroids],
+    workers: int,
+    mini_batch: int,
+    policy: Refusals,
+    label: Callable[[str], str],
+    name: str | None,
 ) -> Stream:
     """Add the loop of workers and owner; return the versions."""
-    label = options.label
-    workers = whole_number("online_k_means(workers=)", options.workers, 1, error=GraphError)
+    workers = whole_number("online_k_means(workers=)", workers, 1, error=GraphError)
     make = cast(MakeModel, make_model)
     start = initial.process(lambda: OneStart(None, "online_k_means"), name=label("initial"), parallelism=1)
-    data = epochs_every(points, records=options.mini_batch, name=label("epochs"))
+    data = epochs_every(points, records=mini_batch, name=label("epochs"))
 
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
-        mini_batches = data[0].batch(options.mini_batch, parallelism=workers, name=label("mini-batches"))
+        mini_batches = data[0].batch(mini_batch, parallelism=workers, name=label("mini-batches"))
         sums = connect(model=variables[0].broadcast(), examples=mini_batches).process(
-            lambda: _CentroidsWorker(OnlineWorkerOptions(make, _never_extracts, synchronous=True)),
-            name=label("nearest"),
-            on_error=options.on_error,
-            dead_letter=options.dead_letter,
+            lambda: _CentroidsWorker(OnlineWorkerOptions(make, None, synchronous=True)), name=label("nearest"), **policy
         )
         moved = connect(start=variables[0], gradients=sums.rebalance()).process(
-            lambda: _CentroidsOwner(make, EpochSteps(requires_examples=False), OwnerOptions(in_epochs=True)),
+            lambda: _CentroidsOwner(make, EpochSteps(), OwnerOptions(in_epochs=True)),
             name=label("centroids"),
             parallelism=1,
         )
         return IterationBodyResult(feedback_variable_streams=[moved], output_streams=[moved.side_output(MODELS)])
 
-    config = IterationConfig(max_epochs_ahead=0, name=options.name)
+    config = IterationConfig(max_epochs_ahead=0, name=name)
     [models] = iterate_unbounded_streams([start], [data], body, config)
     return models
-
-
-def _never_extracts(mini_batch: object) -> Examples:
-    raise AssertionError("workers of k-means read points, not examples")

@@ -50,7 +50,8 @@ class OnlineWorkerOptions(NamedTuple):
     """The options that all workers of one training share."""
 
     make_model: MakeModel
-    extract: Extract
+    extract: Extract | None
+    """None for workers that do not read examples."""
     synchronous: bool
 
 
@@ -105,6 +106,7 @@ class OnlineWorker(GradientWorker):
         self._records_read += len(mini_batch)
 
     def _extracted(self, rows: Batch) -> Examples:
+        assert self._extract is not None
         return as_examples("train_online(extract=)", self._extract(rows))
 
     def _check_alone(self, row: Batch) -> None:
@@ -113,10 +115,12 @@ class OnlineWorker(GradientWorker):
     def report_examples(self, examples: Examples, predictions: Floats, numbers: Indices, out: Output) -> None:
         """Report the gradient of these examples, and emit the earlier predictions for them."""
         gradient = self._model.gradient(examples.features, examples.targets, examples.weights)
-        targets, weights = self._checked(examples, len(predictions))
+        count = len(predictions)
+        targets = self._model.checked_targets(examples.targets, count)
+        weights = row_weights("train", np.ones(count) if examples.weights is None else examples.weights, count)
         loss = float((self._model.loss.values(predictions, targets) * weights).sum())
         self.report_sum(GradientSum(gradient, loss), out)
-        self.emit_predictions(examples, predictions, numbers, out)
+        self.emit_predictions(predictions, targets, weights, numbers, out)
 
     def report_sum(self, sums: GradientSum, out: Output) -> None:
         """Report a gradient, which is then under way."""
@@ -124,23 +128,17 @@ class OnlineWorker(GradientWorker):
         self._gradients_under_way += not self._in_epochs
         self.report(sums, out)
 
-    def _checked(self, examples: Examples, count: int) -> tuple[Floats, Floats]:
-        """Return targets and weights."""
-        targets = self._model.checked_targets(examples.targets, count)
-        given = np.ones(count) if examples.weights is None else examples.weights
-        return targets, row_weights("train", given, count)
-
     def emit_predictions(
         self,
-        examples: Examples,
         predictions: Floats,
+        targets: Floats,
+        weights: Floats,
         numbers: Indices,
         out: Output,
         *,
         questions: Indices | None = None,
     ) -> None:
-        """Emit the earlier predictions for these examples."""
-        targets, weights = self._checked(examples, len(predictions))
+        """Emit the earlier predictions for rows with these targets and weights."""
         validated, task = self._model.loss.validated(predictions), self._model.loss.task
         rows = PredictedRows(task=task, predictions=validated, targets=targets, weights=weights, numbers=numbers)
         if questions is not None:
@@ -314,15 +312,15 @@ class DelayedLabelsWorker(OnlineWorker, KeepsRecords):
 
     def _predict_questions(self, questions: list[Any], numbers: list[int], out: Output) -> Iterator[_Question | None]:
         """Yield features and prediction of each question, None for a question without features."""
-        if not questions:
-            return iter(())
-        try:
-            rows, predictions = blaming_rows(self._predicted, questions, self._features)
-        except BadRows as bad:
-            kept = [number for row, number in enumerate(numbers) if row not in bad.rows]
-            good = iter(self._predict_questions(list(without(questions, bad, out)), kept, out))
-            return iter([None if row in bad.rows else next(good) for row in range(len(questions))])
-        return map(_Question, rows.rows(), predictions, numbers)
+        predicted: list[_Question | None] = [None] * len(questions)
+
+        def predict(some: Batch, places: Indices) -> None:
+            rows, predictions = blaming_rows(self._predicted, some, self._features)
+            for place, row, prediction in zip(places.tolist(), rows.rows(), predictions, strict=True):
+                predicted[place] = _Question(row, prediction, numbers[place])
+
+        of_numbered_rows(predict, questions, 0, out)
+        return iter(predicted)
 
     def _predicted(self, questions: Sequence[Any]) -> tuple[SparseRows, list[float]]:
         rows: SparseRows = self._features(questions)
@@ -349,7 +347,8 @@ class DelayedLabelsWorker(OnlineWorker, KeepsRecords):
             predictions = np.array([each.question.prediction for each in settled])
             numbers = np.array([each.number for each in settled])
             questions = np.array([each.question.number for each in settled])
-            self.emit_predictions(self._examples(settled), predictions, numbers, out, questions=questions)
+            targets = self._model.checked_targets([each.target for each in settled], len(settled))
+            self.emit_predictions(predictions, targets, np.ones(len(settled)), numbers, out, questions=questions)
 
     def _add_gradient(self, sums: GradientSum, group: list[_Labelled], out: Output) -> list[_Labelled]:
         """Add the gradient of some questions to the sums; return those whose label is refused."""
@@ -366,7 +365,7 @@ class DelayedLabelsWorker(OnlineWorker, KeepsRecords):
                 group = [each for row, each in enumerate(group) if row not in bad.rows]
                 continue
             if group[0].learns != "plain":
-                # Without the gradient for False, as it was when these questions were learned as False.
+                # Take back the gradient with which these questions were learned as False.
                 now = np.maximum(self._model.predict(examples.features), _PROBABILITY_MIN)
                 assumed = self._model.gradient(examples.features, np.zeros(len(now)), assumed_before / now).scaled(-1.0)
                 total = assumed if group[0].learns == "withdrawn" else gradient + assumed

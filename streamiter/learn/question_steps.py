@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -39,28 +40,19 @@ class Predicted(NamedTuple):
         return self._replace(indices=[column for column, _ in kept], values=[value for _, value in kept], scores=[])
 
 
+@dataclass(slots=True, eq=False)
 class Question:
     """A question: ``predicted``, or in the mini-batch under way, with its row there and the step that predicts it."""
 
-    __slots__ = ("is_assumed", "label", "number", "predicted", "row", "step")
-
-    def __init__(
-        self,
-        number: int,
-        predicted: Predicted | None = None,
-        row: int = -1,
-        step: int = -1,
-        label: LabelAnswer | None = None,
-    ) -> None:
-        self.number = number
-        """The number of its event in the stream."""
-        self.predicted = predicted
-        self.row = row
-        self.step = step
-        self.label = label
-        """Its label, which will be known later; None if the answer brings it."""
-        self.is_assumed = False
-        """Whether this model has learned from it as False, before its label was known."""
+    number: int
+    """The number of its event in the stream."""
+    predicted: Predicted | None = None
+    row: int = -1
+    step: int = -1
+    label: LabelAnswer | None = None
+    """Its label, which will be known later; None if the answer brings it."""
+    is_assumed: bool = False
+    """Whether this model has learned from it as False, before its label was known."""
 
     def to_record(self) -> tuple[Any, ...]:
         """Return a question that waits as plain data."""
@@ -71,9 +63,7 @@ class Question:
     def from_record(cls, record: Any) -> Question:
         """Return the question of a :meth:`to_record`."""
         number, predicted, label, is_assumed = record
-        question = cls(number, Predicted(*predicted), label=label and LabelAnswer(*label))
-        question.is_assumed = is_assumed
-        return question
+        return cls(number, Predicted(*predicted), label=label and LabelAnswer(*label), is_assumed=is_assumed)
 
 
 class LabelAnswer(NamedTuple):
@@ -294,6 +284,6 @@ class EventPlan:
         if not math.isnan(prediction[0]):
             return prediction, scores
         share, mean = prior if prior is not None and settled.has_share else (NOTHING_KNOWN, 0.0)
-        if model.readings:
+        if model.labels.earlier:
             return [share], [0.0]  # The first reading was of two labels.
         return [mean if model.task == "regression" else NOTHING_KNOWN if model.scores > 1 else share], []

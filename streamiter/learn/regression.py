@@ -326,8 +326,8 @@ def train_offline(
         return OfflineWorker(options)
 
     def make_owner() -> ParameterOwner:
-        rule = EpochSteps(requires_examples=True) if synchronous else ReplySteps(workers, tolerance)
-        return ParameterOwner(model, rule, of_owner)
+        rule = EpochSteps() if synchronous else ReplySteps(workers, tolerance)
+        return ParameterOwner(model, rule, of_owner, is_offline=True)
 
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
         [answers] = variables

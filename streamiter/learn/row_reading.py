@@ -14,7 +14,7 @@ from inspect import getattr_static
 from itertools import chain, islice, pairwise
 from os.path import dirname
 from types import CodeType, FunctionType, MethodType, ModuleType
-from typing import Any, Final, NotRequired, Protocol, TypedDict, final
+from typing import Any, Final, Protocol, TypedDict, final
 
 import numpy as np
 import numpy.typing as npt
@@ -25,15 +25,17 @@ from streamiter.learn.labels import FIRST_LABELS, Label, Labels
 from streamiter.learn.rows import (
     BadRows,
     Examples,
-    SparseRecord,
     as_examples,
     blaming_rows,
     of_numbered_rows,
     row_weights,
+    rows_to_record,
 )
 from streamiter.operators.declared_state import (
     COPIED,
+    FIRST,
     GREATEST,
+    LEAST,
     NESTED,
     DeclaredState,
     Form,
@@ -68,17 +70,6 @@ class NumberedBatch(TypedDict):
     records: Batch
 
 
-class NamedRecord(TypedDict):
-    """The fields of ``NamedRows``, as plain data."""
-
-    fields: tuple[str, ...]
-    numbers: Floats
-    text_fields: tuple[str, ...]
-    places: Indices
-    missing: Indices
-    readings: NotRequired[dict[str, tuple[npt.NDArray[np.uint8], Floats]]]
-
-
 @final
 class RowsToLearn(TypedDict):
     """The rows of a mini-batch, as a worker read them: plain data, from a worker to the owner."""
@@ -88,35 +79,27 @@ class RowsToLearn(TypedDict):
     """The number of each record in its subtask of the stream."""
     records: Batch
     """The records that the rows were read from, for those that the owner refuses."""
-    features: NamedRecord | SparseRecord
+    features: dict[str, Any]
+    """The fields of ``NamedRows`` or ``SparseRows``."""
     labels: Labels
     weights: Floats | None
     label_fields: list[str]
     """The fields that the function of the label has read so far."""
 
 
-def record_of_features(rows: NamedRows | SparseRows) -> NamedRecord | SparseRecord:
-    """Return rows as plain data."""
-    if isinstance(rows, NamedRows):
-        record: NamedRecord = {
-            "fields": rows.fields,
-            "numbers": rows.numbers,
-            "text_fields": rows.text_fields,
-            "places": rows.places,
-            "missing": rows.missing,
-        }
-        if rows.readings:
-            record["readings"] = {field: (read.codes, read.values) for field, read in rows.readings.items()}
-        return record
-    return {"indptr": rows.indptr, "indices": rows.indices, "values": rows.values, "width": rows.width}
+def record_of_features(rows: NamedRows | SparseRows) -> dict[str, Any]:
+    """Return the fields of rows as plain data."""
+    if isinstance(rows, SparseRows):
+        return rows_to_record(rows)
+    readings = {field: (read.codes, read.values) for field, read in rows.readings.items()}
+    return {field: getattr(rows, field) for field in NamedRows.__slots__} | {"readings": readings}
 
 
-def features_of_record(record: NamedRecord | SparseRecord) -> NamedRows | SparseRows:
+def features_of_record(record: Mapping[str, Any]) -> NamedRows | SparseRows:
     """Return the rows that :func:`record_of_features` turned into plain data."""
     if "width" in record:
         return SparseRows(**record)
-    readings = {field: Readings(*read) for field, read in record.get("readings", {}).items()}
-    return NamedRows(**{**record, "readings": readings})  # type: ignore[arg-type]
+    return NamedRows(**{**record, "readings": {field: Readings(*read) for field, read in record["readings"].items()}})
 
 
 def missing_values_of(rows: NamedRows | SparseRows) -> int:
@@ -225,12 +208,14 @@ class LabelFields(DeclaredState):
     (True, ['delay'])
     """
 
-    _named: frozenset[str] = declared(form=Form(sorted, take_on=lambda named, of_state: None))
-    fields: list[str] = declared(made=list, form=COPIED)
+    _named: frozenset[str] = declared(form=Form(sorted, take_on=lambda named, of_state: None), share=FIRST)
+    fields: list[str] = declared(
+        made=list, form=COPIED, share=for_all(lambda many: list(dict.fromkeys(chain.from_iterable(many))))
+    )
     """The fields of the records so far that were read, or that its code names."""
-    _left = declared(FIRST_LABELS)
+    _left = declared(FIRST_LABELS, share=LEAST)
     """The number of records that it still looks at."""
-    _is_told = declared(False)
+    _is_told = declared(False, share=for_all(any))
 
     def __init__(self, label: Callable[[Any], Label], step: str = "read") -> None:
         self._label = label
@@ -273,15 +258,11 @@ class LabelFields(DeclaredState):
         if set(state["named"]) != self._named:  # It is another function.
             self._left = FIRST_LABELS
 
-    @staticmethod
-    def merged(states: Sequence[dict[str, Any] | None]) -> dict[str, Any] | None:
+    @classmethod
+    def merged(cls, states: Sequence[dict[str, Any] | None]) -> dict[str, Any] | None:
         """Return the joined state, as if one had seen the records of all of them."""
         given = [state for state in states if state is not None]
-        if not given:
-            return None
-        fields = dict.fromkeys(chain.from_iterable(state["fields"] for state in given))
-        left, is_told = min(state["left"] for state in given), any(state["is told"] for state in given)
-        return {"fields": list(fields), "left": left, "is told": is_told, "named": given[0]["named"]}
+        return cls.redistribute(given, 1)[0] if given else None
 
 
 def texts_in(function: object) -> frozenset[str]:
@@ -473,22 +454,26 @@ class ReadsLabels(SharedOperator):
 
     made_of: LabelFields | None = declared(form=NESTED, share=for_all(LabelFields.merged))
 
+    def __init__(self, features: object, made_of: LabelFields | None) -> None:
+        self._features = features
+        self.made_of = made_of
+
     def open(self, context: Context) -> None:
+        self._unnamed = UnnamedFields(context.name, self._features)
         if self.made_of is not None:
             self.made_of.step = context.name
+
+    def fields_of_label(self) -> list[str]:
+        """Return the fields that the function of the label has read so far."""
+        return [] if self.made_of is None else list(self.made_of.fields)
 
 
 class RowReader(ReadsLabels):
     """Reads the rows of mini-batches that have their labels, for the owner."""
 
     def __init__(self, read: RowsRead, features: object, made_of: LabelFields | None = None) -> None:
+        super().__init__(features, made_of)
         self._read = read
-        self._features = features
-        self.made_of = made_of
-
-    def open(self, context: Context) -> None:
-        super().open(context)
-        self._unnamed = UnnamedFields(context.name, self._features)
 
     def process(self, given: NumberedBatch, out: Output) -> None:
         """Emit the rows of a mini-batch; records that are no rows follow the policy of the step."""
@@ -503,7 +488,7 @@ class RowReader(ReadsLabels):
                 "features": record_of_features(features),
                 "labels": labels,
                 "weights": weights,
-                "label_fields": [] if self.made_of is None else list(self.made_of.fields),
+                "label_fields": self.fields_of_label(),
             }
             out.emit(rows)
 

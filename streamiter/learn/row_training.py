@@ -29,7 +29,7 @@ from streamiter.learn.model_owner import ModelOwner, OwnerOptions
 from streamiter.learn.model_rows import ModelRows, RowSteps
 from streamiter.learn.question_steps import EventPlan, LabelAnswer
 from streamiter.learn.row_reading import RowsToLearn, features_of_record, missing_values_of
-from streamiter.learn.rows import BadRows, without
+from streamiter.learn.rows import BadRows, of_numbered_rows
 from streamiter.learn.score_metrics import as_lists, hits, widened
 from streamiter.learn.validation import PredictedRows, ValidationKind, loss_of
 from streamiter.operators.declared_state import COPIED, NESTED, Form, declared
@@ -37,6 +37,7 @@ from streamiter.operators.definitions import Definition
 from streamiter.operators.operator import Context, KeepsRecords
 from streamiter.operators.output import Output
 from streamiter.values.numbers import Floats, Indices
+from streamiter.values.records import Batch
 from streamiter.values.times import MIN_TIME
 
 # A version costs about as much time as a row for each fifteen columns, so publishing takes a fifth of the time at most.
@@ -67,6 +68,7 @@ class RowOwner(ModelOwner, KeepsRecords):
 
     learner = "AdaptiveLinearModel"
 
+    _model: AdaptiveLinearModel
     _version_published: int = declared()
     _held: list[RowsToLearn | EventsToLearn] = declared(made=list, form=COPIED)
     """The mini-batches of the epoch under way, or the mini-batches that have overtaken others."""
@@ -127,12 +129,6 @@ class RowOwner(ModelOwner, KeepsRecords):
             question.predicted = question.predicted.by(column_of)
             if not keeps_classes:  # Their numbers may be others.
                 question.predicted = question.predicted._replace(prediction=[math.nan])
-
-    def records(self) -> int:
-        return self._model.records
-
-    def parameters(self) -> object:
-        return self._model.parameters(state=False)
 
     def state(self) -> dict[str, object]:
         return {"model": self._model.state()}
@@ -209,47 +205,41 @@ class RowOwner(ModelOwner, KeepsRecords):
     # ---- rows with their labels
 
     def _learn_rows(self, given: RowsToLearn, out: Output) -> None:
-        records, labels, weights = given["records"], given["labels"], given["weights"]
-        numbers = given["numbers"]
-        features = features_of_record(given["features"])
-        while len(records):
-            try:
-                rows = self._model.rows(features, records.__getitem__)
-                steps = RowSteps.one_each(rows.length, learns=True, weights=weights)
-                predictions = self._model.step(rows, steps, labels)
-            except BadRows as bad:
-                refused = set(bad.rows)
-                kept = [row for row in range(len(records)) if row not in refused]
-                records = without(records, bad, out)
-                labels = [labels[row] for row in kept]
-                weights = None if weights is None else weights[kept]
-                numbers = numbers[kept]
-                features = features[kept]
-            else:
-                self._missing += missing_values_of(features)
-                if (again := self._model.predicted_again) is not None:
-                    now = [float(self._model.readings)]
-                    told = zip(self._untold, as_lists(again[len(again) - len(self._untold) :]), strict=True)
-                    self._untold = [row._replace(prediction=given, scores=now) for row, given in told]
-                self._tell(predictions, labels, steps.weights, numbers, out)
-                return
+        all_features, all_labels = features_of_record(given["features"]), given["labels"]
+
+        def learn(records: Batch, places: Indices) -> None:
+            is_whole = len(places) == len(all_labels)
+            features = all_features if is_whole else all_features[places.tolist()]
+            labels = all_labels if is_whole else [all_labels[place] for place in places.tolist()]
+            rows = self._model.rows(features, records.__getitem__)
+            weights = None if given["weights"] is None else given["weights"][places]
+            steps = RowSteps.one_each(rows.length, learns=True, weights=weights)
+            predictions = self._model.step(rows, steps, labels)
+            self._missing += missing_values_of(features)
+            if (again := self._model.predicted_again) is not None:
+                now = [float(len(self._model.labels.earlier))]
+                told = zip(self._untold, as_lists(again[len(again) - len(self._untold) :]), strict=True)
+                self._untold = [row._replace(prediction=made, scores=now) for row, made in told]
+            self._tell(predictions, labels, steps.weights, given["numbers"][places], out)
+
+        of_numbered_rows(learn, given["records"], 0, out)
 
     def _tell(self, predictions: Floats, labels: Labels, weights: Floats, numbers: Indices, out: Output) -> None:
         """Emit predictions with their labels, once it is decided which label is positive; until then they are kept."""
-        if self._model.is_positive_known and not self._untold:
-            self._emit_predictions(predictions, self._model.targets(labels), weights, numbers, out)
+        if self._model.labels.is_positive_known and not self._untold:
+            self._emit_predictions(predictions, self._model.labels.targets(labels), weights, numbers, out)
             return
-        now = [float(self._model.readings)]
+        now = [float(len(self._model.labels.earlier))]
         rows = zip(as_lists(predictions), labels, weights, numbers, strict=True)
         self._untold += [_Untold(made, now, label, float(weight), at.tolist()) for made, label, weight, at in rows]
-        if self._model.is_positive_known:
+        if self._model.labels.is_positive_known:
             self._tell_all(out)
 
     def _tell_all(self, out: Output) -> None:
         rows, self._untold = self._untold, []
         if rows:
-            predictions = self._model.as_now([row.prediction for row in rows], [row.scores for row in rows])
-            targets = self._model.targets([row.label for row in rows])
+            predictions = self._model.labels.as_now([row.prediction for row in rows], [row.scores for row in rows])
+            targets = self._model.labels.targets([row.label for row in rows])
             weights = np.array([row.weight for row in rows])
             numbers = np.array([row.numbers for row in rows], dtype=np.intp)
             self._emit_predictions(predictions, targets, weights, numbers, out)
@@ -274,7 +264,7 @@ class RowOwner(ModelOwner, KeepsRecords):
             rows |= {"loss": loss, "is_mean": loss[0] == "poisson"}
         if (names := self._model.classes) is not None:
             rows["labels"] = names
-        if (earlier := self._model.earlier_targets) is not None:
+        if (earlier := self._model.labels.earlier_targets) is not None:
             rows["earlier_targets"] = earlier
         self._loss += loss_of(rows)
         if self.emit_predictions(rows, out) and self._raises_rates:
@@ -359,7 +349,7 @@ class RowOwner(ModelOwner, KeepsRecords):
         if not (settled := plan.settled):
             return
         made = [plan.prediction_of(each, predictions, self._model) for each in settled]
-        shaped = self._model.as_now([prediction for prediction, _ in made], [scores for _, scores in made])
+        shaped = self._model.labels.as_now([prediction for prediction, _ in made], [scores for _, scores in made])
         weights = np.array([each.weight for each in settled])
         numbers = np.array([(each.number, each.question.number) for each in settled], dtype=np.intp)
         self._tell(shaped, [each.label for each in settled], weights, numbers, out)

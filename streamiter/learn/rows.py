@@ -11,14 +11,15 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Final, TypedDict, TypeVar
+from typing import Any, Final, TypedDict, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
 
 from streamiter.errors import ConfigurationError, ModelError, shortened
 from streamiter.operators.declared_state import DeclaredState, again, declared
-from streamiter.operators.output import Output
+from streamiter.operators.output import Output, RejectionPolicy
+from streamiter.topics.topic import Topic
 from streamiter.values.known_fields import BadKind
 from streamiter.values.numbers import Floats, Indices
 from streamiter.values.records import Batch, Columns, take
@@ -55,6 +56,13 @@ class BadRows(ModelError):
     def of_row(self, row: int) -> BadRows:
         """Return the error of one of the rows."""
         return BadRows([row], self.reasons[row]) if row in self.reasons else self
+
+
+class Refusals(TypedDict):
+    """What happens to records that a step of a training refuses: the options of the step."""
+
+    on_error: RejectionPolicy
+    dead_letter: Topic | None
 
 
 def rows_of_wrong_kind(bad: BadKind, record_of: Callable[[int], Any] | None) -> BadRows:
@@ -324,31 +332,26 @@ class Examples:
     """A weight of 0 or more for each row; None: each row counts once."""
 
 
-class SparseRecord(TypedDict):
-    """The fields of ``SparseRows``, as plain data."""
-
-    indptr: Indices
-    indices: Indices
-    values: Floats
-    width: int
-
-
 class RowsRecord(TypedDict):
     """The fields of :class:`CheckedExamples`, as plain data."""
 
-    rows: SparseRecord | Floats
+    rows: dict[str, Any] | Floats
     targets: Floats
     weights: Floats | None
 
 
-def rows_to_record(rows: Rows) -> SparseRecord | Floats:
-    """Return rows as plain data."""
+@overload
+def rows_to_record(rows: SparseRows) -> dict[str, Any]: ...
+@overload
+def rows_to_record(rows: Rows) -> dict[str, Any] | Floats: ...
+def rows_to_record(rows: Rows) -> dict[str, Any] | Floats:
+    """Return rows as plain data: a matrix, or the fields of ``SparseRows``."""
     if isinstance(rows, SparseRows):
         return {"indptr": rows.indptr, "indices": rows.indices, "values": rows.values, "width": rows.width}
     return rows
 
 
-def rows_from_record(record: SparseRecord | Floats) -> Rows:
+def rows_from_record(record: dict[str, Any] | Floats) -> Rows:
     """Return the rows that :func:`rows_to_record` turned into plain data."""
     return SparseRows(**record) if isinstance(record, dict) else record
 
@@ -544,13 +547,6 @@ class ExampleBlocks:
     def to_records(self) -> list[RowsRecord]:
         """Return all examples as plain data."""
         return [part.to_record() for part in (*self._blocks, *self._parts)]
-
-    @classmethod
-    def from_records(cls, records: list[RowsRecord]) -> ExampleBlocks:
-        """Return the examples of records that :meth:`to_records` returned."""
-        blocks = cls()
-        blocks.add_records(records)
-        return blocks
 
     def add_records(self, records: list[RowsRecord]) -> None:
         """Add the examples of records that :meth:`to_records` returned."""

@@ -23,7 +23,7 @@ from streamiter.flow.building import add_next_step
 from streamiter.flow.flow import Flow, step_names
 from streamiter.flow.stream import Stream
 from streamiter.iteration.marked_streams import Replaying
-from streamiter.learn.rows import blaming_rows, of_good_rows
+from streamiter.learn.rows import Refusals, blaming_rows, of_good_rows
 from streamiter.models.update import ModelSnapshot
 from streamiter.operators.declared_state import COPIED, DeclaredOperator, SharedOperator, declared
 from streamiter.operators.definitions import Definition
@@ -116,7 +116,7 @@ class ServerTraining:
         workers, publish_every = options.get("workers"), options.get("publish_every")
         self.workers = stream.parallelism if workers is None else count_of(owner, "workers", workers)
         self.memory_bytes = count_of(owner, "memory_bytes", options.get("memory_bytes", REPEAT_MEMORY_BYTES))
-        self.publish_every = None if publish_every is None else count_of(owner, "publish_every", publish_every)
+        self.publish_every = sys.maxsize if publish_every is None else count_of(owner, "publish_every", publish_every)
         if epochs > 1 and not stream.is_bounded:
             raise GraphError(
                 f"{owner}(epochs=): expected 1 for {stream.name!r}, which never ends, given {epochs}; read the topic "
@@ -124,7 +124,10 @@ class ServerTraining:
             )
         self.owner, self.stream, self.server = owner, stream, server
         self.label = step_names(stream.flow, options.get("name"))
-        self._on_error, self._dead_letter = options.get("on_error", "fail"), options.get("dead_letter")
+        self._policy: Refusals = {
+            "on_error": options.get("on_error", "fail"),
+            "dead_letter": options.get("dead_letter"),
+        }
 
     def steps(self, learner: AnyLearner, mini_batch: Callable[[Batch], object | None]) -> ParameterServerTraining:
         """Add all steps.
@@ -133,35 +136,25 @@ class ServerTraining:
         refuses follow ``on_error`` or go to ``dead_letter``.
         """
         mini_batches = self.stream.batch(self.batch, parallelism=self.workers, name=self.label("mini-batches")).process(
-            lambda: Prepare(mini_batch),
-            name=self.label("prepare"),
-            on_error=self._on_error,
-            dead_letter=self._dead_letter,
+            lambda: Prepare(mini_batch), name=self.label("prepare"), **self._policy
         )
         if self.epochs > 1:
             mini_batches = repeated(
                 mini_batches, self.epochs, memory_bytes=self.memory_bytes, name=self.label("epochs")
             )
-        return trained(mini_batches, learner, self.server, self.owner, self.publish_every, self.worker, self.label)
+        return self.train(mini_batches, learner)
 
-
-def trained(
-    mini_batches: Stream,
-    learner: AnyLearner,
-    server: ParameterServer,
-    owner: str,
-    publish_every: int | None,
-    worker: type[ParameterServerWorker],
-    label: Callable[[str], str],
-) -> ParameterServerTraining:
-    """Add the workers, one for each subtask of the mini-batches, and the step that makes versions of the model."""
-    workers = mini_batches.parallelism
-    options = ServerWorkerOptions(learner, sys.maxsize if publish_every is None else publish_every)
-    reports = mini_batches.process(
-        lambda: worker(options), name=label("train"), parallelism=workers, parameter_server=server
-    )
-    models = reports.process(lambda: Versions(learner, server, workers, owner), name=label("versions"), parallelism=1)
-    return ParameterServerTraining(models, models.side_output(REPORTS))
+    def train(self, mini_batches: Stream, learner: AnyLearner) -> ParameterServerTraining:
+        """Add the workers, one for each subtask of the mini-batches, and the step that makes versions of the model."""
+        workers, worker, server, owner = mini_batches.parallelism, self.worker, self.server, self.owner
+        options = ServerWorkerOptions(learner, self.publish_every)
+        reports = mini_batches.process(
+            lambda: worker(options), name=self.label("train"), parallelism=workers, parameter_server=server
+        )
+        models = reports.process(
+            lambda: Versions(learner, server, workers, owner), name=self.label("versions"), parallelism=1
+        )
+        return ParameterServerTraining(models, models.side_output(REPORTS))
 
 
 def count_of(owner: str, option: str, given: object) -> int:
@@ -304,10 +297,11 @@ class ParametersReport(TypedDict):
 
 @final
 class EndReport(TypedDict):
-    """A worker that has left."""
+    """A worker that has left; no version waits for it."""
 
     worker: int
-    ended: bool
+    clock: int
+    """``sys.maxsize``."""
 
 
 class ServerWorkerOptions(NamedTuple):
@@ -387,7 +381,7 @@ class ParameterServerWorker(SharedOperator):
     async def finish(self, out: Output) -> None:
         # The worker leaves when this returns. Until then its last push may wait for other workers.
         await self.learner.settle(self.client)
-        out.emit({"worker": self.context.subtask_index, "ended": True})
+        out.emit({"worker": self.context.subtask_index, "clock": sys.maxsize})
 
     def definition(self) -> Definition:
         return {"kind": "training", **self.learner.definition()}
@@ -415,8 +409,6 @@ class Versions(DeclaredOperator):
     """The number of records since the last version and the sum of their losses, by clock."""
     _clocks: dict[int, int] = declared(made=dict, form=COPIED)
     """The last clock that each worker has reported."""
-    _ended = declared(0)
-    """The number of workers that have ended."""
     _waiting: list[tuple[int, dict[str, object]]] = declared(made=list, form=COPIED)
     """Clocks and parameters of the versions to make; with BSP workers differ by one clock at most."""
 
@@ -430,13 +422,12 @@ class Versions(DeclaredOperator):
 
     def process(self, report: MiniBatchReport | ParametersReport | EndReport, out: Output) -> None:
         """Count the report of a worker, then make the versions that are due."""
-        if "parameters" in report:
-            self._waiting.append((report["clock"], report["parameters"]))
-        elif "ended" in report:
-            self._ended += 1
-            self._clocks.pop(report["worker"], None)
-        else:
+        if "loss" in report:
             self._count(report, out)
+        elif "parameters" in report:
+            self._waiting.append((report["clock"], report["parameters"]))
+        else:
+            self._clocks[report["worker"]] = report["clock"]
         while self._waiting and self._is_due(self._waiting[0][0]):
             clock, parameters = self._waiting.pop(0)
             out.emit(self._version(parameters, clock if self._learner.is_in_step else None))
@@ -451,7 +442,7 @@ class Versions(DeclaredOperator):
     def _is_due(self, clock: int) -> bool:
         if not self._learner.is_in_step:
             return True
-        return self._ended + sum(reached >= clock for reached in self._clocks.values()) == self._workers
+        return sum(reached >= clock for reached in self._clocks.values()) == self._workers
 
     def _version(self, parameters: dict[str, object], up_to: int | None) -> ModelSnapshot:
         clocks = [clock for clock in self._learned if up_to is None or clock <= up_to]
@@ -474,11 +465,11 @@ class Versions(DeclaredOperator):
 
     def without_end(self, state: dict[str, Any]) -> dict[str, Any]:
         """Wait for all workers again: each joins the server once more."""
-        return {**state, "clocks": {}, "ended": 0}
+        return {**state, "clocks": {}}
 
     def restore(self, state: dict[str, Any]) -> None:
         if state["workers"] != self._workers:  # All workers were at one clock, and have reported it.
-            state = {**state, "clocks": {}, "ended": 0, "workers": self._workers}
+            state = {**state, "clocks": {}, "workers": self._workers}
         super().restore(state)
 
 

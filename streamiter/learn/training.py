@@ -16,13 +16,13 @@ import functools
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NotRequired, Protocol, TypedDict
+from typing import Any, Final, Protocol, TypedDict
 
 import numpy.typing as npt
 
 from streamiter.errors import GraphError, ModelError, shortened
 from streamiter.flow.graph_checks import check_user_function
-from streamiter.learn.gradients import Gradient, GradientRecord
+from streamiter.learn.gradients import Gradient
 from streamiter.learn.linear import LEARNER, LinearModel
 from streamiter.learn.model_owner import ModelOwner, OwnerOptions
 from streamiter.learn.rows import blaming_rows, of_good_rows
@@ -64,24 +64,17 @@ def check_makes_model(owner: str, make_model: object) -> None:
 # ---- the reports of workers
 
 
-class SumRecord(TypedDict):
-    """A :class:`GradientSum`, as plain data."""
+class WorkerReport(TypedDict):
+    """The report of a worker to the owner: the fields of a :class:`GradientSum`, and what they were computed with."""
 
-    gradient: GradientRecord | None
-    """None: there were no rows."""
+    gradient: dict[str, Any] | None
     loss: float
-    """The sum of the losses of the same rows."""
-
-
-class WorkerReport(SumRecord):
-    """The report of a worker to the owner."""
-
     worker: int
     """The number of the worker's subtask."""
-    starts: NotRequired[int]
-    """How often a rollback had replaced the parameters of the gradient, if ever."""
-    steps: NotRequired[int]
-    """How many steps the parameters of the gradient contain, if any."""
+    starts: int
+    """How often a rollback had replaced the parameters of the gradient."""
+    steps: int
+    """How many steps the parameters of the gradient contain."""
 
 
 @dataclass(slots=True)
@@ -104,15 +97,14 @@ class GradientSum:
             return None
         return self.loss / self.gradient.weight
 
-    def to_record(self) -> SumRecord:
+    def to_record(self) -> dict[str, Any]:
         """Return the sums as plain data."""
-        return {"gradient": None if self.gradient is None else self.gradient.to_record(), "loss": self.loss}
+        return {"gradient": self.gradient and self.gradient.to_record(), "loss": self.loss}
 
     @classmethod
-    def from_record(cls, record: SumRecord) -> GradientSum:
+    def from_record(cls, record: Mapping[str, Any]) -> GradientSum:
         """Return the sums in a record that :meth:`to_record` returned, or in a worker's report."""
-        given = record["gradient"]
-        return cls(None if given is None else Gradient.from_record(given), record["loss"])
+        return cls(record["gradient"] and Gradient.from_record(record["gradient"]), record["loss"])
 
 
 # ---- the owner
@@ -164,7 +156,7 @@ class EpochSteps(StepRule):
 
     The gradients are added in the order of the workers' numbers, not in the order of arrival. So the sum is the same
     to the last bit. All workers get parameters after each epoch in which a worker has reported, even if no worker had
-    rows. With ``requires_examples`` an epoch without rows is an error.
+    rows.
     """
 
     needs_epochs = True
@@ -178,9 +170,6 @@ class EpochSteps(StepRule):
     )
     """The sums of each worker, by epoch."""
 
-    def __init__(self, *, requires_examples: bool) -> None:
-        self._requires_examples = requires_examples
-
     def add(self, report: WorkerReport, epoch: int) -> None:
         workers = self._epochs.setdefault(epoch, {})
         if report["gradient"] is not None:
@@ -188,14 +177,8 @@ class EpochSteps(StepRule):
             sums.add(Gradient.from_record(report["gradient"]), report["loss"])
 
     def end_epoch(self, epoch: int) -> GradientSum | None:
-        if epoch not in self._epochs:
-            return None
-        workers = self._epochs.pop(epoch)
-        if workers:
-            return _total(workers)
-        if self._requires_examples:
-            raise _no_examples()
-        return GradientSum()
+        workers = self._epochs.pop(epoch, None)
+        return None if workers is None else _total(workers)
 
     def rest(self) -> Iterator[GradientSum]:
         for epoch in sorted(self._epochs):
@@ -293,7 +276,7 @@ class BroadcastSteps(StepRule):
 
     def add(self, report: WorkerReport, epoch: int) -> GradientSum:
         sums = GradientSum.from_record(report)
-        steps_late = self._steps - report.get("steps", 0)
+        steps_late = self._steps - report["steps"]
         self._steps += 1
         if sums.gradient is not None and steps_late > _STEPS_LATE_IN_FULL:
             sums.gradient = sums.gradient.scaled(_STEPS_LATE_IN_FULL / steps_late)
@@ -314,18 +297,22 @@ class BroadcastSteps(StepRule):
 def _total(workers: dict[int, GradientSum]) -> GradientSum:
     in_order = [workers[worker] for worker in sorted(workers)]
     gradients = [sums.gradient for sums in in_order if sums.gradient is not None]
-    return GradientSum(functools.reduce(operator.add, gradients), sum(sums.loss for sums in in_order))
+    total = functools.reduce(operator.add, gradients) if gradients else None
+    return GradientSum(total, sum(sums.loss for sums in in_order))
 
 
 def _no_examples() -> ModelError:
-    """Return the error for an offline training that has no rows."""
+    """Return the error for an offline training without rows."""
     return ModelError("train_offline: expected examples to learn from, given none; check the input")
 
 
 class ParameterOwner(ModelOwner):
-    """Keeps the model with the optimizer's state: makes steps, answers the workers. It has no input ``start``.
+    """Keeps the model with the optimizer's state: makes steps, answers the workers.
 
-    The ``loss`` of a version is the mean loss before its last step.
+    Input ``gradients`` carries the workers' reports. Later records of the input ``start`` are the owner's own answers.
+    The ``loss`` of a version is the mean loss of all rows since the last version.
+
+    ``is_offline``: the reports are the only input, and the ``loss`` is the mean loss before the last step.
     """
 
     learner = LEARNER
@@ -335,9 +322,11 @@ class ParameterOwner(ModelOwner):
     _starts = declared(0)
     """How often a rollback has replaced the parameters."""
 
-    def __init__(self, make_model: MakeModel, rule: StepRule, options: OwnerOptions) -> None:
+    def __init__(
+        self, make_model: MakeModel, rule: StepRule, options: OwnerOptions, *, is_offline: bool = False
+    ) -> None:
         super().__init__(options)
-        self._is_started = True
+        self._is_started = self._is_offline = is_offline
         self._model = make_model()
         self._rule = rule
         self.needs_epochs = self.any_order = rule.needs_epochs  # Such a rule adds by worker, at the end of the epoch.
@@ -350,24 +339,27 @@ class ParameterOwner(ModelOwner):
         if not self._model.records:
             self._model.count(records)
 
-    def records(self) -> int:
-        return self._model.records
-
-    def parameters(self) -> dict[str, Any]:
-        return self._model.parameters(state=False)
-
     def state(self) -> dict[str, object]:
         return {"model": self._model.learned()}
 
     def process(self, report: WorkerReport, out: Output) -> None:
-        """Add a worker's report to the rule, and make the step that the rule returns."""
+        """Add a worker's report to the rule, and make the step that the rule returns.
+
+        A gradient is left out if a rollback has replaced its parameters since.
+        """
+        if report["starts"] != self._starts:
+            report = {**report, "gradient": None, "loss": 0.0}
         step = self._rule.add(report, self._context.epoch or 0)
         if step is not None:
             self._step_and_answer(step, report["worker"], out)
 
+    process_gradients = process
+
     def on_epoch_watermark_incremented(self, epoch_watermark: int, context: Context, out: Output) -> None:
         step = self._rule.end_epoch(epoch_watermark)
         if step is not None:
+            if self._is_offline and step.gradient is None:
+                raise _no_examples()
             self._step_and_answer(step, None, out)
 
     def on_iteration_terminated(self, context: Context, out: Output) -> None:
@@ -378,12 +370,8 @@ class ParameterOwner(ModelOwner):
         self._step(step, out)
         if (loss := self._rule.mean_loss(step)) is not None:
             out.emit(loss, tag=EPOCH_LOSSES)
-        if (answer := self._rule.answer(worker, self._parameters_to_answer)) is not None:
+        if (answer := self._rule.answer(worker, lambda: self.parameters() | {"starts": self._starts})) is not None:
             out.emit(answer)
-
-    def _parameters_to_answer(self) -> dict[str, Any]:
-        starts = {"starts": self._starts} if self._starts else {}
-        return self._model.parameters(state=False) | starts
 
     def _step(self, step: GradientSum, out: Output) -> None:
         if self.take_over_rollback():
@@ -393,38 +381,16 @@ class ParameterOwner(ModelOwner):
             return
         self._model.apply(step.gradient)
         if step.gradient.weight:
-            self._add_loss(step.loss, step.gradient.weight)
+            if self._is_offline:
+                self._loss = self._weight = 0.0
+            self._loss += step.loss
+            self._weight += step.gradient.weight
             self.count_step(out)
-
-    def _add_loss(self, loss: float, weight: float) -> None:
-        self._loss, self._weight = loss, weight
 
     def finish(self, out: Output) -> None:
         if self._rule.lacks_examples():
             raise _no_examples()
         super().finish(out)
-
-
-class StartedOwner(ParameterOwner):
-    """An owner that receives the initial parameters first; the input ``gradients`` carries the workers' reports.
-
-    Later records of the input ``start`` are the owner's own answers. The ``loss`` of a version is the loss of all rows
-    since the last version.
-    """
-
-    def __init__(self, make_model: MakeModel, rule: StepRule, options: OwnerOptions) -> None:
-        super().__init__(make_model, rule, options)
-        self._is_started = False
-
-    def process_gradients(self, report: WorkerReport, out: Output) -> None:
-        """Add a worker's report, without its gradient if a rollback has replaced the parameters since."""
-        if report.get("starts", 0) != self._starts:
-            report = {**report, "gradient": None, "loss": 0.0}
-        self.process(report, out)
-
-    def _add_loss(self, loss: float, weight: float) -> None:
-        self._loss += loss
-        self._weight += weight
 
 
 # ---- the workers
@@ -488,9 +454,8 @@ class GradientWorker(SharedOperator, IterationListener):
 
     def report(self, sums: GradientSum, out: Output) -> None:
         """Send the sums to the owner, also if they are empty: the owner waits for a report."""
-        starts = {"starts": self._starts} if self._starts else {}
-        steps = {"steps": self._steps} if self._steps else {}
-        out.emit({"worker": self._context.subtask_index, **starts, **steps, **sums.to_record()})
+        known = {"worker": self._context.subtask_index, "starts": self._starts, "steps": self._steps}
+        out.emit(known | sums.to_record())
 
     def without_end(self, state: dict[str, Any]) -> dict[str, Any]:
         """Keep the parameters, which are from the last step: no others come before the first examples."""

@@ -78,7 +78,7 @@ def check_start(start: Start, network: Network) -> None:
 
 
 class NetworkState(TypedDict):
-    """What a version carries so that a training continues exactly."""
+    """The state in a version, from which a training continues exactly."""
 
     definition: Definition
     slots: dict[str, dict[str, Array]]
@@ -109,7 +109,7 @@ async def starting_point(start: Start, network: Network, seed: int) -> tuple[dic
 
 
 def definition_of(network: Network) -> Definition:
-    """Return on what the meaning of parameters and slots depends."""
+    """Return the settings on which the meaning of parameters and slots depends."""
     return {
         "layers": {layer.name: layer.in_words() for layer in network.configuration.layers},
         "indexrange": network.features,
@@ -338,14 +338,14 @@ def _first_rows(
     }
 
 
-# So many numbers of steps wait before a worker. With all of them there, the source would soon have ended, and a
-# restore with another number of workers would have to divide these numbers.
+# At most this many numbers of steps wait before a worker. If all of them waited there, the source would end soon, and a
+# restore with another number of workers would have to divide the numbers.
 _STEPS_AHEAD: Final = 4
 
 
 @final
 class StepsMade:
-    """What the source of step numbers and the worker of one subtask tell each other."""
+    """The link between the source of step numbers and the worker of one subtask: each says how far it has come."""
 
     def __init__(self) -> None:
         self.are_drained = False
@@ -360,7 +360,7 @@ class StepsMade:
         return context.scope.get((steps, context.subtask_index), cls)
 
     def tell(self, made: int) -> None:
-        """Note that the worker has made so many steps."""
+        """Note how many steps the worker has made."""
         self._made = made
         self._has_made.set()
 

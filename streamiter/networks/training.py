@@ -23,12 +23,10 @@ from streamiter.learn.estimators import examples_of, run_offline
 from streamiter.learn.rows import BadRows, Extract, refuse_not_finite
 from streamiter.learn.server_training import (
     OnlineServerOptions,
+    ParameterServerTraining,
     ServerOptions,
     ServerTraining,
-    check_consistency,
-    check_server,
     count_of,
-    trained,
 )
 from streamiter.models.update import ModelSnapshot
 from streamiter.networks.data import (
@@ -112,16 +110,13 @@ _ROWS: Final = "validation_rows"
 
 
 @dataclass(frozen=True)
-class NetworkTraining:
-    """The outputs of a training."""
+class NetworkTraining(ParameterServerTraining):
+    """The outputs of a training.
 
-    models: Stream
-    """A ``ModelSnapshot`` for each version: the parameters by name with the network as JSON; for ``publish_model``.
-    Its metrics are the ``loss`` since the version before and, with rows for validation, ``validation_loss``,
-    ``_accuracy`` and ``_auc``."""
-    losses: Stream
-    """A dict for each mini-batch: the ``worker``, its ``clock``, the mean ``loss`` before the step, the number of
-    ``records``, and the seconds ``waited_s`` that the worker waited for the parameters."""
+    A version has the parameters by name with the network as JSON. Its metrics are the ``loss`` since the version before
+    and, with rows for validation, ``validation_loss``, ``_accuracy`` and ``_auc``.
+    """
+
     steps: int = 0
     """The number of steps of all workers together; 0 on a stream, where it is not known."""
 
@@ -175,8 +170,6 @@ def train_network(
     ('finished', 9, 1.0)
     """
     network = sized(network, data)
-    check_server(_OWNER, server, flow)
-    check_consistency(_OWNER, consistency)
     workers = count_of(_OWNER, "workers", workers)
     seed = whole_number(f"{_OWNER}(seed=)", seed, 0, error=GraphError)
     features = network.graph().place_holder.feature_dimension
@@ -193,9 +186,10 @@ def train_network(
     )
     check_start(start, network)
     learner = NetworkLearner(network, consistency, start, seed, steps, publishes_state=publish_state)
-    label = step_names(flow, name)
-    numbers = flow.from_source(lambda: _StepNumbers(steps), name=label("steps"), parallelism=workers)
-    training = trained(numbers, learner, server, _OWNER, steps.per_epoch, NetworkWorker, label)
+    numbers = flow.from_source(lambda: _StepNumbers(steps), name=step_names(flow, name)("steps"), parallelism=workers)
+    options: ServerOptions = {"worker": NetworkWorker, "publish_every": steps.per_epoch, "name": name}
+    shared = ServerTraining(_OWNER, numbers, server, consistency, options, batch=1)
+    training = shared.train(numbers, learner)
     checks = RowChecks(network)
     checks.check(_OWNER, data)
     if validation is not None:
@@ -204,7 +198,7 @@ def train_network(
     if judged_by is not None:
         judged_by = judged_by.widened(features, _OWNER)
         checks.check(f"{_OWNER}(validation=)", judged_by)
-    models = training.models.process(lambda: _Judge(network, judged_by), name=label("judge"), parallelism=1)
+    models = training.models.process(lambda: _Judge(network, judged_by), name=shared.label("judge"), parallelism=1)
     return NetworkTraining(models, training.losses, steps.in_all * workers)
 
 
@@ -238,7 +232,7 @@ def epoch_result(model: ModelSnapshot) -> EpochResult:
 class _StepNumbers(Source):
     """Emits 0, 1, 2, … to each subtask.
 
-    With another number of subtasks it begins anew, since workers skip the steps that they have made.
+    With another number of subtasks it starts at 0 again: workers skip the steps that they have made.
     """
 
     def __init__(self, steps: TrainingSteps) -> None:

@@ -111,9 +111,9 @@ class Predicted:
                 continue
             if (again := model.predicted_again) is not None:
                 for row, prediction in zip(self._learned, again, strict=True):
-                    self._rows[row] = np.atleast_1d(prediction).tolist(), float(model.readings)
+                    self._rows[row] = np.atleast_1d(prediction).tolist(), float(len(model.labels.earlier))
             for row, prediction in zip(left, found, strict=True):
-                self._rows[row] = np.atleast_1d(prediction).tolist(), float(model.readings)
+                self._rows[row] = np.atleast_1d(prediction).tolist(), float(len(model.labels.earlier))
             self._learned += [row for row, learn in zip(left, learns, strict=True) if learn]
             return
 
@@ -126,7 +126,7 @@ class Predicted:
             elif math.isnan(row[0][0]):
                 told.append(["no label yet"])
             else:
-                numbers = np.atleast_1d(model.as_now([row[0]], [[row[1]]])[0])
+                numbers = np.atleast_1d(model.labels.as_now([row[0]], [[row[1]]])[0])
                 told.append([float(number).hex() for number in [*(p for p in numbers[:-1] if p), numbers[-1]]])
         return told
 
@@ -430,7 +430,7 @@ def test_labels_that_were_not_learned_from_are_no_targets() -> None:
     model = AdaptiveLinearModel()
     model.learn([[0.0], [1.0], [2.0]], ["a", "b", "c"])
     with pytest.raises(ModelError, match="expected labels that were learned from, given others"):
-        model.targets([f"c{n}" for n in range(90)])
+        model.labels.targets([f"c{n}" for n in range(90)])
     model.learn([[0.0], [1.0]], ["c89", "a"])
     predictions = model.predict([[0.5]])
     assert predictions.shape == (1, 5)

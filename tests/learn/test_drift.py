@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -22,10 +23,12 @@ from streamiter.learn import (
 from streamiter.learn.adaptive import AdaptiveLinearModel
 from streamiter.learn.drift import DRIFTS
 from streamiter.learn.model_owner import MODELS, OwnerOptions, PublishSchedule
+from streamiter.learn.row_reading import record_of_features
 from streamiter.learn.row_training import RowOwner
 from streamiter.learn.validation import PREDICTIONS
 from streamiter.models import ModelSnapshot
 from streamiter.testing import check_restore
+from streamiter.values.named_rows import named_matrix
 from streamiter.values.plain_data import PlainData
 
 every_detector = pytest.mark.parametrize(
@@ -297,13 +300,7 @@ def test_an_owner_under_watch_resumes_exactly(detector, options):
             "position": (0, start),
             "numbers": np.arange(start, start + 60),
             "records": list(range(start, start + 60)),
-            "features": {
-                "fields": ("x",),
-                "numbers": x[start : start + 60],
-                "text_fields": (),
-                "places": np.zeros((60, 0), dtype=np.intp),
-                "missing": np.zeros(60, dtype=np.intp),
-            },
+            "features": record_of_features(replace(named_matrix(x[start : start + 60]), fields=("x",))),
             "labels": label[start : start + 60].tolist(),
             "weights": None,
             "label_fields": [],

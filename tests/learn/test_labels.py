@@ -110,9 +110,9 @@ def test_labels_that_are_all_equal_are_told_at_the_end() -> None:
     model = AdaptiveLinearModel()
     many = ROWS * 5
     model.learn(many, ["a"] * len(many))
-    assert not model.is_positive_known
+    assert not model.labels.is_positive_known
     model.learn(many, ["a"] * len(many))
-    assert model.is_positive_known
+    assert model.labels.is_positive_known
     # The label that comes after the first thousand is the positive one.
     model.learn(ROWS[:2], ["0", "a"])
     assert model.classes == ["a", "0"]
