@@ -9,11 +9,11 @@ import math
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass
 from inspect import signature
 from pathlib import Path
-from types import MappingProxyType, NoneType
-from typing import Any, Final, Literal, get_args, get_origin, get_type_hints
+from types import MappingProxyType
+from typing import Any, Final, get_type_hints
 
 from streamiter.engine.storage.store import Checkpoints
 from streamiter.errors import ConfigurationError
@@ -27,22 +27,25 @@ from streamiter.service.settings import (
     LabelSettings,
     ServiceSettings,
 )
-from streamiter.service.toml_document import (
+from streamiter.service.toml_document import toml_document
+from streamiter.topics import topic
+from streamiter.values.field_kinds import PARTS, TREND, part_of, time_zone_of
+from streamiter.values.numbers import plain_float
+from streamiter.values.settings import (
     Parser,
-    TableKey,
-    TomlDocument,
+    Setting,
+    SettingsDocument,
     WrongValue,
+    any_of,
     choice_of,
     duration_of,
     flag_of,
+    settings_of,
     shown_value,
     size_of,
     text_of,
     whole_of,
 )
-from streamiter.topics import topic
-from streamiter.values.field_kinds import PARTS, TREND, part_of, time_zone_of
-from streamiter.values.numbers import plain_float
 
 SERVICE_OPTIMIZERS: Final[Mapping[str, type[Optimizer]]] = MappingProxyType(
     {
@@ -184,49 +187,26 @@ def _value_of_label(value: Any) -> str | FieldComparison:
 _FIELD: Final = re.compile(r"[^<>=!'\"]+")
 
 
-_LABEL_KEYS: Final[Mapping[str, TableKey]] = {
-    "field": TableKey(text_of),
-    "value": TableKey(_value_of_label),
-    "positive": TableKey(text_of),
-    "event": TableKey(text_of),
-    "event_field": TableKey(text_of),
-    "key": TableKey(text_of),
-    "within": TableKey(duration_of, "within_s"),
-    "otherwise": TableKey(lambda value: value),
-    "question": TableKey(text_of),
-    "time": TableKey(text_of),
-    "schedule": TableKey(choice_of("expected", "end", "weighted", "at once")),
+_LABEL_KEYS: Final[Mapping[str, Setting]] = {
+    "field": Setting(text_of),
+    "value": Setting(_value_of_label),
+    "positive": Setting(text_of),
+    "event": Setting(text_of),
+    "event_field": Setting(text_of),
+    "key": Setting(text_of),
+    "within": Setting(duration_of, "within_s"),
+    "otherwise": Setting(any_of),
+    "question": Setting(text_of),
+    "time": Setting(text_of),
+    "schedule": Setting(choice_of("expected", "end", "weighted", "at once")),
 }
 
-
-def _keys(kind: type[Any], parsers: Mapping[str, Parser]) -> Mapping[str, TableKey]:
-    """Return the keys of a class's fields; ``parsers`` are those that the type of a field does not tell."""
-    types = get_type_hints(kind)
-    keys = {}
-    for each in fields(kind):
-        parse = parsers.get(each.name) or _parser_of(types[each.name])
-        is_required = each.default is MISSING and each.default_factory is MISSING
-        keys[_KEY_NAMES.get(each.name) or each.name.removesuffix("_s")] = TableKey(parse, each.name, is_required)
-    return keys
-
-
-_KEY_NAMES: Final = {"learner_settings": "settings", "body_bytes_max": "body_max"}
-
-
-def _parser_of(kind: Any) -> Parser:
-    parts = get_args(kind)
-    if get_origin(kind) is Literal:
-        return choice_of(*parts)
-    return _parser_of(parts[0]) if NoneType in parts else _PARSERS[kind]
-
-
-_PARSERS: Final[Mapping[type, Parser]] = {bool: flag_of, str: text_of, int: whole_of(1), float: duration_of}
 
 # The type of these fields does not tell their parsers.
 _OWN_PARSERS: Final[Mapping[str, Mapping[str, Parser]]] = {
     "input": {"topic": topic_url_of, "answers": topic_url_of, "decoder": _decoder_of, "dead_letter": topic_url_of},
     "learn": {
-        "label": lambda value: value,
+        "label": any_of,
         "features": _features_of,
         "kinds": _kinds_of,
         "time_zone": _time_zone_of,
@@ -242,10 +222,17 @@ _OWN_PARSERS: Final[Mapping[str, Mapping[str, Parser]]] = {
     },
 }
 
-TABLES: Final[Mapping[str, tuple[type[Any], Mapping[str, TableKey]]]] = MappingProxyType(
-    {"service": (ServiceSettings, {"name": TableKey(_name_of, is_required=True)})}
+_KEY_NAMES: Final = {"learner_settings": "settings", "body_bytes_max": "body_max"}
+
+
+def _key_of(field: str) -> str:
+    return _KEY_NAMES.get(field) or field.removesuffix("_s")
+
+
+TABLES: Final[Mapping[str, tuple[type[Any], Mapping[str, Setting]]]] = MappingProxyType(
+    {"service": (ServiceSettings, {"name": Setting(_name_of, is_required=True)})}
     | {
-        name: (kind, _keys(kind, _OWN_PARSERS.get(name, {})))
+        name: (kind, settings_of(kind, _key_of, _OWN_PARSERS.get(name)))
         for name, kind in get_type_hints(ServiceSettings).items()
         if name not in ("name", "source")
     }
@@ -274,10 +261,10 @@ def read_settings(given: str | os.PathLike[str] | Mapping[str, object]) -> Servi
     return read_document(given)[0]
 
 
-def read_document(given: str | os.PathLike[str] | Mapping[str, object]) -> tuple[ServiceSettings, TomlDocument]:
+def read_document(given: str | os.PathLike[str] | Mapping[str, object]) -> tuple[ServiceSettings, SettingsDocument]:
     """Return the settings, and the document with the place of each key."""
     document = _document(given)
-    document.table((), {name: TableKey(lambda value: value) for name in TABLES})
+    document.table((), {name: Setting(any_of) for name in TABLES})
     tables = {name: document.table((name,), keys) for name, (_, keys) in TABLES.items()}
     _check_learn(document, tables["learn"], has_answers="answers" in tables["input"])
     _check_publish(document, tables["publish"])
@@ -289,16 +276,16 @@ def read_document(given: str | os.PathLike[str] | Mapping[str, object]) -> tuple
     return ServiceSettings(**tables["service"], **made, source=document.source), document
 
 
-def _document(given: str | os.PathLike[str] | Mapping[str, object]) -> TomlDocument:
+def _document(given: str | os.PathLike[str] | Mapping[str, object]) -> SettingsDocument:
     if isinstance(given, Mapping):
-        return TomlDocument("settings", None, given)
+        return SettingsDocument("settings", given)
     if isinstance(given, str) and "\n" in given:
-        return TomlDocument("settings", given)
+        return toml_document("settings", given)
     path = Path(given)
     expected = f"{str(path)!r}: expected a file of settings (TOML)"
     try:
         content = path.read_bytes()
-        return TomlDocument(str(path), content.decode().replace("\r\n", "\n"))
+        return toml_document(str(path), content.decode().replace("\r\n", "\n"))
     except OSError as error:
         remedy = f"streamiter serve {path} --init URL writes one" if isinstance(error, FileNotFoundError) else ""
         raise ConfigurationError("; ".join(filter(None, (f"{expected}, given {error.strerror}", remedy)))) from None
@@ -311,7 +298,7 @@ def _document(given: str | os.PathLike[str] | Mapping[str, object]) -> TomlDocum
         raise ConfigurationError(f"{expected} in UTF-8, given other bytes in line {line}; save it as UTF-8") from None
 
 
-def _check_learn(document: TomlDocument, learn: dict[str, Any], *, has_answers: bool) -> None:
+def _check_learn(document: SettingsDocument, learn: dict[str, Any], *, has_answers: bool) -> None:
     if "label" in learn:
         learn["label"] = _label(document, learn["label"], learn.get("kind"), has_answers=has_answers)
     label, learner = learn.get("label"), learn.get("learner", "default")
@@ -322,7 +309,7 @@ def _check_learn(document: TomlDocument, learn: dict[str, Any], *, has_answers: 
     name = label.value if label is not None and label.event is None else None
     if isinstance(name, str) and (learn.get("features") or {}).get(name, "ignore") != "ignore":
         path = ("learn", "features", name)
-        document.refuse(path, "expected fields without the field of the label, given it; leave it out", at_key=True)
+        document.refuse(path, "expected fields without the field of the label, given it; leave it out")
     if learn.get("kinds") and learn.get("features") is not None:
         document.refuse_value(
             ("learn", "kinds"), WrongValue('no kinds, unless features = "all"', "give them in features")
@@ -356,11 +343,11 @@ def _check_learn(document: TomlDocument, learn: dict[str, Any], *, has_answers: 
             document.refuse_value(("learn", key), WrongValue(expected, remedy))
 
 
-def _check_optimizer(document: TomlDocument, learner: str) -> None:
+def _check_optimizer(document: SettingsDocument, learner: str) -> None:
     """Make the optimizer with each of its settings alone; its error says which numbers are good."""
     kind = SERVICE_OPTIMIZERS[learner]
     names = signature(kind).parameters
-    keys = {name: TableKey(flag_of if name == "keep_start" else _number_of) for name in names} | _LINEAR_KEYS
+    keys = {name: Setting(flag_of if name == "keep_start" else _number_of) for name in names} | _LINEAR_KEYS
     settings = document.table(_SETTINGS, keys)
     for name in [name for name in settings if name in names]:
         try:
@@ -383,7 +370,7 @@ def _number_of(value: Any) -> float:
     raise WrongValue("a number", "write it without quotes")
 
 
-def _check_loss(document: TomlDocument, settings: Mapping[str, Any], kind: str | None) -> None:
+def _check_loss(document: SettingsDocument, settings: Mapping[str, Any], kind: str | None) -> None:
     loss = settings.get("loss")
     if loss is not None and kind not in (None, "regression"):
         wrong = WrongValue('no loss, or learn.kind = "regression"', "change one of them", given=loss)
@@ -419,20 +406,20 @@ def _share_of(value: Any) -> float:
 
 
 _LINEAR_KEYS: Final = {
-    "bits": TableKey(whole_of(1, _BITS_MAX)),
-    "scales": TableKey(_scales_of),
-    "mini_batch": TableKey(whole_of(1)),
+    "bits": Setting(whole_of(1, _BITS_MAX)),
+    "scales": Setting(_scales_of),
+    "mini_batch": Setting(whole_of(1)),
 }
 _DEFAULT_KEYS: Final = {
-    "mini_batch": TableKey(whole_of(1)),
-    "crosses": TableKey(_crosses_of),
-    "bits": TableKey(whole_of(1, _BITS_MAX)),
-    "loss": TableKey(choice_of("squared", "absolute", "huber", "quantile", "poisson")),
-    "quantile": TableKey(_share_of),
+    "mini_batch": Setting(whole_of(1)),
+    "crosses": Setting(_crosses_of),
+    "bits": Setting(whole_of(1, _BITS_MAX)),
+    "loss": Setting(choice_of("squared", "absolute", "huber", "quantile", "poisson")),
+    "quantile": Setting(_share_of),
 }
 
 
-def _label(document: TomlDocument, given: Any, kind: str | None, *, has_answers: bool) -> LabelSettings | None:
+def _label(document: SettingsDocument, given: Any, kind: str | None, *, has_answers: bool) -> LabelSettings | None:
     """Return the settings of the label; None if it has problems. ``has_answers``: in a topic of their own."""
     path = ("learn", "label")
     if not isinstance(given, Mapping):
@@ -481,14 +468,14 @@ def _fits(kind: str, label: object) -> bool:
     return type(label) in ((int, float) if kind == "regression" else (int, str))
 
 
-def _check_publish(document: TomlDocument, publish: dict[str, Any]) -> None:
+def _check_publish(document: SettingsDocument, publish: dict[str, Any]) -> None:
     if "records" in publish:
         if "every" in document.names(("publish",)):
             document.refuse_value(("publish", "records"), WrongValue("every or records", "leave one out", given="both"))
         publish["every_s"] = None
 
 
-def _check_http(document: TomlDocument, http: dict[str, Any]) -> None:
+def _check_http(document: SettingsDocument, http: dict[str, Any]) -> None:
     settings = HttpSettings(**http)
     for name in ("token", "tls_key_password"):
         if f"{name}_env" in http and f"{name}_file" in http:
@@ -500,7 +487,7 @@ def _check_http(document: TomlDocument, http: dict[str, Any]) -> None:
         document.refuse_value(("http", given), wrong)
     if settings.is_loopback or document.is_wrong(("http", "address")):
         return
-    keys = document.names(("http",))
+    keys = frozenset(document.names(("http",)))
     if keys.isdisjoint({"token", "token_env", "token_file"}):
         remedy = "add token_file or token_env, or write 127.0.0.1"
         document.refuse_value(("http", "address"), WrongValue("a token for an address that others reach", remedy))
@@ -509,7 +496,7 @@ def _check_http(document: TomlDocument, http: dict[str, Any]) -> None:
         document.refuse_value(("http", "address"), WrongValue("TLS for an address that others reach", remedy))
 
 
-def _check_topics(document: TomlDocument, given: dict[str, dict[str, Any]]) -> None:
+def _check_topics(document: SettingsDocument, given: dict[str, dict[str, Any]]) -> None:
     """Refuse URLs that no connector takes, and to write to the topic that is read."""
     read = [given["input"].get(name) for name in ("topic", "answers")]
     for path in (("input", "topic"), ("input", "answers"), ("publish", "topic"), ("input", "dead_letter")):
@@ -525,7 +512,7 @@ def _check_topics(document: TomlDocument, given: dict[str, dict[str, Any]]) -> N
                 document.refuse_value(path, wrong)
 
 
-def _check_store(document: TomlDocument, given: dict[str, dict[str, Any]]) -> None:
+def _check_store(document: SettingsDocument, given: dict[str, dict[str, Any]]) -> None:
     """Refuse URLs that no store of checkpoints has."""
     if "store" in given["checkpoints"]:
         try:
@@ -576,7 +563,7 @@ def _by_key(settings: ServiceSettings) -> dict[str, object]:
     for table, (_, keys) in TABLES.items():
         if table != "service":
             of_table = getattr(settings, table)
-            values |= {f"{table}.{name}": getattr(of_table, key.setting or name) for name, key in keys.items()}
+            values |= {f"{table}.{name}": getattr(of_table, key.name or name) for name, key in keys.items()}
     of_learner: Mapping[str, object] = settings.learn.learner_settings
     del values["learn.settings"]
     return values | {f"learn.settings.{name}": value for name, value in of_learner.items()}
