@@ -74,19 +74,16 @@ class Setting:
     is_required: bool = False
 
 
-def settings_of(
-    kind: type[Any], key_of: Callable[[str], str], parsers: Mapping[str, Parser] | None = None
-) -> dict[str, Setting]:
+def settings_of(kind: type[Any], key_of: Callable[[str], str]) -> dict[str, Setting]:
     """Return the keys of a dataclass: ``key_of`` returns the key for the name of a field.
 
-    The parser of a field is in ``parsers``, or in the field's ``Annotated``, or its type tells it.
+    The parser of a field is in its ``Annotated``, or its type tells it.
     """
     hints = get_type_hints(kind, include_extras=True)
     keys = {}
     for each in fields(kind):
-        parse = (parsers or {}).get(each.name) or _parser_of(hints[each.name])
         is_required = each.default is MISSING and each.default_factory is MISSING
-        keys[key_of(each.name)] = Setting(parse, each.name, is_required)
+        keys[key_of(each.name)] = Setting(_parser_of(hints[each.name]), each.name, is_required)
     return keys
 
 
@@ -154,6 +151,10 @@ class SettingsDocument:
         given = wrong.given or ("none" if value is ABSENT else shown_value(value))
         remedy = f"; {wrong.remedy}" if wrong.remedy else ""
         self.refuse((*path, *wrong.key), f"expected {wrong.expected}, given {given}{remedy}")
+
+    def expect(self, path: KeyPath, expected: str, remedy: str, *, given: str | None = None) -> None:
+        """Add the problem of a value that does not fit the others."""
+        self.refuse_value(path, WrongValue(expected, remedy, given=given))
 
     def error(self, path: KeyPath, message: str) -> SettingsError:
         """Return the error of one problem."""
@@ -250,6 +251,18 @@ def text_of(value: Any) -> str:
     if isinstance(value, str) and value.strip():
         return value
     raise WrongValue("a text that is not empty", "write it in quotes")
+
+
+def pattern_of(pattern: str, expected: str, remedy: str, *, given: str | None = None) -> Parser:
+    """Return the parser of a text that has this pattern."""
+    compiled = re.compile(pattern)
+
+    def parse(value: Any) -> str:
+        if isinstance(value, str) and compiled.fullmatch(value):
+            return value
+        raise WrongValue(expected, remedy, given=given)
+
+    return parse
 
 
 def flag_of(value: Any) -> bool:
