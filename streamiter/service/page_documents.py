@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from itertools import groupby
 from statistics import fmean
 from typing import Any, Final, Literal
@@ -395,14 +395,11 @@ def flow_drawing(flow: str, steps: Sequence[Step]) -> FlowDrawing:
         height=layout.height,
         steps=tuple(
             DrawnStep(
-                name=placed.node.name,
-                lines=tuple(line.text for line in placed.caption.lines if not line.muted),
-                times=placed.node.times,
-                shape=node.shape,
-                x=placed.place.x,
-                y=placed.place.y,
-                width=placed.place.width,
-                height=placed.place.height,
+                placed.node.name,
+                tuple(line.text for line in placed.caption.lines if not line.muted),
+                placed.node.times,
+                node.shape,
+                *astuple(placed.place),
             )
             for node, placed in zip(whole.nodes, layout.nodes, strict=True)
         ),
@@ -416,13 +413,7 @@ def flow_drawing(flow: str, steps: Sequence[Step]) -> FlowDrawing:
             for placed in layout.links
         ),
         loops=tuple(
-            DrawnLoop(
-                tuple(node.name for node in picture.nodes if node.box == number),
-                placed.place.x,
-                placed.place.y,
-                placed.place.width,
-                placed.place.height,
-            )
+            DrawnLoop(tuple(node.name for node in picture.nodes if node.box == number), *astuple(placed.place))
             for number, placed in enumerate(layout.boxes)
         ),
     )
