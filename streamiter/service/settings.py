@@ -120,7 +120,7 @@ def topic_url_of(value: Any) -> str:
 _SECRET_OPTION: Final = re.compile(r"\w*(?:pas|pwd|secret|token)\w*(?<!_env)(?<!_file)", re.IGNORECASE)
 
 
-name_of: Final = pattern_of(
+service_name_of: Final = pattern_of(
     r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}",
     "a name of at most 100 letters, digits, '.', '_' and '-'",
     'write it in quotes, as "late-flights"',

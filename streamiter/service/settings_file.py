@@ -25,7 +25,7 @@ from streamiter.service.settings import (
     LabelSettings,
     ServiceSettings,
     label_value_of,
-    name_of,
+    service_name_of,
 )
 from streamiter.service.toml_document import toml_document
 from streamiter.topics import topic
@@ -38,7 +38,7 @@ from streamiter.values.settings import (
     any_of,
     choice_of,
     flag_of,
-    settings_of,
+    setting_keys,
     shown_value,
     text_of,
     whole_of,
@@ -52,16 +52,16 @@ def _key_of(field: str) -> str:
 
 
 TABLES: Final[Mapping[str, tuple[type[Any], Mapping[str, Setting]]]] = MappingProxyType(
-    {"service": (ServiceSettings, {"name": Setting(name_of, is_required=True)})}
+    {"service": (ServiceSettings, {"name": Setting(service_name_of, is_required=True)})}
     | {
-        name: (kind, settings_of(kind, _key_of))
+        name: (kind, setting_keys(kind, _key_of))
         for name, kind in get_type_hints(ServiceSettings).items()
         if name not in ("name", "source")
     }
 )
 """The tables of the file: the class of each, and its keys."""
 
-_LABEL_KEYS: Final = settings_of(LabelSettings, _key_of) | {
+_LABEL_KEYS: Final = setting_keys(LabelSettings, _key_of) | {
     "field": Setting(text_of),
     "value": Setting(label_value_of),  # Or field, or neither if the answer itself is the label.
 }

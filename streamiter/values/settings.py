@@ -74,7 +74,7 @@ class Setting:
     is_required: bool = False
 
 
-def settings_of(kind: type[Any], key_of: Callable[[str], str]) -> dict[str, Setting]:
+def setting_keys(kind: type[Any], key_of: Callable[[str], str]) -> dict[str, Setting]:
     """Return the keys of a dataclass: ``key_of`` returns the key for the name of a field.
 
     The parser of a field is in its ``Annotated``, or its type tells it.
@@ -127,13 +127,13 @@ class SettingsDocument:
         return list(table) if isinstance(table, Mapping) else []
 
     def value(self, path: KeyPath) -> Any:
-        """Return the value at ``path``; ``ABSENT`` if there is none."""
+        """Return the value at ``path``; ``NOT_GIVEN`` if there is none."""
         value: Any = self._content
         for name in path:
             if isinstance(value, Mapping):
-                value = value.get(name, ABSENT)
+                value = value.get(name, NOT_GIVEN)
             else:
-                value = value[int(name[1:-1])] if name.startswith("[") and isinstance(value, Sequence) else ABSENT
+                value = value[int(name[1:-1])] if name.startswith("[") and isinstance(value, Sequence) else NOT_GIVEN
         return value
 
     def problem(self, path: KeyPath, message: str) -> SettingProblem:
@@ -148,7 +148,7 @@ class SettingsDocument:
     def refuse_value(self, path: KeyPath, wrong: WrongValue) -> None:
         """Add the problem of a value that is refused."""
         value = self.value((*path, *wrong.key))
-        given = wrong.given or ("none" if value is ABSENT else shown_value(value))
+        given = wrong.given or ("none" if value is NOT_GIVEN else shown_value(value))
         remedy = f"; {wrong.remedy}" if wrong.remedy else ""
         self.refuse((*path, *wrong.key), f"expected {wrong.expected}, given {given}{remedy}")
 
@@ -167,7 +167,7 @@ class SettingsDocument:
     def table(self, path: KeyPath, keys: Mapping[str, Setting]) -> dict[str, Any]:
         """Return the settings of a table that are right; add a problem for each other key, and each missing one."""
         given = self.value(path)
-        if given is ABSENT:
+        if given is NOT_GIVEN:
             given = {}
         if not isinstance(given, Mapping):
             self.refuse_value(path, WrongValue("keys with their values"))
@@ -207,7 +207,7 @@ class SettingsDocument:
             raise SettingsError(self.source, sorted(self._problems, key=lambda problem: problem.line or 0))
 
 
-ABSENT: Final = object()
+NOT_GIVEN: Final = object()
 """The value of a key that is not there."""
 
 # Many keys begin alike (decayalpha, decaybeta); only a key that is more similar is a likely typing error.

@@ -82,7 +82,7 @@ def test_a_topic_becomes_a_service_in_three_commands(trips: str, tmp_path: Path)
     assert (missing.returncode, missing.stdout) == (1, "")
     said = f"expected a topic that exists, given {trips}-dead-letters, which does not; streamiter topics create"
     assert re.search(rf"service\.toml:\d+: input\.dead_letter: {re.escape(said)}", missing.stderr)
-    assert re.search(r"service\.toml:\d+:\d+: publish\.topic: expected a topic that exists", missing.stderr)
+    assert re.search(r"service\.toml:\d+: publish\.topic: expected a topic that exists", missing.stderr)
 
     created(trips, "-model-updates", "-dead-letters")
     checked = streamiter("serve", "--check", "service.toml", cwd=tmp_path)

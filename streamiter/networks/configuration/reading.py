@@ -35,7 +35,7 @@ from streamiter.networks.settings import (
     ModelSettings,
     TrainSettings,
 )
-from streamiter.values.settings import ABSENT, KeyPath, Setting, SettingsDocument, any_of, settings_of, shown_value
+from streamiter.values.settings import NOT_GIVEN, KeyPath, Setting, SettingsDocument, any_of, setting_keys, shown_value
 
 _PROBABILITIES: Final = ("Sigmoid", "SigmoidWithDropout", "Softmax")
 
@@ -182,13 +182,13 @@ class _Tidy:
         for number, layer in enumerate(layers):
             at = ("layers", f"[{number}]")
             given = layer if isinstance(layer, Mapping) else {}
-            name = next((value for key, value in given.items() if str(key).lower() == "name"), ABSENT)
+            name = next((value for key, value in given.items() if str(key).lower() == "name"), NOT_GIVEN)
             if isinstance(layer, _Object) and layer:
                 self._lines["layers", str(name)] = self._lines[at] = min(layer.lines.values())
             if not isinstance(layer, Mapping):
                 self._document.refuse(at, f"expected a layer, given {shown_value(layer)}")
             elif not isinstance(name, str) or not name:
-                told = "none" if name is ABSENT else shown_value(name)
+                told = "none" if name is NOT_GIVEN else shown_value(name)
                 self._document.refuse((*at, "name"), f"expected a text that is not empty, given {told}; name the layer")
             elif name in found:
                 self._document.refuse(
@@ -306,7 +306,7 @@ def with_vector_widths(
 
 
 _SECTIONS: Final = {"data": DataSettings, "model": ModelSettings, "train": TrainSettings}
-_KEYS: Final = {name: settings_of(kind, lambda field: field.replace("_", "")) for name, kind in _SECTIONS.items()}
+_KEYS: Final = {name: setting_keys(kind, lambda field: field.replace("_", "")) for name, kind in _SECTIONS.items()}
 _DEFAULTS: Final = {
     "default_optimizer": (OPTIMIZERS, "Momentum"),
     "default_transfunc": (TRANSFER_FUNCTIONS, "Identity"),

@@ -11,8 +11,8 @@ from streamiter.networks.configuration.layer_kinds import LAYER_KINDS, LayerKind
 from streamiter.networks.settings import FunctionSettings, LayerConfiguration, TrainSettings
 from streamiter.parameter_server.optimizers import FTRL, SGD, AdaDelta, Adam, Momentum, Optimizer, RMSProp
 from streamiter.values.settings import (
-    ABSENT,
     FRACTION,
+    NOT_GIVEN,
     NOT_NEGATIVE,
     POSITIVE,
     KeyPath,
@@ -115,7 +115,7 @@ def read_function(
 ) -> FunctionSettings:
     """Return the function at ``path``; the default if there is none, or a wrong one."""
     given = document.value(path)
-    if given is ABSENT:
+    if given is NOT_GIVEN:
         return default
     type_path = (*path, "type") if isinstance(given, Mapping) else path
     try:
