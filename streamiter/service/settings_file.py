@@ -38,6 +38,7 @@ from streamiter.values.settings import (
     any_of,
     choice_of,
     flag_of,
+    number_of,
     setting_keys,
     shown_value,
     text_of,
@@ -170,7 +171,7 @@ def _check_optimizer(document: SettingsDocument, learner: str) -> None:
     """Make the optimizer with each of its settings alone; its error says which numbers are good."""
     kind = SERVICE_OPTIMIZERS[learner]
     names = signature(kind).parameters
-    keys = {name: Setting(flag_of if name == "keep_start" else _number_of) for name in names} | _LINEAR_KEYS
+    keys = {name: Setting(flag_of if name == "keep_start" else _NUMBER) for name in names} | _LINEAR_KEYS
     settings = document.table(_SETTINGS, keys)
     for name in [name for name in settings if name in names]:
         try:
@@ -182,15 +183,10 @@ def _check_optimizer(document: SettingsDocument, learner: str) -> None:
 
 
 _SETTINGS: Final = ("learn", "settings")
+_NUMBER: Final = number_of("a number", lambda _: True)
 _BITS_MAX: Final = 28
 _CROSSED_KINDS: Final = ("number", "category")
 _PARTS: Final = (*PARTS, TREND)
-
-
-def _number_of(value: Any) -> float:
-    if type(value) in (int, float):
-        return plain_float(value)
-    raise WrongValue("a number", "write it without quotes")
 
 
 def _check_loss(document: SettingsDocument, settings: Mapping[str, Any], kind: str | None) -> None:
@@ -223,12 +219,6 @@ def _crosses_of(value: Any) -> list[tuple[str, str]]:
     raise WrongValue("pairs of fields", 'write [["carrier", "dest"]]')
 
 
-def _share_of(value: Any) -> float:
-    if type(value) is float and 0.0 < value < 1.0:
-        return value
-    raise WrongValue("a share above 0 and below 1", "write 0.9")
-
-
 _LINEAR_KEYS: Final = {
     "bits": Setting(whole_of(1, _BITS_MAX)),
     "scales": Setting(_scales_of),
@@ -239,7 +229,7 @@ _DEFAULT_KEYS: Final = {
     "crosses": Setting(_crosses_of),
     "bits": Setting(whole_of(1, _BITS_MAX)),
     "loss": Setting(choice_of("squared", "absolute", "huber", "quantile", "poisson")),
-    "quantile": Setting(_share_of),
+    "quantile": Setting(number_of("a share above 0 and below 1, such as 0.9", lambda share: 0.0 < share < 1.0)),
 }
 
 
