@@ -5,7 +5,7 @@
     StreamiterError
     ├── GraphError                 the flow is wrong; raised while it is built
     ├── ConfigurationError         an option, a URL or an extra is wrong or missing
-    │   └── SettingsError          (streamiter.service) the file of a service is wrong; it has all errors of the file
+    │   └── SettingsError          (streamiter.service) the file of a service or network is wrong; it has all errors
     ├── PlainDataError             a value is not plain data, or bytes are not the encoding of plain data
     ├── DecodeError                the decoder cannot read bytes of a topic
     ├── EncodeError                the encoder cannot write a record

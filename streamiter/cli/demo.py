@@ -10,7 +10,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import date
 from functools import partial
 from pathlib import Path
@@ -138,21 +138,33 @@ class Served(msgspec.Struct, frozen=True):
     age_s: float
 
 
-class DemoSummary(msgspec.Struct, frozen=True):
-    """The results of a run; ``metrics`` is empty before the first report of the validation."""
+class TrainingCounts(msgspec.Struct, kw_only=True):
+    """What a training has counted so far."""
+
+    events: int = 0
+    """The number of events."""
+    predicted: int = 0
+    """The number of predicted flights."""
+    learned_from: int = 0
+    """The number of flights that the model has learned from."""
+    late: int = 0
+    """The number of flights that were late."""
+    updates: int = 0
+    """The number of published updates."""
+    reached: str = ""
+    """The time of the last prediction in the data."""
+    metrics: dict[str, float] = {}
+    """The last report of the validation; empty before the first one."""
+
+
+class DemoSummary(TrainingCounts, kw_only=True):
+    """The results of a run."""
 
     state: JobState
     labels: str
     mini_batch: int
     reused_events: bool
     flights: int
-    events: int
-    reached: str
-    predicted: int
-    learned_from: int
-    late: int
-    updates: int
-    metrics: dict[str, float]
     training_s: float
     events_per_s: float
     updates_per_s: float
@@ -184,18 +196,12 @@ async def summarize(
     """Return the results of the run, with a prediction of the published model."""
     training_s = max(statistics.elapsed_s, 1e-9)
     return DemoSummary(
+        **{name: getattr(progress, name) for name in TrainingCounts.__struct_fields__},
         state=statistics.state,
         labels=contents.labels,
         mini_batch=mini_batch,
         reused_events=reused_events,
         flights=flights,
-        events=progress.events,
-        reached=progress.reached,
-        predicted=progress.predicted,
-        learned_from=progress.learned_from,
-        late=progress.late,
-        updates=progress.updates,
-        metrics=progress.metrics,
         training_s=training_s,
         events_per_s=progress.events / training_s,
         updates_per_s=progress.updates / training_s,
@@ -443,26 +449,11 @@ def _not_ours(flights: Topic, given: str) -> ConfigurationError:
 _REPORT_EVERY: Final = 2_000
 
 
-@dataclass
-class TrainingProgress:
+class TrainingProgress(TrainingCounts):
     """The progress of the training, counted by the functions of the flow."""
 
     events_in_all: int
     """The number of events in the topic."""
-    events: int = 0
-    """The number of events so far."""
-    predicted: int = 0
-    """The number of predicted flights."""
-    learned_from: int = 0
-    """The number of flights that the model has learned from."""
-    late: int = 0
-    """The number of flights that were late."""
-    updates: int = 0
-    """The number of published updates."""
-    reached: str = ""
-    """The time of the last prediction in the data."""
-    metrics: dict[str, float] = field(default_factory=dict)
-    """The last report of the validation."""
 
     def read(self, events: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
         """Count events; return them."""

@@ -80,8 +80,9 @@ def _check(file: Path) -> None:
 
 def _init(file: Path, url: str, answers: str | None) -> None:
     from streamiter.service.proposal import proposal_of, sample_of_topic
-    from streamiter.service.settings_file import read_settings, topic_url_of
-    from streamiter.service.toml_document import WrongValue
+    from streamiter.service.settings import topic_url_of
+    from streamiter.service.settings_file import read_settings
+    from streamiter.values.settings import WrongValue
 
     if file.exists():
         raise ConfigurationError(

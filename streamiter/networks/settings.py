@@ -1,17 +1,11 @@
-"""The settings of a configuration file, and how its objects are read: places for messages, and keys with their types.
-
-``Configuration`` is the result: settings of data, model and training, and the layers. ``Where`` names a place in the
-file, and ``Keys`` reads the keys of one JSON object.
-"""
+"""The settings of a configuration file: those of data, model and training, and the layers."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, Final, Literal, TypeVar, get_args, get_type_hints
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Final, Literal, get_args
 
-from streamiter.errors import ConfigurationError, did_you_mean
 from streamiter.parameter_server.optimizers import (
     Constant,
     Correction,
@@ -20,246 +14,21 @@ from streamiter.parameter_server.optimizers import (
     Optimizer,
     WarmRestarts,
 )
-
-_JSON_KINDS: tuple[tuple[type | tuple[type, ...], str], ...] = (
-    (bool, "true or false"),
-    (int, "a whole number"),
-    (float, "a number"),
-    (str, "a text"),
-    (dict, "an object"),
-    ((list, tuple), "an array"),
-    (type(None), "null"),
+from streamiter.values.settings import (
+    FRACTION,
+    NOT_NEGATIVE,
+    POSITIVE,
+    choice_of,
+    flag_of,
+    number_of,
+    text_of,
+    whole_of,
 )
-_LONGEST_SHOWN = 60
 
 
-@dataclass(frozen=True, slots=True)
-class Where:
-    """The place in a configuration file that a message names: a section, a layer, an object at a key.
-
-    >>> str(Where("deepfm.json").layer("fclayer").key("outputdims"))
-    "deepfm.json: layer 'fclayer', key 'outputdims'"
-    """
-
-    file: str
-    part: str = ""
-    path: str = ""
-    """The key, with the keys above it: ``optimizer.momentum``."""
-
-    def section(self, name: str) -> Where:
-        """Return the place of a section, an object at the top of the file."""
-        return Where(self.file, repr(name))
-
-    def layer(self, name: str) -> Where:
-        """Return the place of a layer."""
-        return Where(self.file, f"layer {name!r}")
-
-    def nameless_layer(self, number: int) -> Where:
-        """Return the place of a layer without a name, by its number in the array, counted from 1."""
-        return Where(self.file, f"layer number {number}")
-
-    def key(self, name: str) -> Where:
-        """Return the place of a key in this object."""
-        return replace(self, path=f"{self.path}.{name}" if self.path else name)
-
-    def item(self, index: int) -> Where:
-        """Return the place of an item in the array at this key, counted from 0 as in JSON paths."""
-        return replace(self, path=f"{self.path}[{index}]")
-
-    def error(self, text: str) -> ConfigurationError:
-        """Return an error about this place."""
-        return ConfigurationError(f"{self}: {text}")
-
-    def wrong_kind(self, expected: str, given: object) -> ConfigurationError:
-        """Return the error for a value of the wrong JSON type."""
-        return self.error(f"expected {expected}, given {json_kind(given)}")
-
-    def __str__(self) -> str:
-        place = ", ".join(filter(None, (self.part, f"key {self.path!r}" if self.path else "")))
-        return f"{self.file}: {place}" if place else self.file
-
-
-def json_kind(given: object) -> str:
-    """Return the JSON type of a value, and the value if it is short.
-
-    >>> json_kind("8"), json_kind([1, 2]), json_kind(None), json_kind({"type": "relu"})
-    ("the text '8'", 'the array [1, 2]', 'null', "the object {'type': 'relu'}")
-    """
-    kind = next((text for types, text in _JSON_KINDS if isinstance(given, types)), type(given).__name__)
-    if given is None:
-        return kind
-    shown = str(given).lower() if isinstance(given, bool) else repr(given)
-    if len(shown) > _LONGEST_SHOWN:
-        return kind
-    return shown if isinstance(given, (bool, int, float)) else f"the {kind.split()[-1]} {shown}"
-
-
-def similar_names(given: str, known: Iterable[str]) -> str:
-    """Return the same text, or a list of all known names if none is similar.
-
-    >>> similar_names("x", ["wide", "deep"])
-    "; there are 'wide', 'deep'"
-    """
-    names = list(known)
-    there_are = f"; there are {', '.join(map(repr, names))}" if names else ""
-    return did_you_mean(given, names) or there_are
-
-
-_MISSING: Final = object()
-
-# Many keys begin alike (decayalpha, decaybeta); only a key that is more similar is a likely typing error.
-_LIKE_A_TYPING_ERROR: Final = 0.75
-
-
-class Keys:
-    """Reads the keys of one object of a configuration file, each with its type and its bounds.
-
-    A key that is never read is unknown, and becomes a warning. Case does not count, because older files have keys such
-    as ``blockSize`` and ``loadPath``. Two spellings of one key are an error.
-    """
-
-    def __init__(self, given: object, where: Where) -> None:
-        if not isinstance(given, Mapping):
-            raise where.wrong_kind("an object", given)
-        self.where = where
-        self._values: dict[str, tuple[str, object]] = {}
-        self._asked: dict[str, None] = {}
-        for spelled, value in given.items():
-            if not isinstance(spelled, str):
-                raise where.error(f"expected keys that are texts, given {spelled!r}")
-            known = self._values.setdefault(spelled.lower(), (spelled, value))
-            if known[0] != spelled:
-                raise where.key(spelled).error(f"expected each key once, given {known[0]!r} and {spelled!r}; keep one")
-
-    def __contains__(self, key: str) -> bool:
-        return self._value(key) is not _MISSING
-
-    def raw(self, key: str, default: object = None) -> object:
-        """Return the value of a key, of any type."""
-        value = self._value(key)
-        return default if value is _MISSING else value
-
-    def place(self, key: str) -> Where:
-        """Return the place of a key, as the file spells it."""
-        spelled, _ = self._values.get(key.lower(), (key, None))
-        return self.where.key(spelled)
-
-    def text(self, key: str, default: str | None) -> str | None:
-        """Return a text that is not empty."""
-        if key not in self:
-            return default
-        value = self.raw(key)
-        if not isinstance(value, str) or not value:
-            raise self.place(key).wrong_kind("a text that is not empty", value)
-        return value
-
-    def flag(self, key: str, default: bool) -> bool:
-        """Return true or false."""
-        value = self.raw(key, default)
-        if not isinstance(value, bool):
-            raise self.place(key).wrong_kind("true or false", value)
-        return value
-
-    def whole(self, key: str, default: int, least: int, *, off: int | None = None) -> int:
-        """Return a whole number of at least ``least``, or ``off``, the number for no value."""
-        if key not in self:
-            return default
-        return self.whole_at(self.place(key), self.raw(key), least, off=off)
-
-    @staticmethod
-    def whole_at(where: Where, value: object, least: int, *, off: int | None = None) -> int:
-        """Return the same for a value in an array."""
-        if isinstance(value, int) and not isinstance(value, bool) and (value >= least or value == off):
-            return value
-        expected = f"a whole number of at least {least}"
-        raise where.wrong_kind(expected if off is None else f"{expected}, or {off}", value)
-
-    def choice(self, key: str, default: str, choices: Iterable[str]) -> str:
-        """Return one of the choices, which the file may spell in any case."""
-        value, names = self.raw(key, default), list(choices)
-        if not isinstance(value, str):
-            raise self.place(key).wrong_kind(f"one of {', '.join(map(repr, names))}", value)
-        for name in names:
-            if name.lower() == value.lower():
-                return name
-        expected = f"expected one of {', '.join(map(repr, names))}, given {value!r}"
-        raise self.place(key).error(expected + did_you_mean(value, names))
-
-    def listed(self) -> str:
-        """Return all keys in the spelling of the file, for messages."""
-        return ", ".join(repr(spelled) for spelled, _ in self._values.values()) or "no keys"
-
-    def unknown(self) -> list[str]:
-        """Return a warning for each key that was not read."""
-        return [self._unknown(spelled) for key, (spelled, _) in self._values.items() if key not in self._asked]
-
-    def _unknown(self, spelled: str) -> str:
-        meant = did_you_mean(spelled, self._asked, likeness=_LIKE_A_TYPING_ERROR)
-        return f"{self.where.key(spelled)}: unknown, and left out{meant}"
-
-    def _value(self, key: str) -> object:
-        self._asked[key.lower()] = None
-        return self._values.get(key.lower(), (key, _MISSING))[1]
-
-
-def _as_float(value: float) -> float:
-    try:
-        return float(value)
-    except OverflowError:  # an integer can be too large for a float
-        return math.inf
-
-
-ReadSetting = Callable[[Keys, str, Any], Any]
-"""Reads the value of a key, given its default."""
-
-
-@dataclass(frozen=True, slots=True)
-class FiniteNumber:
-    """Reads a finite number that ``is_allowed``; ``expected`` describes such numbers in the error."""
-
-    expected: str
-    is_allowed: Callable[[float], bool]
-
-    def __call__(self, keys: Keys, key: str, default: float) -> float:
-        value = keys.raw(key, default)
-        number = math.nan
-        if isinstance(value, (int, float)) and not isinstance(value, bool):
-            number = _as_float(value)
-        if math.isfinite(number) and self.is_allowed(number):
-            return number
-        raise keys.place(key).wrong_kind(self.expected, value)
-
-
-FRACTION: Final = FiniteNumber("a number from 0 to below 1", lambda number: 0.0 <= number < 1.0)
-POSITIVE: Final = FiniteNumber("a number above 0", lambda number: number > 0.0)
-NOT_NEGATIVE: Final = FiniteNumber("a number of 0 or more", lambda number: number >= 0.0)
-
-
-def _whole(least: int, *, off: int | None = None) -> ReadSetting:
-    return lambda keys, key, default: keys.whole(key, default, least, off=off)
-
-
-def _choice(choices: Sequence[str]) -> ReadSetting:
-    return lambda keys, key, default: keys.choice(key, default, choices)
-
-
-def _decay(keys: Keys, key: str, default: str) -> str:
-    decay = keys.choice(key, default, (*LEARNING_RATES, "Constant"))
-    return "ConstantLearningRate" if decay == "Constant" else decay
-
-
-SectionT = TypeVar("SectionT", bound="DataSettings | ModelSettings | TrainSettings")
-
-
-def read_section(section: type[SectionT], given: object, where: Where, warnings: list[str]) -> SectionT:
-    """Read a section, whose keys are the names of its settings without underscores; warn of each unknown key."""
-    keys, default = Keys(given, where), section()
-    found = {
-        name: hint.__metadata__[0](keys, name.replace("_", ""), getattr(default, name))
-        for name, hint in get_type_hints(section, include_extras=True).items()
-    }
-    warnings += keys.unknown()
-    return section(**found)
+def _decay(value: Any) -> str:
+    decay = choice_of(*LEARNING_RATES, "Constant", any_case=True)(value)
+    return "ConstantLearningRate" if decay == "Constant" else str(decay)
 
 
 _MODEL_TYPES: Final = [
@@ -276,27 +45,23 @@ InitialWay = Literal["xavier", "angel"]
 class DataSettings:
     """The section ``data``: the rows, and how they are read."""
 
-    format: Annotated[DataFormat, _choice(get_args(DataFormat))] = "dummy"
+    format: Annotated[DataFormat, choice_of(*get_args(DataFormat), any_case=True)] = "dummy"
     """``libsvm``: indices from 1, with values; ``dummy``: indices from 0, all values 1; ``dense``: all values."""
-    path: Annotated[str | None, Keys.text] = None
+    path: Annotated[str | None, text_of] = None
     """The file or topic of the rows."""
-    index_range: Annotated[int, _whole(1, off=-1)] = -1
+    index_range: Annotated[int, whole_of(1, off=-1)] = -1
     """The number of features; −1: the number in the data."""
-    num_field: Annotated[int, _whole(1, off=-1)] = -1
+    num_field: Annotated[int, whole_of(1, off=-1)] = -1
     """The number of features in each row; −1: unknown."""
     validate_ratio: Annotated[float, FRACTION] = 0.05
     """Every ⌈1/ratio⌉-th row is for validation; 0: none."""
-    sample_ratio: Annotated[float, FiniteNumber("a number above 0, of at most 1", lambda ratio: 0.0 < ratio <= 1.0)] = (
-        1.0
-    )
+    sample_ratio: Annotated[float, number_of("a number above 0, of at most 1", lambda ratio: 0.0 < ratio <= 1.0)] = 1.0
     """Below 1: each mini-batch is a random sample of this share of the rows."""
-    use_shuffle: Annotated[bool, Keys.flag] = False
+    use_shuffle: Annotated[bool, flag_of] = False
     """Whether each epoch has another order of rows."""
-    pos_neg_ratio: Annotated[
-        float, FiniteNumber("a number above 0, or -1", lambda ratio: ratio > 0 or ratio == -1)
-    ] = -1.0
+    pos_neg_ratio: Annotated[float, number_of("a number above 0, or -1", lambda ratio: ratio > 0 or ratio == -1)] = -1.0
     """The ratio of positive rows to the others in an epoch; −1: all rows."""
-    trans_label: Annotated[LabelTransformation, _choice(get_args(LabelTransformation))] = "NoTrans"
+    trans_label: Annotated[LabelTransformation, choice_of(*get_args(LabelTransformation), any_case=True)] = "NoTrans"
     """How labels are translated."""
 
 
@@ -304,13 +69,13 @@ class DataSettings:
 class ModelSettings:
     """The section ``model``: the parameters, and the folders of saved models."""
 
-    model_type: Annotated[str, _choice(_MODEL_TYPES)] = "T_FLOAT_DENSE"
+    model_type: Annotated[str, choice_of(*_MODEL_TYPES, any_case=True)] = "T_FLOAT_DENSE"
     """``T_FLOAT_…``: float32, ``T_DOUBLE_…``: float64. ``…_SPARSE…``: features that do not occur take no memory."""
-    model_size: Annotated[int, _whole(1, off=-1)] = -1
-    block_size: Annotated[int, _whole(1)] = 1_000_000
-    load_path: Annotated[str | None, Keys.text] = None
-    save_path: Annotated[str | None, Keys.text] = None
-    init: Annotated[InitialWay, _choice(get_args(InitialWay))] = "xavier"
+    model_size: Annotated[int, whole_of(1, off=-1)] = -1
+    block_size: Annotated[int, whole_of(1)] = 1_000_000
+    load_path: Annotated[str | None, text_of] = None
+    save_path: Annotated[str | None, text_of] = None
+    init: Annotated[InitialWay, choice_of(*get_args(InitialWay), any_case=True)] = "xavier"
     """The initial weights; "angel" draws them with a standard deviation of 1e-4, so that deep networks hardly learn."""
 
     @property
@@ -328,10 +93,10 @@ class ModelSettings:
 class TrainSettings:
     """The section ``train``: epochs, mini-batches and the learning rate."""
 
-    epoch: Annotated[int, _whole(1)] = 30
-    num_update_per_epoch: Annotated[int, _whole(1)] = 10
+    epoch: Annotated[int, whole_of(1)] = 30
+    num_update_per_epoch: Annotated[int, whole_of(1)] = 10
     """A mini-batch has ⌈rows/num_update_per_epoch⌉ rows."""
-    batch_size: Annotated[int, _whole(1)] = 128
+    batch_size: Annotated[int, whole_of(1)] = 128
     """The number of rows of a mini-batch in prediction."""
     lr: Annotated[float, POSITIVE] = 0.5
     decay_class: Annotated[str, _decay] = "StandardDecay"

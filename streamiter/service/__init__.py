@@ -15,7 +15,7 @@ from streamiter.service.settings import (
     ServiceSettings,
 )
 from streamiter.service.settings_file import SettingChange, changed, read_settings
-from streamiter.service.toml_document import SettingProblem, SettingsError
+from streamiter.values.settings import SettingProblem, SettingsError
 
 if TYPE_CHECKING:
     from streamiter.service.service import OnlineLearningService

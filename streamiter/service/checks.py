@@ -27,8 +27,8 @@ from streamiter.service.settings import (
     http_secret,
     tls_context,
 )
-from streamiter.service.toml_document import KeyPath, TomlDocument
 from streamiter.topics import topic
+from streamiter.values.settings import KeyPath, SettingsDocument
 
 Findings = dict[str, str]
 """What was found, by the key that it is about."""
@@ -40,7 +40,7 @@ class SettingsCheck:
     :meth:`run` returns what was found; it raises ``SettingsError`` with all problems.
     """
 
-    def __init__(self, settings: ServiceSettings, document: TomlDocument) -> None:
+    def __init__(self, settings: ServiceSettings, document: SettingsDocument) -> None:
         self._settings = settings
         self._document = document
         self._found: Findings = {}
@@ -183,7 +183,7 @@ class SettingsCheck:
         for name in sorted((features.fields or frozenset()) - known):
             meant = did_you_mean(name, known) or f"; the fields are {', '.join(sorted(known))}"
             message = f"expected a field of the newest records, given none{meant}"
-            self._document.refuse(("learn", "features", name), message, at_key=True)
+            self._document.refuse(("learn", "features", name), message)
         refused = 0
         try:
             features.check(list(records))

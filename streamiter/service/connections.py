@@ -2,7 +2,7 @@
 
 uvicorn bounds the body that it keeps, but not the head of a request, and it waits for a head without an end of time.
 Here a head has a longest time and a largest size, and so has everything between two parts of a body. A client that does
-not read is cut off by the kernel. Bytes that are no HTTP get a problem document, unless their client is gone.
+not read is cut off. Bytes that are no HTTP get a problem document, unless their client is gone.
 Connections on which TLS is being set up count, too: uvicorn would not know them.
 """
 
@@ -14,11 +14,10 @@ import functools
 import logging
 import socket
 import ssl
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 from uvicorn import Config, Server
-from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from streamiter.service.answers import CONTENT_TYPE, Problem
@@ -37,8 +36,6 @@ _PARSED_BYTES: Final = 8 * 1024
 _SENT_AT_ONCE_BYTES: Final = 16 * 1024
 # If no descriptor is left, connections wait in the kernel.
 _ACCEPT_AGAIN_S: Final = 0.1
-# A client that reads nothing for so long is cut off.
-_UNREAD_S: Final = 30
 
 Refused = Callable[[Mapping[str, Any], int], None]
 """Is called with the scope and the status of a request that the connection has refused; the scope may be empty."""
@@ -48,8 +45,7 @@ class ClientConnection(HttpToolsProtocol):
     """A connection of a client.
 
     A request must arrive, and be answered, within ``request_s`` from its first byte. An answer that has begun may take
-    longer, unless the client does not read it. Above ``CONNECTIONS_MAX``, a new connection takes the place of the one
-    that has waited longest for a request; only if all have a request, the new one is cut off.
+    longer, unless the client does not read it.
     """
 
     def __init__(self, request_s: float, refused: Refused, *args: Any, **options: Any) -> None:
@@ -59,7 +55,7 @@ class ClientConnection(HttpToolsProtocol):
         self._waits_since_s = 0.0
         """When the last request was answered, or the connection was made."""
         self._unparsed_bytes = 0
-        """Bytes since the last progress: a whole head, or a part of a body."""
+        """Bytes since the last progress: a part of a body, or a whole request."""
         self._began_s: float | None = None
         """When the request began that is not answered yet, or the connection; None between requests."""
         self._unread_since_s: float | None = None
@@ -73,13 +69,6 @@ class ClientConnection(HttpToolsProtocol):
         transport = _JoinedWrites(transport, self.loop)
         super().connection_made(transport)
         self._began_s = self._waits_since_s = self.loop.time()
-        self.flow = _PipelineFlow(transport, self.pipeline)
-        if len(self.connections) > CONNECTIONS_MAX and not cut_off_one(self.connections - {self}):
-            self.cut_off()
-        elif hasattr(socket, "TCP_USER_TIMEOUT"):
-            with contextlib.suppress(OSError):  # The client may be gone again.
-                own = transport.get_extra_info("socket")
-                own.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNREAD_S * 1000)
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
@@ -106,10 +95,6 @@ class ClientConnection(HttpToolsProtocol):
                 self._refuse(429, "too-many-requests", detail)
             if self.transport.is_closing():
                 return
-
-    def on_headers_complete(self) -> None:
-        self._unparsed_bytes = 0
-        super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
         self._unparsed_bytes = 0
@@ -227,44 +212,26 @@ class _JoinedWrites(asyncio.Transport):
             self._transport.write(b"".join(written))
 
 
-class _PipelineFlow(FlowControl):
-    """Reads no more from a client while its requests wait for their turn."""
-
-    def __init__(self, transport: asyncio.Transport, waiting: Sized) -> None:
-        super().__init__(transport)
-        self._waiting = waiting
-
-    def resume_reading(self) -> None:
-        if not self._waiting:
-            super().resume_reading()
-
-
-def cut_off_one(connections: Iterable[Any]) -> bool:
-    """Cut off the connection that has waited longest for a request; return whether there was one."""
-    waiting = [(waits, id(each), each) for each in connections if (waits := each.waits) is not None]
-    if waiting:
-        min(waiting)[-1].cut_off()
-    return bool(waiting)
-
-
 class EmbeddedServer(Server):
     """A server in the event loop of the job, which handles the signals.
 
-    With ``tls`` it sets up each connection itself, within ``tls_s``: uvicorn would limit neither their number nor time.
+    It accepts connections itself, and sets up ``tls``, if given, within ``tls_s``: uvicorn would limit neither the
+    number of connections nor this time. Above ``CONNECTIONS_MAX``, a new connection takes the place of one whose TLS is
+    being set up, or of the one that has waited longest for a request; if all have a request, the new one is cut off.
     """
 
     def __init__(self, config: Config, tls: ssl.SSLContext | None, tls_s: float) -> None:
         super().__init__(config)
-        self._tls, self._tls_s = tls, tls_s
+        self._tls: dict[str, Any] = {} if tls is None else {"ssl": tls, "ssl_handshake_timeout": tls_s}
         self._accepting: asyncio.Task[None] | None = None
         self._set_up: dict[asyncio.Task[Any], None] = {}
-        """Connections on which TLS is being set up, the oldest first."""
+        """Connections that are being set up, the oldest first."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen, and set up TLS on each connection."""
-        await super().startup(sockets if self._tls is None else [])
-        if self._tls is not None and sockets:
-            self._accepting = asyncio.create_task(self._accept(sockets[0]), name="accept connections")
+        """Listen."""
+        await super().startup([])
+        [listener] = sockets or []
+        self._accepting = asyncio.create_task(self._accept(listener), name="accept connections")
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Take no more connections, and end those without a request."""
@@ -283,23 +250,26 @@ class EmbeddedServer(Server):
             except OSError:  # The client is gone again, or there is no descriptor left.
                 await asyncio.sleep(_ACCEPT_AGAIN_S)
                 continue
-            if len(self._set_up) + len(self.server_state.connections) >= CONNECTIONS_MAX:
-                self._make_room()
-            connecting = loop.connect_accepted_socket(
-                self._connection, client, ssl=self._tls, ssl_handshake_timeout=self._tls_s
-            )
+            is_full = len(self._set_up) + len(self.server_state.connections) >= CONNECTIONS_MAX
+            if is_full and not self._has_made_room():
+                client.close()
+                continue
+            connecting = loop.connect_accepted_socket(self._connection, client, **self._tls)
             task = loop.create_task(connecting)
             self._set_up[task] = None
             task.add_done_callback(functools.partial(self._connected, client))
             await asyncio.sleep(0)
 
-    def _make_room(self) -> None:
-        oldest = next(iter(self._set_up), None)
-        if oldest is None:
-            cut_off_one(self.server_state.connections)
-        else:
+    def _has_made_room(self) -> bool:
+        """Cut off a connection that has no request; return whether there was one."""
+        if (oldest := next(iter(self._set_up), None)) is not None:
             del self._set_up[oldest]
-            oldest.cancel()
+            return oldest.cancel()
+        connections: Any = self.server_state.connections
+        waiting = [(waits, id(each), each) for each in connections if (waits := each.waits) is not None]
+        if waiting:
+            min(waiting)[-1].cut_off()
+        return bool(waiting)
 
     def _connection(self) -> asyncio.Protocol:
         options = {"config": self.config, "server_state": self.server_state, "app_state": self.lifespan.state}

@@ -26,8 +26,7 @@ from streamiter.models import LinearPredictor, Parameters, Rollbacks
 from streamiter.parameter_server.optimizers import Constant, Optimizer
 from streamiter.service.features import FeatureRows
 from streamiter.service.labels import delayed_labels_of, label_of, questions_and_answers, task_of
-from streamiter.service.settings import InputSettings, LearnSettings, ServiceSettings
-from streamiter.service.settings_file import SERVICE_OPTIMIZERS
+from streamiter.service.settings import SERVICE_OPTIMIZERS, InputSettings, LearnSettings, ServiceSettings
 from streamiter.topics import Decoder, Json, topic
 from streamiter.values.helpers.importing import imported, of_user
 from streamiter.values.numbers import positive

@@ -1,4 +1,4 @@
-"""The settings of a service: a dataclass for each table of its file.
+"""The settings of a service: a dataclass for each table of its file, with the parser of each key.
 
 A time has the unit of its name: ``interval_s`` is the key ``interval = "1s"``. Relative paths begin at the working
 directory. ``settings_file`` reads the file.
@@ -13,11 +13,13 @@ import ssl
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from types import MappingProxyType
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 from streamiter.errors import ConfigurationError
+from streamiter.parameter_server.optimizers import FTRL, SGD, AdaDelta, AdaGrad, Adam, Momentum, Optimizer, RMSProp
 from streamiter.topics.urls import with_secrets
-from streamiter.values.field_kinds import Kind
+from streamiter.values.field_kinds import Kind, time_zone_of
+from streamiter.values.settings import WrongValue, any_of, choice_of, pattern_of, shown_value, size_of, text_of
 from streamiter.values.times import in_seconds
 
 LearningKind = Literal["classification", "regression", "multiclass"]
@@ -80,23 +82,147 @@ _COMPARISON: Final = re.compile(
 )
 
 
+SERVICE_OPTIMIZERS: Final[Mapping[str, type[Optimizer]]] = MappingProxyType(
+    {
+        "ftrl": FTRL,
+        "sgd": SGD,
+        "adam": Adam,
+        "adagrad": AdaGrad,
+        "adadelta": AdaDelta,
+        "rmsprop": RMSProp,
+        "momentum": Momentum,
+    }
+)
+"""The learners besides ``default``: a linear model with this optimizer."""
+
+
+def topic_url_of(value: Any) -> str:
+    """Parse the URL of a topic; refuse one with a password in it."""
+    url = text_of(value)
+    place, _, query = url.partition("?")
+    if "@" in place:
+        raise WrongValue(
+            "a URL without a user and a password",
+            "write ?sasl_username=…&sasl_password_env=VARIABLE, or …&sasl_password_file=FILE",
+            given="one with a user before the host (not shown)",
+        )
+    for option in query.split("&"):
+        name = option.partition("=")[0]
+        if _SECRET_OPTION.fullmatch(name):
+            raise WrongValue(
+                "a URL without a password",
+                f"write {name}_env=VARIABLE or {name}_file=FILE",
+                given=f"one with {name} (not shown)",
+            )
+    return url
+
+
+_SECRET_OPTION: Final = re.compile(r"\w*(?:pas|pwd|secret|token)\w*(?<!_env)(?<!_file)", re.IGNORECASE)
+
+
+service_name_of: Final = pattern_of(
+    r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}",
+    "a name of at most 100 letters, digits, '.', '_' and '-'",
+    'write it in quotes, as "late-flights"',
+)
+_variable_of: Final = pattern_of(
+    r"[A-Z_][A-Z0-9_]*",
+    "the name of an environment variable, as SERVICE_TOKEN",
+    "the secret itself is set outside of the file",
+    given="another value (not shown, since it may be the secret)",
+)
+_decoder_of: Final = pattern_of(
+    r"default|json|[^\W\d]\w*(?:\.[^\W\d]\w*)*:[^\W\d]\w*",
+    '"default", "json", or a decoder of your own as "module:name"',
+    "write one of them in quotes",
+)
+
+
+def _address_of(value: Any) -> str:
+    match = _ADDRESS.fullmatch(value) if isinstance(value, str) else None
+    if match is None or int(match[2]) > _PORT_MAX:
+        raise WrongValue(
+            'an address with its port, as "127.0.0.1:8080" or "[::1]:8080"',
+            f"write a host, a colon and a port from 0 to {_PORT_MAX}",
+        )
+    return match[0]
+
+
+_ADDRESS: Final = re.compile(r"([\w.-]+|\[[0-9A-Fa-f:.]+\]):(\d{1,5})", re.ASCII)
+_PORT_MAX: Final = 65_535
+
+
+def _features_of(value: Any) -> dict[str, FeatureKind] | None:
+    if value == "all":
+        return None
+    if not isinstance(value, Mapping) or not value:
+        raise WrongValue('"all", or a table with a kind for each field', 'write { km = "number", town = "category" }')
+    if set(value.values()) == {"ignore"}:
+        raise WrongValue("a field to learn from", "give one of them another kind", given='"ignore" for all fields')
+    return _kinds_of(value)
+
+
+def _kinds_of(value: Any) -> dict[str, FeatureKind]:
+    if not isinstance(value, Mapping):
+        raise WrongValue("a table with a kind for each field", 'write { zip = "category", title = "words" }')
+    for name, kind in value.items():
+        try:
+            _feature_kind_of("words" if kind == "text" else kind)
+        except WrongValue as wrong:
+            raise WrongValue(wrong.expected, wrong.remedy, given=shown_value(kind), key=(name,)) from None
+    return dict(value)
+
+
+_feature_kind_of: Final = choice_of("number", "category", "words", "time", "ignore")
+
+
+def _time_zone_of(value: Any) -> str:
+    name = text_of(value)
+    try:
+        time_zone_of("", name)
+    except ConfigurationError:
+        raise WrongValue("the name of a time zone of the IANA", 'write "Europe/Berlin", or "UTC"') from None
+    return name
+
+
+def _table_of(value: Any) -> dict[str, Any]:
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise WrongValue("a table", "write [learn.settings] above its keys")
+
+
+def label_value_of(value: Any) -> str | FieldComparison:
+    text = text_of(value)
+    if comparison := FieldComparison.of(text):
+        return comparison
+    if _FIELD.fullmatch(text):
+        return text
+    raise WrongValue(
+        "a field, or a field compared with a number or a text",
+        'write "delay > 15" or "outcome == \'click\'"; the operators are > >= < <= == !=',
+    )
+
+
+_FIELD: Final = re.compile(r"[^<>=!'\"]+")
+
+
 @dataclass(frozen=True)
 class InputSettings:
     """The table ``[input]``: the events."""
 
-    topic: str
+    topic: Annotated[str, topic_url_of]
     """The URL of the topic."""
-    answers: str | None = None
+    answers: Annotated[str | None, topic_url_of] = None
     """The URL of the topic of the answers, if labels come later, and in a topic of their own."""
     start: Literal["earliest", "latest"] = "earliest"
     """Where the first run begins to read; later runs resume from their checkpoint."""
-    decoder: str = "default"
+    decoder: Annotated[str, _decoder_of] = "default"
     """``default``: JSON, or the format of the topic, such as CSV; ``json``; or your own decoder, as ``module:name``."""
     on_error: Literal["fail", "skip"] = "fail"
     """The effect of a record that cannot be read or learned from, if there is no ``dead_letter``."""
     on_lost: Literal["fail", "skip"] = "fail"
     """The effect of a position that the topic no longer has: by retention, or because it is another topic."""
-    dead_letter: str | None = None
+    dead_letter: Annotated[str | None, topic_url_of] = None
     """The URL of the topic for such records."""
 
 
@@ -112,7 +238,7 @@ class LabelSettings(_Table):
     Without ``event`` each record has its label. With ``event`` the label of a question comes later, in an answer.
     """
 
-    value: str | FieldComparison
+    value: Annotated[str | FieldComparison, label_value_of]
     """The field of the label, or a comparison."""
     event: str | None = None
     """The value of ``event_field`` by which an answer is known."""
@@ -122,7 +248,7 @@ class LabelSettings(_Table):
     within_s: float | None = None
     """A question that waited for so many seconds is forgotten. None: no limit; above a million waiting questions the
     oldest is forgotten."""
-    otherwise: bool | float | str | None = None
+    otherwise: Annotated[bool | float | str | None, any_of] = None
     """The label of a question that waited for so long; None: it is forgotten."""
     question: str | None = None
     """The value of ``event_field`` of questions. None: each record that is no answer is a question."""
@@ -144,20 +270,20 @@ class LearnSettings:
     """The table ``[learn]``: the model."""
 
     kind: LearningKind
-    label: LabelSettings
-    features: Mapping[str, FeatureKind] | None = None
+    label: Annotated[LabelSettings, any_of]
+    features: Annotated[Mapping[str, FeatureKind] | None, _features_of] = None
     """The kind of each field to learn from; None: all fields, found as they come."""
     weight: str | None = None
     """The field of the weight of a record; None: all records have the same."""
-    learner: str = "default"
+    learner: Annotated[str, choice_of("default", *SERVICE_OPTIMIZERS)] = "default"
     """``default``, or the name of an optimizer."""
-    learner_settings: Mapping[str, Any] = field(default_factory=dict)
+    learner_settings: Annotated[Mapping[str, Any], _table_of] = field(default_factory=dict)
     """The table ``[learn.settings]``: those of the learner."""
     drift: Literal["adwin", "page-hinkley"] | None = None
     """The detector that watches the loss. None: no detector."""
-    kinds: Mapping[str, FeatureKind] = field(default_factory=dict)
+    kinds: Annotated[Mapping[str, FeatureKind], _kinds_of] = field(default_factory=dict)
     """The kinds of some fields, if all are features; the first rows decide the others."""
-    time_zone: str | None = None
+    time_zone: Annotated[str | None, _time_zone_of] = None
     """The time zone of the hours of times; None: their own."""
 
     @property
@@ -172,7 +298,7 @@ class LearnSettings:
 class PublishSettings(_Table):
     """The table ``[publish]``: the topic of the model, and when a version is published."""
 
-    topic: str
+    topic: Annotated[str, topic_url_of]
     every_s: float | None = 1.0
     """The seconds from one version to the next, at least; None: ``records`` decide."""
     records: int | None = None
@@ -196,9 +322,9 @@ class CheckpointSettings(_Table):
 class HttpSettings(_Table):
     """The table ``[http]``: the server."""
 
-    address: str = "127.0.0.1:8080"
+    address: Annotated[str, _address_of] = "127.0.0.1:8080"
     """Host and port; port 0 is any free port."""
-    token_env: str | None = None
+    token_env: Annotated[str | None, _variable_of] = None
     """The environment variable with the token that requests must have."""
     token_file: str | None = None
     """The file with this token."""
@@ -206,11 +332,11 @@ class HttpSettings(_Table):
     """The file of the certificate and those above it (PEM)."""
     tls_key: str | None = None
     """The file of the certificate's private key."""
-    tls_key_password_env: str | None = None
+    tls_key_password_env: Annotated[str | None, _variable_of] = None
     tls_key_password_file: str | None = None
     behind_proxy: bool = False
     """Whether a proxy before the service adds TLS."""
-    body_bytes_max: int = 1 << 20
+    body_bytes_max: Annotated[int, size_of] = 1 << 20
     rows_max: int = 1000
     """The largest number of rows of a request for predictions."""
     requests_max: int = 256

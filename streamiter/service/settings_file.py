@@ -7,250 +7,65 @@ from __future__ import annotations
 
 import math
 import os
-import re
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass
 from inspect import signature
 from pathlib import Path
-from types import MappingProxyType, NoneType
-from typing import Any, Final, Literal, get_args, get_origin, get_type_hints
+from types import MappingProxyType
+from typing import Any, Final, get_type_hints
 
 from streamiter.engine.storage.store import Checkpoints
 from streamiter.errors import ConfigurationError
-from streamiter.parameter_server.optimizers import FTRL, SGD, AdaDelta, AdaGrad, Adam, Momentum, Optimizer, RMSProp
 from streamiter.service.settings import (
     ANSWER,
     ANSWERS_FIELD,
-    FeatureKind,
+    SERVICE_OPTIMIZERS,
     FieldComparison,
     HttpSettings,
     LabelSettings,
     ServiceSettings,
+    label_value_of,
+    service_name_of,
 )
-from streamiter.service.toml_document import (
-    Parser,
-    TableKey,
-    TomlDocument,
+from streamiter.service.toml_document import toml_document
+from streamiter.topics import topic
+from streamiter.values.field_kinds import PARTS, TREND, part_of
+from streamiter.values.numbers import plain_float
+from streamiter.values.settings import (
+    Setting,
+    SettingsDocument,
     WrongValue,
+    any_of,
     choice_of,
-    duration_of,
     flag_of,
+    number_of,
+    setting_keys,
     shown_value,
-    size_of,
     text_of,
     whole_of,
 )
-from streamiter.topics import topic
-from streamiter.values.field_kinds import PARTS, TREND, part_of, time_zone_of
-from streamiter.values.numbers import plain_float
-
-SERVICE_OPTIMIZERS: Final[Mapping[str, type[Optimizer]]] = MappingProxyType(
-    {
-        "ftrl": FTRL,
-        "sgd": SGD,
-        "adam": Adam,
-        "adagrad": AdaGrad,
-        "adadelta": AdaDelta,
-        "rmsprop": RMSProp,
-        "momentum": Momentum,
-    }
-)
-"""The learners besides ``default``: a linear model with this optimizer."""
-
-
-# ---- the values of keys
-
-
-def topic_url_of(value: Any) -> str:
-    """Parse the URL of a topic; refuse one with a password in it."""
-    url = text_of(value)
-    place, _, query = url.partition("?")
-    if "@" in place:
-        raise WrongValue(
-            "a URL without a user and a password",
-            "write ?sasl_username=…&sasl_password_env=VARIABLE, or …&sasl_password_file=FILE",
-            given="one with a user before the host (not shown)",
-        )
-    for option in query.split("&"):
-        name = option.partition("=")[0]
-        if _SECRET_OPTION.fullmatch(name):
-            raise WrongValue(
-                "a URL without a password",
-                f"write {name}_env=VARIABLE or {name}_file=FILE",
-                given=f"one with {name} (not shown)",
-            )
-    return url
-
-
-_SECRET_OPTION: Final = re.compile(r"\w*(?:pas|pwd|secret|token)\w*(?<!_env)(?<!_file)", re.IGNORECASE)
-
-
-def _name_of(value: Any) -> str:
-    if isinstance(value, str) and _NAME.fullmatch(value):
-        return value
-    raise WrongValue("a name of at most 100 letters, digits, '.', '_' and '-'", 'write it in quotes, as "late-flights"')
-
-
-_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-
-
-def _variable_of(value: Any) -> str:
-    if isinstance(value, str) and _VARIABLE.fullmatch(value):
-        return value
-    raise WrongValue(
-        "the name of an environment variable, as SERVICE_TOKEN",
-        "the secret itself is set outside of the file",
-        given="another value (not shown, since it may be the secret)",
-    )
-
-
-_VARIABLE: Final = re.compile(r"[A-Z_][A-Z0-9_]*")
-
-
-def _address_of(value: Any) -> str:
-    match = _ADDRESS.fullmatch(value) if isinstance(value, str) else None
-    if match is None or int(match[2]) > _PORT_MAX:
-        raise WrongValue(
-            'an address with its port, as "127.0.0.1:8080" or "[::1]:8080"',
-            f"write a host, a colon and a port from 0 to {_PORT_MAX}",
-        )
-    return match[0]
-
-
-_ADDRESS: Final = re.compile(r"([\w.-]+|\[[0-9A-Fa-f:.]+\]):(\d{1,5})", re.ASCII)
-_PORT_MAX: Final = 65_535
-
-
-def _decoder_of(value: Any) -> str:
-    if isinstance(value, str) and (value in ("default", "json") or _DECODER.fullmatch(value)):
-        return value
-    raise WrongValue('"default", "json", or a decoder of your own as "module:name"', "write one of them in quotes")
-
-
-_DECODER: Final = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*:[^\W\d]\w*")
-
-
-def _features_of(value: Any) -> dict[str, FeatureKind] | None:
-    if value == "all":
-        return None
-    if not isinstance(value, Mapping) or not value:
-        raise WrongValue('"all", or a table with a kind for each field', 'write { km = "number", town = "category" }')
-    if set(value.values()) == {"ignore"}:
-        raise WrongValue("a field to learn from", "give one of them another kind", given='"ignore" for all fields')
-    return _kinds_of(value)
-
-
-def _kinds_of(value: Any) -> dict[str, FeatureKind]:
-    if not isinstance(value, Mapping):
-        raise WrongValue("a table with a kind for each field", 'write { zip = "category", title = "words" }')
-    for name, kind in value.items():
-        try:
-            _feature_kind_of("words" if kind == "text" else kind)
-        except WrongValue as wrong:
-            raise WrongValue(wrong.expected, wrong.remedy, given=shown_value(kind), key=(name,)) from None
-    return dict(value)
-
-
-_feature_kind_of: Final = choice_of("number", "category", "words", "time", "ignore")
-
-
-def _time_zone_of(value: Any) -> str:
-    name = text_of(value)
-    try:
-        time_zone_of("", name)
-    except ConfigurationError:
-        raise WrongValue("the name of a time zone of the IANA", 'write "Europe/Berlin", or "UTC"') from None
-    return name
-
-
-def _table_of(value: Any) -> dict[str, Any]:
-    if isinstance(value, Mapping):
-        return dict(value)
-    raise WrongValue("a table", "write [learn.settings] above its keys")
-
-
-def _value_of_label(value: Any) -> str | FieldComparison:
-    text = text_of(value)
-    if comparison := FieldComparison.of(text):
-        return comparison
-    if _FIELD.fullmatch(text):
-        return text
-    raise WrongValue(
-        "a field, or a field compared with a number or a text",
-        'write "delay > 15" or "outcome == \'click\'"; the operators are > >= < <= == !=',
-    )
-
-
-_FIELD: Final = re.compile(r"[^<>=!'\"]+")
-
-
-_LABEL_KEYS: Final[Mapping[str, TableKey]] = {
-    "field": TableKey(text_of),
-    "value": TableKey(_value_of_label),
-    "positive": TableKey(text_of),
-    "event": TableKey(text_of),
-    "event_field": TableKey(text_of),
-    "key": TableKey(text_of),
-    "within": TableKey(duration_of, "within_s"),
-    "otherwise": TableKey(lambda value: value),
-    "question": TableKey(text_of),
-    "time": TableKey(text_of),
-    "schedule": TableKey(choice_of("expected", "end", "weighted", "at once")),
-}
-
-
-def _keys(kind: type[Any], parsers: Mapping[str, Parser]) -> Mapping[str, TableKey]:
-    """Return the keys of a class's fields; ``parsers`` are those that the type of a field does not tell."""
-    types = get_type_hints(kind)
-    keys = {}
-    for each in fields(kind):
-        parse = parsers.get(each.name) or _parser_of(types[each.name])
-        is_required = each.default is MISSING and each.default_factory is MISSING
-        keys[_KEY_NAMES.get(each.name) or each.name.removesuffix("_s")] = TableKey(parse, each.name, is_required)
-    return keys
-
 
 _KEY_NAMES: Final = {"learner_settings": "settings", "body_bytes_max": "body_max"}
 
 
-def _parser_of(kind: Any) -> Parser:
-    parts = get_args(kind)
-    if get_origin(kind) is Literal:
-        return choice_of(*parts)
-    return _parser_of(parts[0]) if NoneType in parts else _PARSERS[kind]
+def _key_of(field: str) -> str:
+    return _KEY_NAMES.get(field) or field.removesuffix("_s")
 
 
-_PARSERS: Final[Mapping[type, Parser]] = {bool: flag_of, str: text_of, int: whole_of(1), float: duration_of}
-
-# The type of these fields does not tell their parsers.
-_OWN_PARSERS: Final[Mapping[str, Mapping[str, Parser]]] = {
-    "input": {"topic": topic_url_of, "answers": topic_url_of, "decoder": _decoder_of, "dead_letter": topic_url_of},
-    "learn": {
-        "label": lambda value: value,
-        "features": _features_of,
-        "kinds": _kinds_of,
-        "time_zone": _time_zone_of,
-        "learner": choice_of("default", *SERVICE_OPTIMIZERS),
-        "learner_settings": _table_of,
-    },
-    "publish": {"topic": topic_url_of},
-    "http": {
-        "address": _address_of,
-        "token_env": _variable_of,
-        "tls_key_password_env": _variable_of,
-        "body_bytes_max": size_of,
-    },
-}
-
-TABLES: Final[Mapping[str, tuple[type[Any], Mapping[str, TableKey]]]] = MappingProxyType(
-    {"service": (ServiceSettings, {"name": TableKey(_name_of, is_required=True)})}
+TABLES: Final[Mapping[str, tuple[type[Any], Mapping[str, Setting]]]] = MappingProxyType(
+    {"service": (ServiceSettings, {"name": Setting(service_name_of, is_required=True)})}
     | {
-        name: (kind, _keys(kind, _OWN_PARSERS.get(name, {})))
+        name: (kind, setting_keys(kind, _key_of))
         for name, kind in get_type_hints(ServiceSettings).items()
         if name not in ("name", "source")
     }
 )
 """The tables of the file: the class of each, and its keys."""
+
+_LABEL_KEYS: Final = setting_keys(LabelSettings, _key_of) | {
+    "field": Setting(text_of),
+    "value": Setting(label_value_of),  # Or field, or neither if the answer itself is the label.
+}
 
 
 # ---- the whole file
@@ -274,10 +89,10 @@ def read_settings(given: str | os.PathLike[str] | Mapping[str, object]) -> Servi
     return read_document(given)[0]
 
 
-def read_document(given: str | os.PathLike[str] | Mapping[str, object]) -> tuple[ServiceSettings, TomlDocument]:
+def read_document(given: str | os.PathLike[str] | Mapping[str, object]) -> tuple[ServiceSettings, SettingsDocument]:
     """Return the settings, and the document with the place of each key."""
     document = _document(given)
-    document.table((), {name: TableKey(lambda value: value) for name in TABLES})
+    document.table((), {name: Setting(any_of) for name in TABLES})
     tables = {name: document.table((name,), keys) for name, (_, keys) in TABLES.items()}
     _check_learn(document, tables["learn"], has_answers="answers" in tables["input"])
     _check_publish(document, tables["publish"])
@@ -289,16 +104,16 @@ def read_document(given: str | os.PathLike[str] | Mapping[str, object]) -> tuple
     return ServiceSettings(**tables["service"], **made, source=document.source), document
 
 
-def _document(given: str | os.PathLike[str] | Mapping[str, object]) -> TomlDocument:
+def _document(given: str | os.PathLike[str] | Mapping[str, object]) -> SettingsDocument:
     if isinstance(given, Mapping):
-        return TomlDocument("settings", None, given)
+        return SettingsDocument("settings", given)
     if isinstance(given, str) and "\n" in given:
-        return TomlDocument("settings", given)
+        return toml_document("settings", given)
     path = Path(given)
     expected = f"{str(path)!r}: expected a file of settings (TOML)"
     try:
         content = path.read_bytes()
-        return TomlDocument(str(path), content.decode().replace("\r\n", "\n"))
+        return toml_document(str(path), content.decode().replace("\r\n", "\n"))
     except OSError as error:
         remedy = f"streamiter serve {path} --init URL writes one" if isinstance(error, FileNotFoundError) else ""
         raise ConfigurationError("; ".join(filter(None, (f"{expected}, given {error.strerror}", remedy)))) from None
@@ -311,22 +126,19 @@ def _document(given: str | os.PathLike[str] | Mapping[str, object]) -> TomlDocum
         raise ConfigurationError(f"{expected} in UTF-8, given other bytes in line {line}; save it as UTF-8") from None
 
 
-def _check_learn(document: TomlDocument, learn: dict[str, Any], *, has_answers: bool) -> None:
+def _check_learn(document: SettingsDocument, learn: dict[str, Any], *, has_answers: bool) -> None:
     if "label" in learn:
         learn["label"] = _label(document, learn["label"], learn.get("kind"), has_answers=has_answers)
     label, learner = learn.get("label"), learn.get("learner", "default")
     if label is not None and label.event is not None and "weight" in learn:
-        wrong = WrongValue("no weight with label.event", "leave one of them out")
-        document.refuse_value(("learn", "weight"), wrong)
+        document.expect(("learn", "weight"), "no weight with label.event", "leave one of them out")
     # A question may have a field of the label's name, and a field that a comparison reads may be known in time.
     name = label.value if label is not None and label.event is None else None
     if isinstance(name, str) and (learn.get("features") or {}).get(name, "ignore") != "ignore":
         path = ("learn", "features", name)
-        document.refuse(path, "expected fields without the field of the label, given it; leave it out", at_key=True)
+        document.refuse(path, "expected fields without the field of the label, given it; leave it out")
     if learn.get("kinds") and learn.get("features") is not None:
-        document.refuse_value(
-            ("learn", "kinds"), WrongValue('no kinds, unless features = "all"', "give them in features")
-        )
+        document.expect(("learn", "kinds"), 'no kinds, unless features = "all"', "give them in features")
     if document.is_wrong(("learn", "learner")):
         return  # What it needs is not known.
     if learner == "default":
@@ -337,8 +149,7 @@ def _check_learn(document: TomlDocument, learn: dict[str, Any], *, has_answers: 
         known += [part_of(name, part) for name, kind in (kinds or {}).items() if kind == "time" for part in _PARTS]
         if kinds is not None and (unknown := crossed.difference(known)):
             remedy = f"give {', '.join(sorted(unknown))} one of these kinds in features"
-            wrong = WrongValue("crosses of numbers and categories among the features", remedy)
-            document.refuse_value((*_SETTINGS, "crosses"), wrong)
+            document.expect((*_SETTINGS, "crosses"), "crosses of numbers and categories among the features", remedy)
         _check_loss(document, learn["learner_settings"], learn.get("kind"))
         return
     _check_optimizer(document, learner)
@@ -353,14 +164,14 @@ def _check_learn(document: TomlDocument, learn: dict[str, Any], *, has_answers: 
     }
     for key, (expected, is_refused, remedy) in refusals.items():
         if is_refused and not document.is_wrong(("learn", key)):
-            document.refuse_value(("learn", key), WrongValue(expected, remedy))
+            document.expect(("learn", key), expected, remedy)
 
 
-def _check_optimizer(document: TomlDocument, learner: str) -> None:
+def _check_optimizer(document: SettingsDocument, learner: str) -> None:
     """Make the optimizer with each of its settings alone; its error says which numbers are good."""
     kind = SERVICE_OPTIMIZERS[learner]
     names = signature(kind).parameters
-    keys = {name: TableKey(flag_of if name == "keep_start" else _number_of) for name in names} | _LINEAR_KEYS
+    keys = {name: Setting(flag_of if name == "keep_start" else _NUMBER) for name in names} | _LINEAR_KEYS
     settings = document.table(_SETTINGS, keys)
     for name in [name for name in settings if name in names]:
         try:
@@ -368,32 +179,28 @@ def _check_optimizer(document: TomlDocument, learner: str) -> None:
         except ConfigurationError as error:
             expected = str(error).partition("expected ")[2].partition(", given ")[0]
             remedy = f"leave it out for the default {shown_value(names[name].default)}, or write another one"
-            document.refuse_value((*_SETTINGS, name), WrongValue(expected, remedy))
+            document.expect((*_SETTINGS, name), expected, remedy)
 
 
 _SETTINGS: Final = ("learn", "settings")
+_NUMBER: Final = number_of("a number", lambda _: True)
 _BITS_MAX: Final = 28
 _CROSSED_KINDS: Final = ("number", "category")
 _PARTS: Final = (*PARTS, TREND)
 
 
-def _number_of(value: Any) -> float:
-    if type(value) in (int, float):
-        return plain_float(value)
-    raise WrongValue("a number", "write it without quotes")
-
-
-def _check_loss(document: TomlDocument, settings: Mapping[str, Any], kind: str | None) -> None:
+def _check_loss(document: SettingsDocument, settings: Mapping[str, Any], kind: str | None) -> None:
     loss = settings.get("loss")
     if loss is not None and kind not in (None, "regression"):
-        wrong = WrongValue('no loss, or learn.kind = "regression"', "change one of them", given=loss)
-        document.refuse_value((*_SETTINGS, "loss"), wrong)
+        document.expect((*_SETTINGS, "loss"), 'no loss, or learn.kind = "regression"', "change one of them", given=loss)
     is_wrong = any(document.is_wrong((*_SETTINGS, name)) for name in ("loss", "quantile"))
     if not is_wrong and ("quantile" in settings) != (loss == "quantile"):
-        wrong = WrongValue(
-            'loss = "quantile" and a quantile together', "add the other one, or leave it out", given=loss
+        document.expect(
+            (*_SETTINGS, "loss"),
+            'loss = "quantile" and a quantile together',
+            "add the other one, or leave it out",
+            given=loss,
         )
-        document.refuse_value((*_SETTINGS, "loss"), wrong)
 
 
 def _scales_of(value: Any) -> dict[str, float]:
@@ -412,63 +219,62 @@ def _crosses_of(value: Any) -> list[tuple[str, str]]:
     raise WrongValue("pairs of fields", 'write [["carrier", "dest"]]')
 
 
-def _share_of(value: Any) -> float:
-    if type(value) is float and 0.0 < value < 1.0:
-        return value
-    raise WrongValue("a share above 0 and below 1", "write 0.9")
-
-
 _LINEAR_KEYS: Final = {
-    "bits": TableKey(whole_of(1, _BITS_MAX)),
-    "scales": TableKey(_scales_of),
-    "mini_batch": TableKey(whole_of(1)),
+    "bits": Setting(whole_of(1, _BITS_MAX)),
+    "scales": Setting(_scales_of),
+    "mini_batch": Setting(whole_of(1)),
 }
 _DEFAULT_KEYS: Final = {
-    "mini_batch": TableKey(whole_of(1)),
-    "crosses": TableKey(_crosses_of),
-    "bits": TableKey(whole_of(1, _BITS_MAX)),
-    "loss": TableKey(choice_of("squared", "absolute", "huber", "quantile", "poisson")),
-    "quantile": TableKey(_share_of),
+    "mini_batch": Setting(whole_of(1)),
+    "crosses": Setting(_crosses_of),
+    "bits": Setting(whole_of(1, _BITS_MAX)),
+    "loss": Setting(choice_of("squared", "absolute", "huber", "quantile", "poisson")),
+    "quantile": Setting(number_of("a share above 0 and below 1, such as 0.9", lambda share: 0.0 < share < 1.0)),
 }
 
 
-def _label(document: TomlDocument, given: Any, kind: str | None, *, has_answers: bool) -> LabelSettings | None:
+def _label(document: SettingsDocument, given: Any, kind: str | None, *, has_answers: bool) -> LabelSettings | None:
     """Return the settings of the label; None if it has problems. ``has_answers``: in a topic of their own."""
     path = ("learn", "label")
     if not isinstance(given, Mapping):
-        document.refuse_value(path, WrongValue("a table", 'write { field = "late" }, or { value = "delay > 15" }'))
+        document.expect(path, "a table", 'write { field = "late" }, or { value = "delay > 15" }')
         return None
     label = document.table(path, _LABEL_KEYS)
     if has_answers:
         for name in ("event", "event_field", "question"):
             if name in given:
-                wrong = WrongValue("it without input.answers only", "leave it out: the topic tells what is an answer")
-                document.refuse_value((*path, name), wrong)
+                document.expect(
+                    (*path, name), "it without input.answers only", "leave it out: the topic tells what is an answer"
+                )
         label |= {"event": ANSWER, "event_field": ANSWERS_FIELD}
     is_answered = "event" in label and kind == "classification" and label.get("otherwise") is False
     if is_answered and "field" not in given and "value" not in given:
         label["value"] = FieldComparison(label.get("event_field", "event"), "==", label["event"])
     elif len([name for name in ("field", "value") if name in given]) != 1:
         both = "both" if "field" in given else "none"
-        document.refuse_value(path, WrongValue("field or value", 'write { field = "late" }', given=both))
+        document.expect(path, "field or value", 'write { field = "late" }', given=both)
     if kind == "regression" and isinstance(label.get("value"), FieldComparison):
         expected = "a field for a regression"
-        document.refuse_value((*path, "value"), WrongValue(expected, 'write kind = "classification", or the field'))
+        document.expect((*path, "value"), expected, 'write kind = "classification", or the field')
     if ("event" in label) != ("key" in given):
         missing = "event" if "key" in given else "key"
         remedy = "event says which records are answers, and key which field they share with their question"
-        document.refuse_value((*path, missing), WrongValue("event and key together", remedy, given=f"no {missing}"))
+        document.expect((*path, missing), "event and key together", remedy, given=f"no {missing}")
     needs = {"event_field": "event", "question": "event", "within": "event", "time": "within", "otherwise": "within"}
     needs |= {"schedule": "within"}
     for name, needed in needs.items():
         if name in given and needed not in given and needed not in label:
-            wrong = WrongValue(f"it with {needed} only", f"leave it out, or add {needed}", given=f"no {needed}")
-            document.refuse_value((*path, name), wrong)
+            document.expect(
+                (*path, name), f"it with {needed} only", f"leave it out, or add {needed}", given=f"no {needed}"
+            )
     if "positive" in given and (kind != "classification" or "field" not in given):
-        wrong = WrongValue("it with the field of a classification only", "leave it out; a comparison says what is true")
-        document.refuse_value((*path, "positive"), wrong)
+        document.expect(
+            (*path, "positive"),
+            "it with the field of a classification only",
+            "leave it out; a comparison says what is true",
+        )
     if "otherwise" in label and kind is not None and not _fits(kind, label["otherwise"]):
-        document.refuse_value((*path, "otherwise"), WrongValue(f"a label of a {kind}", "write false, without quotes"))
+        document.expect((*path, "otherwise"), f"a label of a {kind}", "write false, without quotes")
     if "field" in label:
         label["value"] = label.pop("field")
     return LabelSettings(**label) if "value" in label else None
@@ -481,35 +287,35 @@ def _fits(kind: str, label: object) -> bool:
     return type(label) in ((int, float) if kind == "regression" else (int, str))
 
 
-def _check_publish(document: TomlDocument, publish: dict[str, Any]) -> None:
+def _check_publish(document: SettingsDocument, publish: dict[str, Any]) -> None:
     if "records" in publish:
         if "every" in document.names(("publish",)):
-            document.refuse_value(("publish", "records"), WrongValue("every or records", "leave one out", given="both"))
+            document.expect(("publish", "records"), "every or records", "leave one out", given="both")
         publish["every_s"] = None
 
 
-def _check_http(document: TomlDocument, http: dict[str, Any]) -> None:
+def _check_http(document: SettingsDocument, http: dict[str, Any]) -> None:
     settings = HttpSettings(**http)
     for name in ("token", "tls_key_password"):
         if f"{name}_env" in http and f"{name}_file" in http:
-            wrong = WrongValue(f"{name}_env or {name}_file", "leave one out", given="both")
-            document.refuse_value(("http", f"{name}_file"), wrong)
+            document.expect(("http", f"{name}_file"), f"{name}_env or {name}_file", "leave one out", given="both")
     if (settings.tls_certificate is None) != (settings.tls_key is None):
         given = "tls_key" if settings.tls_certificate is None else "tls_certificate"
-        wrong = WrongValue("tls_certificate and tls_key together", "add the other", given=f"{given} alone")
-        document.refuse_value(("http", given), wrong)
+        document.expect(
+            ("http", given), "tls_certificate and tls_key together", "add the other", given=f"{given} alone"
+        )
     if settings.is_loopback or document.is_wrong(("http", "address")):
         return
-    keys = document.names(("http",))
+    keys = frozenset(document.names(("http",)))
     if keys.isdisjoint({"token", "token_env", "token_file"}):
         remedy = "add token_file or token_env, or write 127.0.0.1"
-        document.refuse_value(("http", "address"), WrongValue("a token for an address that others reach", remedy))
+        document.expect(("http", "address"), "a token for an address that others reach", remedy)
     if keys.isdisjoint({"tls_certificate", "tls_key"}) and not settings.behind_proxy:
         remedy = "add tls_certificate and tls_key, or behind_proxy = true where a proxy adds TLS"
-        document.refuse_value(("http", "address"), WrongValue("TLS for an address that others reach", remedy))
+        document.expect(("http", "address"), "TLS for an address that others reach", remedy)
 
 
-def _check_topics(document: TomlDocument, given: dict[str, dict[str, Any]]) -> None:
+def _check_topics(document: SettingsDocument, given: dict[str, dict[str, Any]]) -> None:
     """Refuse URLs that no connector takes, and to write to the topic that is read."""
     read = [given["input"].get(name) for name in ("topic", "answers")]
     for path in (("input", "topic"), ("input", "answers"), ("publish", "topic"), ("input", "dead_letter")):
@@ -521,11 +327,10 @@ def _check_topics(document: TomlDocument, given: dict[str, dict[str, Any]]) -> N
             document.refuse(path, str(error))
         for other, name in zip(read, ("topic", "answers"), strict=True):
             if url == other and path != ("input", "topic") and path != ("input", name):
-                wrong = WrongValue(f"another topic than input.{name}", "choose one of its own", given="the same")
-                document.refuse_value(path, wrong)
+                document.expect(path, f"another topic than input.{name}", "choose one of its own", given="the same")
 
 
-def _check_store(document: TomlDocument, given: dict[str, dict[str, Any]]) -> None:
+def _check_store(document: SettingsDocument, given: dict[str, dict[str, Any]]) -> None:
     """Refuse URLs that no store of checkpoints has."""
     if "store" in given["checkpoints"]:
         try:
@@ -576,7 +381,7 @@ def _by_key(settings: ServiceSettings) -> dict[str, object]:
     for table, (_, keys) in TABLES.items():
         if table != "service":
             of_table = getattr(settings, table)
-            values |= {f"{table}.{name}": getattr(of_table, key.setting or name) for name, key in keys.items()}
+            values |= {f"{table}.{name}": getattr(of_table, key.name or name) for name, key in keys.items()}
     of_learner: Mapping[str, object] = settings.learn.learner_settings
     del values["learn.settings"]
     return values | {f"learn.settings.{name}": value for name, value in of_learner.items()}

@@ -26,6 +26,7 @@ from urllib.parse import SplitResult, unquote, unquote_plus, urlsplit
 from streamiter.errors import ConfigurationError, did_you_mean
 from streamiter.topics.topic import Connector, Topic
 from streamiter.values.numbers import has_plain_digits
+from streamiter.values.settings import WrongValue, choice_of, flag_of
 from streamiter.values.times import in_seconds
 
 if TYPE_CHECKING:
@@ -73,15 +74,18 @@ def connector_for(url: str) -> Connector:
 
 
 def check_options(subject: str, options: Mapping[str, object], known: Iterable[str]) -> None:
-    """Raise ``ConfigurationError`` for an option that a connector does not have."""
+    """Raise ``ConfigurationError`` for options that a connector does not have."""
     listed = list(known)
+    known_ones = f"the options are {', '.join(listed)}" if listed else "there are no options"
+    problems = []
     for name in options:
         if name not in listed:
             # A text that is no name may be part of a password.
             shown = repr(name) if name.isidentifier() else "(not shown, since it is no name)"
             meant = did_you_mean(name, listed) if name.isidentifier() else ""
-            known_ones = f"the options are {', '.join(listed)}" if listed else "there are no options"
-            raise ConfigurationError(f"{subject}: unknown option {shown}; {known_ones}{meant}")
+            problems.append(f"{subject}: unknown option {shown}; {known_ones}{meant}")
+    if problems:
+        raise ConfigurationError("\n".join(problems))
 
 
 def split_url(url: str) -> SplitResult:
@@ -351,7 +355,7 @@ def options_from(kind: type[T], given: Mapping[str, object], subject: str) -> T:
     - ``is_secret``. Then ``with_secrets`` finds the secret, and errors show no text that was given for any option,
       because a secret may have been given for the wrong one.
 
-    Raises ``ConfigurationError``, whose message begins with ``subject`` and names the option.
+    Raises ``ConfigurationError`` with all wrong values, each with ``subject`` and the name of the option.
 
     >>> from dataclasses import dataclass, field
     >>> @dataclass
@@ -363,19 +367,22 @@ def options_from(kind: type[T], given: Mapping[str, object], subject: str) -> T:
     >>> options_from(Options, {"acks": "0"}, "topic 't'")
     Traceback (most recent call last):
     ...
-    streamiter.errors.ConfigurationError: topic 't', option acks: expected one of all, 1, given '0'
+    streamiter.errors.ConfigurationError: topic 't', option acks: expected "all" or "1", given '0'; choose one of them
     """
     known: dict[str, Field[Any]] = {each.name: each for each in fields(kind)}  # type: ignore[arg-type]
     secrets = [name for name, each in known.items() if each.metadata.get("is_secret")]
     check_options(subject, given, sorted({*known, *secret_option_names(secrets)}))
-    values = {}
+    values, problems = {}, []
     for name, value in with_secrets(given, secrets, subject).items():
         if value is not None:
             try:
                 values[name] = _option(known[name], value)
             except ValueError as error:
                 shown = _shown_value(value) if secrets else repr(value)
-                raise ConfigurationError(f"{subject}, option {name}: expected {error}, given {shown}") from None
+                remedy = f"; {error.remedy}" if isinstance(error, WrongValue) and error.remedy else ""
+                problems.append(f"{subject}, option {name}: expected {error}, given {shown}{remedy}")
+    if problems:
+        raise ConfigurationError("\n".join(problems))
     return kind(**values)
 
 
@@ -385,14 +392,10 @@ def _option(option: Field[Any], value: object) -> object:
         return option.metadata["read"](value)
     match str(option.type).removesuffix(" | None"):
         case "str":
-            text, choices = str(value), option.metadata.get("choices")
-            if choices and text not in choices:
-                raise ValueError(f"one of {', '.join(choices)}")
-            return text
+            choices = option.metadata.get("choices")
+            return choice_of(*choices)(str(value)) if choices else str(value)
         case "bool":
-            if (truth := _TRUTHS.get(str(value).lower())) is None:
-                raise ValueError("true or false")
-            return truth
+            return flag_of(_TRUTHS.get(str(value).lower()))
         case "int" | "float" as kind:
             return _number_option(option, str(in_seconds(value)), is_whole=kind == "int")
     return value

@@ -124,7 +124,7 @@ def test_check_refuses_a_wrong_file_and_says_where_it_is_wrong(folder):
     ran = streamiter("network", "check", "net.json", cwd=folder)
     assert (ran.returncode, ran.stdout) == (1, "")
     assert ran.stderr == (
-        "error: net.json: layer 'wide', key 'type': expected a type of layer, given 'simpleinput'; "
+        'error: net.json:1: layers.wide.type: expected a type of layer, given "simpleinput"; '
         "did you mean 'SimpleInputLayer'?\n"
     )
 
@@ -135,7 +135,7 @@ def test_unknown_keys_are_printed_on_stderr(folder, command):
     rewritten(folder, trian={})
     ran = streamiter("network", command, "net.json", cwd=folder)
     assert ran.returncode == 0
-    assert ran.stderr == ("warning: net.json: key 'trian': unknown, and left out; did you mean 'train'?\n")
+    assert ran.stderr == ("warning: net.json:1: trian: unknown, and left out; did you mean 'train'?\n")
     assert "trian" not in ran.stdout
 
 

@@ -116,7 +116,7 @@ def test_unknown_keys_are_warnings_at_the_line_that_loads_the_file():
     with pytest.warns(ConfigurationWarning) as caught:
         Network.from_json(logistic(trian={"lr": 1}))
     assert [str(found.message) for found in caught] == [
-        "configuration: key 'trian': unknown, and left out; did you mean 'train'?"
+        "configuration: trian: unknown, and left out; did you mean 'train'?"
     ]
     assert caught[0].filename == __file__
 

@@ -179,6 +179,6 @@ def test_shared_layers_count_the_vectors_of_the_pairs():
     with pytest.raises(ConfigurationError) as caught:
         Network.from_json({**document("attention factorization machine"), "layers": layers})
     assert str(caught.value) == (
-        "configuration: layer 'attention', key 'outputdims[0]': expected 30, 5 (weightdim) for each of the "
+        "configuration: layers.attention.outputdims[0]: expected 30, 5 (weightdim) for each of the "
         "6 vectors of 'pairs', given 45; change it, or its input"
     )

@@ -12,8 +12,8 @@ from support.kafka_server import free_ports
 
 from streamiter.service.checks import Findings, SettingsCheck
 from streamiter.service.settings_file import read_document
-from streamiter.service.toml_document import SettingsError
 from streamiter.topics import OutgoingBatch, topic
+from streamiter.values.settings import SettingsError
 
 FILE = """\
 service.name = "s"
@@ -128,7 +128,7 @@ async def test_an_empty_topic_is_no_error(case: Case) -> None:
 async def test_records_without_fields_are_an_error(case: Case) -> None:
     """A topic of texts was accepted, and each record became a dead letter."""
     await case.write(b"a,b", b"1,2", 7)
-    assert await case.refused() == ["f:2:1: input.decoder: expected records with fields, given 3 that have none"]
+    assert await case.refused() == ["f:2: input.decoder: expected records with fields, given 3 that have none"]
 
 
 @pytest.mark.parametrize(

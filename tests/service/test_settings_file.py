@@ -14,7 +14,7 @@ from support.examples import random_examples
 from streamiter.errors import ConfigurationError
 from streamiter.service.settings import FieldComparison, LabelSettings, ServiceSettings
 from streamiter.service.settings_file import TABLES, changed, read_settings
-from streamiter.service.toml_document import Place, SettingsError, WrongValue
+from streamiter.values.settings import SettingsError, WrongValue
 
 pytestmark = pytest.mark.usefixtures("connectors_found_once")
 
@@ -237,11 +237,11 @@ def test_every_planted_error_is_told_with_its_line(
     text, expected = example
     error = refused(text.replace("\r\n", "\n"))
     for line, planted in expected:
-        found = [(p.place and p.place.line, p.message) for p in error.problems if p.key == planted.key]
+        found = [(p.line, p.message) for p in error.problems if p.key == planted.key]
         assert any(at == line and planted.said in message for at, message in found), (line, planted, str(error))
     assert "hush" not in str(error)
-    places = [problem.place for problem in error.problems]
-    assert places == sorted(place for place in places if place is not None)
+    lines = [problem.line for problem in error.problems]
+    assert lines == sorted(line for line in lines if line is not None)
 
 
 CHARACTERS = "\"'[]{}=#.,\n\\ \t_-+:/0123456789aeinstz\0\u00e9\ud800"
@@ -264,13 +264,13 @@ def test_a_broken_file_never_ends_with_a_traceback(text: str) -> None:
     try:
         settings = read_settings(text)
     except SettingsError as refusal:
-        places = [problem.place for problem in refusal.problems]
+        lines = [problem.line for problem in refusal.problems]
     else:
         assert isinstance(settings, ServiceSettings)
         return
     last = text.count("\n") + 1
-    assert [place for place in places if place is None or not 1 <= place.line <= last or place.column < 1] == []
-    assert places
+    assert [line for line in lines if line is None or not 1 <= line <= last] == []
+    assert lines
 
 
 @pytest.mark.parametrize(
@@ -289,8 +289,8 @@ def test_the_text_of_several_errors() -> None:
     text = GOOD.replace('every = "1s"', "every = 1s").replace('start = "earliest"', "start = 1")
     assert str(refused(text)) == (
         "settings: 2 errors\n"
-        'settings:6:9: input.start: expected "earliest" or "latest", given 1; choose one of them\n'
-        "settings:18:10: expected TOML, given a line that is none (expected newline or end of document after a "
+        'settings:6: input.start: expected "earliest" or "latest", given 1; choose one of them\n'
+        "settings:18: expected TOML, given a line that is none (expected newline or end of document after a "
         'statement); texts, times and sizes need quotes: "1s"'
     )
 
@@ -312,10 +312,10 @@ def test_each_wrong_value_is_refused_with_a_remedy() -> None:
     assert problem.message.endswith("given 0; leave it out for the default 0.5, or write another one")
 
 
-def test_brackets_without_an_end_have_a_place() -> None:
+def test_brackets_without_an_end_have_a_line() -> None:
     """A file that a program had written had an error somewhere, and all its keys were told as missing."""
     [problem] = refused('a = "]"\nservice.name = "x"\nb = [1, ' + "[" * 5_000 + "\n").problems
-    assert problem.place == Place(3, 5_008)
+    assert problem.line == 3
     assert "given too many; remove brackets" in problem.message
 
 
@@ -327,10 +327,10 @@ def test_missing_keys_are_told_at_their_table(tmp_path: Path) -> None:
         read_settings(file)
     assert str(caught.value).replace(str(file), "service.toml").splitlines() == [
         "service.toml: 4 errors",
-        "service.toml:1:1: service.name: expected this key in [service], given none; add it",
-        "service.toml:1:1: learn.kind: expected this key in [learn], given none; add it",
-        "service.toml:1:1: learn.label: expected this key in [learn], given none; add it",
-        "service.toml:1:1: publish.topic: expected this key in [publish], given none; add it",
+        "service.toml:1: service.name: expected this key, given none; add it",
+        "service.toml:1: learn.kind: expected this key, given none; add it",
+        "service.toml:1: learn.label: expected this key, given none; add it",
+        "service.toml:1: publish.topic: expected this key, given none; add it",
     ]
 
 
@@ -353,7 +353,7 @@ REMOTE = 'address = "0.0.0.0:8080"'
 def test_the_topic_that_is_read_is_not_written() -> None:
     """A service learned from its own updates."""
     [problem] = refused(GOOD.replace("model-updates", "flights")).problems
-    assert (problem.key, problem.place and problem.place.line) == ("publish.topic", 17)
+    assert (problem.key, problem.line) == ("publish.topic", 17)
 
 
 @pytest.mark.parametrize(

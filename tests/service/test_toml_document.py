@@ -1,4 +1,4 @@
-"""Each key of a TOML document has its place: the line and column where it is written."""
+"""Each key of a TOML document has its line; values have units, and messages say what is good."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ from typing import Any
 import pytest
 from support.examples import random_examples
 
-from streamiter.service.toml_document import (
+from streamiter.service.toml_document import lines_of_keys, toml_document
+from streamiter.values.settings import (
     KeyPath,
-    Place,
-    TomlDocument,
+    SettingsError,
     WrongValue,
-    _places,
     choice_of,
     duration_of,
     shown_value,
@@ -32,16 +31,16 @@ BLANKS = ["", " ", "\t ", "  "]
 
 
 class Writer:
-    """Writes a random document, and notes the place of each key and of its value."""
+    """Writes a random document, and notes the line of the statement of each key."""
 
     def __init__(self, random: Random) -> None:
         self.random = random
         self.text = ""
-        self.expected: dict[KeyPath, tuple[Place, Place]] = {}
+        self.expected: dict[KeyPath, int] = {}
+        self.line_of_statement = 0
 
-    def place(self) -> Place:
-        line_start = self.text.rfind("\n") + 1
-        return Place(self.text.count("\n") + 1, len(self.text) - line_start + 1)
+    def begin(self) -> None:
+        self.line_of_statement = self.text.count("\n") + 1
 
     def blank(self) -> None:
         self.text += self.random.choice(BLANKS)
@@ -59,6 +58,7 @@ class Writer:
         taken: set[str] = set()
         for _ in range(self.random.randint(0, 3)):
             self.line(())
+            self.begin()
             self.pair((), taken)
             self.text += "\n"
         for _ in range(self.random.randint(0, 3)):
@@ -67,16 +67,17 @@ class Writer:
                 return
             taken.add(self.plain(name))
             path = (self.plain(name),)
-            place = self.place()
+            self.begin()
             self.text += "["
             self.blank()
             self.text += name
             self.blank()
             self.text += self.random.choice(["]\n", "] # [x]\n"])
-            self.expected[path] = (place, place)
+            self.expected[path] = self.line_of_statement
             within: set[str] = set()
             for _ in range(self.random.randint(0, 3)):
                 self.line(path)
+                self.begin()
                 self.pair(path, within)
                 self.text += self.random.choice(["\n", ' # y = "\n'])
 
@@ -85,36 +86,36 @@ class Writer:
         self.text += self.random.choice(["", "\n", "# x = 1\n", " \t\n"])
         self.blank()
 
-    def pair(self, path: KeyPath, taken: set[str]) -> None:
+    def pair(self, path: KeyPath | None, taken: set[str]) -> None:
+        """Write a key and its value; without a path they are in an array, and have no line."""
         if (name := self.name(taken)) is None:
             self.text += "# none left"
             return
         taken.add(self.plain(name))
-        key = self.place()
         self.text += name
-        paths = [(*path, self.plain(name))]
+        names = [self.plain(name)]
         while self.random.random() < 0.2:
             self.blank()
             self.text += "."
             self.blank()
             more = self.random.choice(NAMES)
             self.text += more
-            paths.append((*paths[-1], self.plain(more)))
+            names.append(self.plain(more))
         self.blank()
         self.text += "="
         self.blank()
-        for each in paths:
-            self.expected[each] = (key, self.place())
-        self.value(paths[-1], 0)
+        if path is not None:
+            for end in range(1, len(names) + 1):
+                self.expected[*path, *names[:end]] = self.line_of_statement
+        self.value(None if path is None else (*path, *names), 0)
 
-    def value(self, path: KeyPath, depth: int) -> None:
+    def value(self, path: KeyPath | None, depth: int) -> None:
         choice = self.random.random()
         if choice < 0.15 and depth < 3:
             self.text += "["
-            for number in range(self.random.randint(0, 3)):
+            for _ in range(self.random.randint(0, 3)):
                 self.text += self.random.choice(["", " ", "\n ", " # ],[\n"])
-                self.expected[*path, str(number)] = (self.place(), self.place())
-                self.value((*path, str(number)), depth + 1)
+                self.value(None, depth + 1)
                 self.text += self.random.choice([",", " ,", "\n,"])
             self.text += self.random.choice(["]", "\n]"])
         elif choice < 0.3 and depth < 3:
@@ -137,10 +138,10 @@ def written(random: Random) -> Writer:
 
 
 @random_examples(written)
-def test_each_key_has_the_place_where_it_is_written(writer: Writer) -> None:
+def test_each_key_has_the_line_where_it_is_written(writer: Writer) -> None:
     """An error was told at the line of another key, because a comment or a text looked like a key."""
     tomllib.loads(writer.text)  # The test itself writes TOML.
-    assert _places(writer.text) == writer.expected
+    assert lines_of_keys(writer.text.split("\n")) == writer.expected
 
 
 # ---- values
@@ -190,6 +191,7 @@ def test_sizes_have_units() -> None:
         (True, "true"),
         (1.5, "1.5"),
         ({"a": 1}, "a table"),
+        (None, "null"),
         ([1], "the array [1]"),
         ("x" * 80, '"' + "x" * 59 + "…"),
     ],
@@ -210,6 +212,8 @@ def test_choices_and_whole_numbers_say_what_is_good() -> None:
 
 def test_lines_that_are_no_toml_are_left_out_and_the_others_are_checked() -> None:
     """One missing quote hid all other errors of the file."""
-    document = TomlDocument("f", 'a = 1s\n[b]\nc = "x"\nd = {\n[e]\nf = ]\n')
-    assert document.names(()) == {"b", "e"}
-    assert [problem.place and problem.place.line for problem in document._problems] == [1, 4, 6]
+    document = toml_document("f", 'a = 1s\n[b]\nc = "x"\nd = {\n[e]\nf = ]\n')
+    assert document.names(()) == ["b", "e"]
+    with pytest.raises(SettingsError) as caught:
+        document.check()
+    assert [problem.line for problem in caught.value.problems] == [1, 4, 6]

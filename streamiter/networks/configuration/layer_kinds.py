@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from streamiter.networks.layers.hidden import (
     BiInnerCross,
@@ -24,14 +24,15 @@ from streamiter.networks.layers.hidden import (
 )
 from streamiter.networks.layers.inputs import Embedding, KMeansInputLayer, SimpleInputLayer
 from streamiter.networks.layers.layer import Layer, LossLayer
-from streamiter.networks.settings import DataSettings, LayerConfiguration, Where
+from streamiter.networks.settings import DataSettings, LayerConfiguration
+from streamiter.values.settings import SettingsDocument, SettingsError, choice_of
 
 
 @dataclass(frozen=True, slots=True)
 class LayerContext:
     """The graph around a layer, for the check of its output dimension."""
 
-    file: Where
+    document: SettingsDocument
     data: DataSettings
     layers: Mapping[str, LayerConfiguration]
     vector_widths: dict[str, int]
@@ -40,17 +41,17 @@ class LayerContext:
     def inputs(self, layer: LayerConfiguration) -> list[LayerConfiguration]:
         return [self.layers[name] for name in layer.inputs]
 
-    def key(self, layer: LayerConfiguration, key: str = "outputdim") -> Where:
-        where = self.file.layer(layer.declared)
-        if key == "outputdim" and layer.part is not None:
-            return where.key("outputdims").item(layer.part)
-        return where.key(key)
+    def error(self, layer: LayerConfiguration, text: str, *below: str) -> SettingsError:
+        """Return an error about a key of a layer, or about its output dimension."""
+        if not below:
+            below = ("outputdim",) if layer.part is None else ("outputdims", f"[{layer.part}]")
+        return self.document.error(("layers", layer.declared, *below), text)
 
     def require(self, layer: LayerConfiguration, expected: int, because: str) -> None:
         """Raise ConfigurationError for another output dimension."""
         if layer.output_dim != expected:
-            raise self.key(layer).error(
-                f"expected {expected}, {because}, given {layer.output_dim}; change it, or its input"
+            raise self.error(
+                layer, f"expected {expected}, {because}, given {layer.output_dim}; change it, or its input"
             )
 
     def vectors(self, layer: LayerConfiguration) -> tuple[int, int]:
@@ -58,13 +59,15 @@ class LayerContext:
         (source,) = self.inputs(layer)
         width = self.vector_widths.get(source.name)
         if width is None:
-            raise self.key(layer, "inputlayer").error(
-                f"expected vectors, such as an embedding gives, given {source.name!r} ({source.type})"
+            raise self.error(
+                layer,
+                f"expected vectors, such as an embedding gives, given {source.name!r} ({source.type})",
+                "inputlayer",
             )
         count = source.output_dim // width
         if count < 2:
-            raise self.key(layer, "inputlayer").error(
-                f"expected at least 2 vectors to cross, given {count} of {source.name!r}"
+            raise self.error(
+                layer, f"expected at least 2 vectors to cross, given {count} of {source.name!r}", "inputlayer"
             )
         return count, width
 
@@ -81,8 +84,8 @@ def _embedding(layer: LayerConfiguration, graph: LayerContext) -> None:
     if fields > 0:
         graph.require(layer, fields * factors, f"{fields} fields (numfield) × {factors} factors (numfactors)")
     elif layer.output_dim % factors:
-        raise graph.key(layer).error(
-            f"expected fields × factors, a multiple of {factors} (numfactors), given {layer.output_dim}"
+        raise graph.error(
+            layer, f"expected fields × factors, a multiple of {factors} (numfactors), given {layer.output_dim}"
         )
     graph.vector_widths[layer.name] = factors
 
@@ -108,16 +111,17 @@ def _shared(layer: LayerConfiguration, graph: LayerContext) -> None:
     (source,), width = graph.inputs(layer), layer.weight_dim or 1
     count, rest = divmod(layer.output_dim, width)
     if rest:
-        raise graph.key(layer).error(f"expected a multiple of {width} (weightdim), given {layer.output_dim}")
+        raise graph.error(layer, f"expected a multiple of {width} (weightdim), given {layer.output_dim}")
     known = graph.vector_widths.get(source.name)
     if known is not None:
         vectors = source.output_dim // known
         because = f"{width} (weightdim) for each of the {vectors} vectors of {source.name!r}"
         graph.require(layer, vectors * width, because)
     elif source.output_dim % count:
-        raise graph.key(layer).error(
+        raise graph.error(
+            layer,
             f"expected as many times {width} (weightdim) as its input has vectors, given {layer.output_dim}, "
-            f"{count} times, which do not divide the {source.output_dim} of {source.name!r}"
+            f"{count} times, which do not divide the {source.output_dim} of {source.name!r}",
         )
     graph.vector_widths[layer.name] = width
 
@@ -153,14 +157,12 @@ def _dot(layer: LayerConfiguration, graph: LayerContext) -> None:
     first, *others = graph.inputs(layer)
     for number, source in enumerate(others, 1):
         if source.output_dim != first.output_dim:
-            raise (
-                graph.file.layer(layer.name)
-                .key("inputlayers")
-                .item(number)
-                .error(
-                    f"expected the dimension of {first.name!r}, {first.output_dim}, "
-                    f"given {source.name!r} with {source.output_dim}"
-                )
+            raise graph.error(
+                layer,
+                f"expected the dimension of {first.name!r}, {first.output_dim}, "
+                f"given {source.name!r} with {source.output_dim}",
+                "inputlayers",
+                f"[{number}]",
             )
     graph.require(layer, 1, _ONE_NUMBER)
 
@@ -169,9 +171,10 @@ def _weighted_sum(layer: LayerConfiguration, graph: LayerContext) -> None:
     weights, vectors = graph.inputs(layer)
     known = graph.vector_widths.get(vectors.name, layer.output_dim)
     if weights.output_dim * layer.output_dim != vectors.output_dim or known != layer.output_dim:
-        raise graph.key(layer).error(
+        raise graph.error(
+            layer,
             f"expected the width of {weights.output_dim} vectors, one for each weight of {weights.name!r}, "
-            f"in the {vectors.output_dim} of {vectors.name!r}, given {layer.output_dim}"
+            f"in the {vectors.output_dim} of {vectors.name!r}, given {layer.output_dim}",
         )
 
 
@@ -183,13 +186,17 @@ def _loss(layer: LayerConfiguration, graph: LayerContext) -> None:
     assert loss is not None
     if loss.type == "SoftmaxLoss":
         if source.output_dim < 2:
-            raise graph.key(layer, "inputlayer").error(
+            raise graph.error(
+                layer,
                 f"expected a layer with an output for each class, 2 or more, for {loss.type}, "
-                f"given {source.name!r} with {source.output_dim}"
+                f"given {source.name!r} with {source.output_dim}",
+                "inputlayer",
             )
     elif loss.type != "KmeansLoss" and source.output_dim != 1:
-        raise graph.key(layer, "inputlayer").error(
-            f"expected a layer with 1 output for {loss.type}, given {source.name!r} with {source.output_dim}"
+        raise graph.error(
+            layer,
+            f"expected a layer with 1 output for {loss.type}, given {source.name!r} with {source.output_dim}",
+            "inputlayer",
         )
 
 
@@ -263,7 +270,14 @@ ALIASES: Final = {"biouttercross": "BiOuterCross"}
 """Other spellings of types, in lower case."""
 
 
-def find_kind(name: str) -> str | None:
-    """Return the spelling of a type that is given in any case or another spelling."""
-    lower = name.lower()
-    return ALIASES.get(lower) or next((known for known in LAYER_KINDS if known.lower() == lower), None)
+def kind_of(value: Any) -> str:
+    """Parse the name of a type, in any case or another spelling.
+
+    >>> kind_of("bioutterCross")
+    'BiOuterCross'
+    """
+    other = ALIASES.get(value.lower(), value) if isinstance(value, str) else value
+    return str(_known_kind_of(other))
+
+
+_known_kind_of: Final = choice_of(*LAYER_KINDS, any_case=True, noun="a type of layer")

@@ -1,19 +1,21 @@
 """Reads a configuration file, checks it completely, and writes a configuration as canonical JSON.
 
 The checks: the file is JSON with known keys, the layers form a graph without a cycle that ends in one loss layer, and
-the dimensions of all layers fit. Each error names the file, the layer and the key.
+the dimensions of all layers fit. Each error names the file, the line and the key.
 """
 
 from __future__ import annotations
 
 import json
+import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from os import PathLike
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn
 
-from streamiter.errors import ConfigurationError
+from streamiter.errors import ConfigurationError, did_you_mean
 from streamiter.networks.configuration.layer_kinds import LAYER_KINDS, LayerContext
 from streamiter.networks.configuration.sections import (
     LOSSES,
@@ -21,32 +23,32 @@ from streamiter.networks.configuration.sections import (
     REGULARIZATION,
     TRANSFER_FUNCTIONS,
     Defaults,
-    FunctionKinds,
-    LayerReader,
+    named_function,
     read_function,
+    read_layers,
 )
 from streamiter.networks.settings import (
     Configuration,
     DataSettings,
     FunctionSettings,
-    Keys,
     LayerConfiguration,
     ModelSettings,
     TrainSettings,
-    Where,
-    read_section,
-    similar_names,
 )
+from streamiter.values.settings import NOT_GIVEN, KeyPath, Setting, SettingsDocument, any_of, setting_keys, shown_value
 
 _PROBABILITIES: Final = ("Sigmoid", "SigmoidWithDropout", "Softmax")
 
 
-def likely_mistakes(layers: Sequence[LayerConfiguration], file: Where) -> list[str]:
+def likely_mistakes(layers: Sequence[LayerConfiguration], document: SettingsDocument) -> list[str]:
     """Return a warning for a cross entropy of values that may be outside of 0 to 1: its loss falls without bound."""
     by_name = {layer.name: layer for layer in layers}
     return [
-        f"{file.layer(layer.declared).key('inputlayer')}: expected probabilities for {layer.loss.type}, given "
-        f"{source.name!r}, which ends with {source.transfer_function.type}; end it with Sigmoid, or take LogLoss"
+        document.problem(
+            ("layers", layer.declared, "inputlayer"),
+            f"expected probabilities for {layer.loss.type}, given {source.name!r}, which ends with "
+            f"{source.transfer_function.type}; end it with Sigmoid, or take LogLoss",
+        ).shown(document.source)
         for layer in layers
         if layer.loss is not None and layer.loss.type == "CrossEntropyLoss"
         for source in map(by_name.__getitem__, layer.inputs)
@@ -54,103 +56,204 @@ def likely_mistakes(layers: Sequence[LayerConfiguration], file: Where) -> list[s
     ]
 
 
-_OF_A_MAPPING = "configuration"
+_OF_A_MAPPING: Final = "configuration"
 
 
-def read_source(source: str | PathLike[str] | Mapping[str, object]) -> tuple[Mapping[str, object], Where]:
-    """Read a JSON file, or take its content; return the top object, and the place of the file for messages."""
+def read_source(source: str | PathLike[str] | Mapping[str, object]) -> SettingsDocument:
+    """Read a JSON file, or take its content.
+
+    Keys become lower case, because older files have keys such as ``blockSize`` and ``loadPath``, and an array of layers
+    becomes an object by name.
+    """
     if isinstance(source, Mapping):
-        return source, Where(_OF_A_MAPPING)
+        return _Tidy(_OF_A_MAPPING).document(source)
     if not isinstance(source, (str, PathLike)):
         raise ConfigurationError(
             f"{_OF_A_MAPPING}: expected the path of a JSON file, or a dict with its content, "
             f"given {type(source).__name__}"
         )
     path = Path(source)
-    where = Where(path.name)
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        return _Tidy(path.name).document(_parsed(path.read_text(encoding="utf-8-sig")))
     except OSError as error:
         raise ConfigurationError(f"{path}: expected a JSON file, given {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise where.error(f"expected JSON in UTF-8, given a wrong byte at {error.start}") from error
-    document = _parsed(text, where)
-    if not isinstance(document, dict):
-        raise where.wrong_kind("a JSON object", document)
-    return document, where
+        raise ConfigurationError(f"{path.name}: expected JSON in UTF-8, given a wrong byte at {error.start}") from error
+    except json.JSONDecodeError as error:
+        raise ConfigurationError(
+            f"{path.name}:{error.lineno}: expected JSON, given something else in column {error.colno}: {error.msg}"
+        ) from error
+    except RecursionError as error:
+        raise ConfigurationError(f"{path.name}: expected JSON, given objects nested too deep to be read") from error
+    except ValueError as error:  # It is no JSON for Python, such as a whole number of thousands of digits.
+        raise ConfigurationError(f"{path.name}: expected {error}") from error
 
 
-def _parsed(text: str, where: Where) -> object:
-    def once(pairs: list[tuple[str, object]]) -> dict[str, object]:
-        """Return the object. Python's JSON would silently keep the last of two layers with one name."""
-        found = dict(pairs)
-        if len(found) < len(pairs):
-            names = [name for name, _ in pairs]
-            twice = next(name for name in names if names.count(name) > 1)
-            raise where.error(f"expected each key of an object once, given {twice!r} twice; rename or remove one")
-        return found
+class _Object(dict[str, object]):
+    """An object of a JSON text, with the line of each of its keys."""
+
+    def __init__(self, pairs: list[tuple[str, object]]) -> None:
+        super().__init__()
+        self.lines: dict[str, int] = {}
+        for numbered, value in pairs:
+            name, _, line = numbered.rpartition("\0")
+            self[name] = value
+            self.lines[name] = int(line)
+
+
+# In JSON all quotes belong to texts, and a text before a colon is a key.
+_TEXT: Final = re.compile(r'"(?:[^"\\]|\\.)*"(?=(\s*:)?)')
+
+
+def _parsed(text: str) -> object:
+    """Return the value of a JSON text, its objects with the line of each key."""
+    at, line = 0, 1
+
+    def numbered(match: re.Match[str]) -> str:
+        nonlocal at, line
+        line += text.count("\n", at, match.start())
+        at = match.start()
+        return match[0] if match[1] is None else f'{match[0][:-1]}\\u0000{line}"'
+
+    def once(pairs: list[tuple[str, object]]) -> None:
+        """Python's JSON would silently keep the last of two layers with one name."""
+        for name, count in Counter(name for name, _ in pairs).items():
+            if count > 1:
+                raise ValueError(f"each key of an object once, given {name!r} twice; rename or remove one")
 
     def no_number(constant: str) -> NoReturn:
-        raise where.error(f"expected JSON, given {constant}, which is no number of JSON")
+        raise ValueError(f"JSON, given {constant}, which is no number of JSON")
 
-    try:
-        return json.loads(text, object_pairs_hook=once, parse_constant=no_number)
-    except json.JSONDecodeError as error:
-        raise where.error(
-            f"expected JSON, given something else in line {error.lineno}, column {error.colno}: {error.msg}"
-        ) from error
-    except ValueError as error:  # a whole number of thousands of digits
-        raise where.error(f"expected numbers that can be read, given one that cannot: {error}") from error
-    except RecursionError as error:
-        raise where.error("expected JSON, given objects nested too deep to be read") from error
+    def whole(digits: str) -> int:
+        try:
+            return int(digits)
+        except ValueError as error:
+            raise ValueError(f"numbers that can be read, given one that cannot: {error}") from None
+
+    json.loads(text, object_pairs_hook=once, parse_constant=no_number, parse_int=whole)
+    return json.loads(_TEXT.sub(numbered, text), object_pairs_hook=_Object)
 
 
-def layers_in_order(layers: Sequence[LayerConfiguration], file: Where) -> tuple[LayerConfiguration, ...]:
+# Older files of Angel misspell this key.
+_OLDER: Final = {"default_trandfunc": "default_transfunc"}
+
+
+class _Tidy:
+    """Makes a document of the content of a file; refuses keys that are given twice or are no texts."""
+
+    def __init__(self, source: str) -> None:
+        self._content: dict[str, object] = {}
+        self._lines: dict[KeyPath, int] = {}
+        self._document = SettingsDocument(source, self._content, self._lines, is_lenient=True)
+
+    def document(self, given: object) -> SettingsDocument:
+        if not isinstance(given, Mapping):
+            raise self._document.error((), f"expected a JSON object, given {shown_value(given)}")
+        self._content |= self._tidy(given, ())
+        return self._document
+
+    def _tidy(self, value: Any, path: KeyPath) -> Any:
+        if isinstance(value, (list, tuple)):
+            if path == ("layers",):
+                return self._by_name(value)
+            return [self._tidy(item, (*path, f"[{number}]")) for number, item in enumerate(value)]
+        if not isinstance(value, Mapping):
+            if path == ("layers",):
+                self._document.refuse(path, f"expected an array or an object of layers, given {shown_value(value)}")
+            return value
+        found: dict[str, object] = {}
+        for spelled, item in value.items():
+            if not isinstance(spelled, str) or not spelled:
+                self._document.refuse(path, f"expected keys that are texts, given {spelled!r}")
+                continue
+            name = spelled if path == ("layers",) else _OLDER.get(spelled.lower(), spelled.lower())
+            if isinstance(value, _Object):
+                self._lines.setdefault((*path, name), value.lines[spelled])
+            if name in found:
+                self._document.refuse((*path, name), f"expected it once, given {spelled!r} too; keep one")
+            found[name] = self._tidy(item, (*path, name))
+        if path[:-1] == ("layers",) and found.setdefault("name", path[-1]) != path[-1]:
+            given = shown_value(found["name"])
+            self._document.refuse((*path, "name"), f"expected the key of the layer, given {given}; leave it out")
+        return found
+
+    def _by_name(self, layers: Sequence[Any]) -> dict[str, object]:
+        found: dict[str, object] = {}
+        for number, layer in enumerate(layers):
+            at = ("layers", f"[{number}]")
+            given = layer if isinstance(layer, Mapping) else {}
+            name = next((value for key, value in given.items() if str(key).lower() == "name"), NOT_GIVEN)
+            if isinstance(layer, _Object) and layer:
+                self._lines["layers", str(name)] = self._lines[at] = min(layer.lines.values())
+            if not isinstance(layer, Mapping):
+                self._document.refuse(at, f"expected a layer, given {shown_value(layer)}")
+            elif not isinstance(name, str) or not name:
+                told = "none" if name is NOT_GIVEN else shown_value(name)
+                self._document.refuse((*at, "name"), f"expected a text that is not empty, given {told}; name the layer")
+            elif name in found:
+                self._document.refuse(
+                    ("layers", name, "name"), "expected a name that no other layer has, given two of it; rename one"
+                )
+            else:
+                found[name] = self._tidy(layer, ("layers", name))
+        return found
+
+
+def layers_in_order(layers: Sequence[LayerConfiguration], document: SettingsDocument) -> tuple[LayerConfiguration, ...]:
     """Return the layers, each after its inputs, the loss layer last. Raises ConfigurationError for a bad graph.
 
     The order follows from the graph alone; it does not depend on the order in the file.
     """
     by_name = {layer.name: layer for layer in layers}
-    loss = _loss_layer(layers, file)
-    _check_inputs(layers, by_name, file)
+    loss = _loss_layer(layers, document)
+    _check_inputs(layers, by_name, document)
     ordered: dict[str, None] = {}
-    _visit(loss, by_name, ordered, file)
+    _visit(loss, by_name, ordered, document)
     needed = tuple(ordered)
     for layer in layers:  # a cycle is reported first, not that it does not lead to the loss layer
-        _visit(layer, by_name, ordered, file)
+        _visit(layer, by_name, ordered, document)
     for layer in layers:
         if layer.name not in needed:
-            raise file.layer(layer.name).error(
+            raise document.error(
+                ("layers", layer.declared),
                 f"expected a layer that leads to the loss layer {loss.name!r}, given one that does not; "
-                "name it as an input of another layer, or remove it"
+                "name it as an input of another layer, or remove it",
             )
     return tuple(by_name[name] for name in needed)
 
 
-def _loss_layer(layers: Sequence[LayerConfiguration], file: Where) -> LayerConfiguration:
+def _loss_layer(layers: Sequence[LayerConfiguration], document: SettingsDocument) -> LayerConfiguration:
     found = [layer for layer in layers if LAYER_KINDS[layer.type].is_loss]
     if not found:
         given = ", ".join(f"{layer.name!r} ({layer.type})" for layer in layers) or "no layers"
-        raise file.key("layers").error(f"expected a loss layer, of type 'simplelosslayer', given {given}; add one")
+        raise document.error(("layers",), f"expected a loss layer, of type 'simplelosslayer', given {given}; add one")
     if len(found) > 1:
         names = ", ".join(repr(layer.name) for layer in found)
-        raise file.layer(found[1].name).key("type").error(f"expected one loss layer, given {names}; keep one")
+        raise document.error(("layers", found[1].name, "type"), f"expected one loss layer, given {names}; keep one")
     return found[0]
 
 
-def _check_inputs(layers: Sequence[LayerConfiguration], by_name: Mapping[str, LayerConfiguration], file: Where) -> None:
+def _check_inputs(
+    layers: Sequence[LayerConfiguration], by_name: Mapping[str, LayerConfiguration], document: SettingsDocument
+) -> None:
     for layer in layers:
         for number, name in enumerate(layer.inputs):
-            where = _place_of_input(layer, number, file)
+            path = _path_of_input(layer, number)
             if name not in by_name:
                 others = [other for other in by_name if other != layer.name]
-                raise where.error(f"expected the name of a layer, given {name!r}{similar_names(name, others)}")
+                meant = did_you_mean(name, others) or f"; there are {', '.join(map(repr, others))}"
+                raise document.error(path, f"expected the name of a layer, given {name!r}{meant}")
             if LAYER_KINDS[by_name[name].type].is_loss:
-                raise where.error(f"expected a layer with an output, given {name!r}, a loss layer, which has none")
+                raise document.error(
+                    path, f"expected a layer with an output, given {name!r}, a loss layer, which has none"
+                )
 
 
 def _visit(
-    start: LayerConfiguration, by_name: Mapping[str, LayerConfiguration], ordered: dict[str, None], file: Where
+    start: LayerConfiguration,
+    by_name: Mapping[str, LayerConfiguration],
+    ordered: dict[str, None],
+    document: SettingsDocument,
 ) -> None:
     """Add the layer after its inputs; not recursive, because a chain may be deeper than Python's stack."""
     way: dict[str, int] = {start.name: 0}  # the layers on the way, each with the number of its next input
@@ -164,56 +267,58 @@ def _visit(
         way[name] += 1
         wanted = inputs[next_input]
         if wanted in way:
-            raise _cycle(list(way), wanted, by_name, file)
+            raise _cycle(list(way), wanted, by_name, document)
         if wanted not in ordered:
             way[wanted] = 0
 
 
-def _cycle(way: list[str], closes_at: str, by_name: Mapping[str, LayerConfiguration], file: Where) -> Exception:
+def _cycle(
+    way: list[str], closes_at: str, by_name: Mapping[str, LayerConfiguration], document: SettingsDocument
+) -> Exception:
     """Return the error about a cycle, in the direction of the data, opposite to the search."""
     members = way[way.index(closes_at) :]
     data_way = [closes_at, *reversed(members)]
     first = by_name[members[-1]]
-    where = _place_of_input(first, first.inputs.index(closes_at), file)
-    return where.error(
-        f"expected layers without a cycle, given {' → '.join(map(repr, data_way))}; take one of its inputs away"
+    return document.error(
+        _path_of_input(first, first.inputs.index(closes_at)),
+        f"expected layers without a cycle, given {' → '.join(map(repr, data_way))}; take one of its inputs away",
     )
 
 
-def _place_of_input(layer: LayerConfiguration, number: int, file: Where) -> Where:
-    where = file.layer(layer.declared)
+def _path_of_input(layer: LayerConfiguration, number: int) -> KeyPath:
     if LAYER_KINDS[layer.type].inputs == "one":
-        return where.key("inputlayer")
-    return where.key("inputlayers").item(number)
+        return ("layers", layer.declared, "inputlayer")
+    return ("layers", layer.declared, "inputlayers", f"[{number}]")
 
 
 def with_vector_widths(
-    layers: Sequence[LayerConfiguration], data: DataSettings, file: Where
+    layers: Sequence[LayerConfiguration], data: DataSettings, document: SettingsDocument
 ) -> tuple[LayerConfiguration, ...]:
     """Return the layers with the widths of their vectors.
 
     Raises ConfigurationError for the first layer whose output dimension does not fit its inputs.
     """
-    graph = LayerContext(file, data, {layer.name: layer for layer in layers}, {})
+    graph = LayerContext(document, data, {layer.name: layer for layer in layers}, {})
     for layer in layers:
         if check := LAYER_KINDS[layer.type].check:
             check(layer, graph)
     return tuple(replace(layer, vector_width=graph.vector_widths.get(layer.name)) for layer in layers)
 
 
-# Older files of Angel misspell this key.
-_DEFAULTS: Final[Mapping[str, tuple[FunctionKinds, str, tuple[str, ...]]]] = {
-    "default_optimizer": (OPTIMIZERS, "Momentum", ()),
-    "default_transfunc": (TRANSFER_FUNCTIONS, "Identity", ("default_trandfunc",)),
-    "default_lossfunc": (LOSSES, "LogLoss", ()),
+_SECTIONS: Final = {"data": DataSettings, "model": ModelSettings, "train": TrainSettings}
+_KEYS: Final = {name: setting_keys(kind, lambda field: field.replace("_", "")) for name, kind in _SECTIONS.items()}
+_DEFAULTS: Final = {
+    "default_optimizer": (OPTIMIZERS, "Momentum"),
+    "default_transfunc": (TRANSFER_FUNCTIONS, "Identity"),
+    "default_lossfunc": (LOSSES, "LogLoss"),
 }
 
 
 def read_configuration(source: str | PathLike[str] | Mapping[str, object]) -> Configuration:
     """Read the configuration of a network from a JSON file, or from the content of one.
 
-    Raises ConfigurationError for the first error, with the file, the layer and the key. Unknown keys and likely
-    mistakes are ``warnings`` of the result.
+    Raises SettingsError with all errors of the values, each with its line, or with the first error of the graph.
+    Unknown keys and likely mistakes are ``warnings`` of the result.
 
     >>> configuration = read_configuration({"layers": [
     ...     {"type": "SimpleLossLayer", "name": "loss", "inputlayer": "wide"},
@@ -222,37 +327,21 @@ def read_configuration(source: str | PathLike[str] | Mapping[str, object]) -> Co
     >>> [layer.name for layer in configuration.layers], configuration.train.epoch
     (['wide', 'loss'], 30)
     """
-    document, file = read_source(source)
-    keys = Keys(document, file)
-    warnings: list[str] = []
-
-    data = read_section(DataSettings, keys.raw("data", {}), file.section("data"), warnings)
-    model = read_section(ModelSettings, keys.raw("model", {}), file.section("model"), warnings)
-    train = read_section(TrainSettings, keys.raw("train", {}), file.section("train"), warnings)
-    defaults = Defaults(*(_default(keys, key, *kind, warnings) for key, kind in _DEFAULTS.items()))
-    if "layers" not in keys:
-        raise file.error(f"expected the key 'layers', given {keys.listed()}; add it")
-    layers = layers_in_order(LayerReader(file, defaults, train, warnings).read(keys.raw("layers")), file)
-    layers = with_vector_widths(layers, data, file)
-    return Configuration(
-        source=file.file,
-        data=data,
-        model=model,
-        train=train,
-        layers=layers,
-        warnings=(*keys.unknown(), *warnings, *likely_mistakes(layers, file)),
+    document = read_source(source)
+    keys = {name: Setting(any_of) for name in (*_SECTIONS, *_DEFAULTS)}
+    document.table((), keys | {"layers": Setting(any_of, is_required=True)})
+    data, model, train = (kind(**document.table((name,), _KEYS[name])) for name, kind in _SECTIONS.items())
+    defaults = Defaults(
+        *(
+            read_function(document, (key,), kinds, named_function(kinds, name))
+            for key, (kinds, name) in _DEFAULTS.items()
+        )
     )
-
-
-def _default(
-    keys: Keys, key: str, kinds: FunctionKinds, unsaid: str, older: tuple[str, ...], warnings: list[str]
-) -> FunctionSettings:
-    spelled = [name for name in (key, *older) if name in keys]
-    if len(spelled) > 1:
-        raise keys.place(spelled[1]).error(f"expected it once, given {key!r} too; keep {key!r}")
-    if not spelled:
-        return read_function(unsaid, kinds, keys.where.key(key), warnings)
-    return read_function(keys.raw(spelled[0]), kinds, keys.place(spelled[0]), warnings)
+    layers = read_layers(document, defaults, train)
+    document.check()
+    ordered = with_vector_widths(layers_in_order(layers, document), data, document)
+    warnings = (*document.warnings, *likely_mistakes(ordered, document))
+    return Configuration(document.source, data, model, train, ordered, warnings)
 
 
 def canonical(configuration: Configuration) -> dict[str, object]:

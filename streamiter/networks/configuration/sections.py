@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from streamiter.networks import functions
-from streamiter.networks.configuration.layer_kinds import LAYER_KINDS, LayerKind, find_kind
-from streamiter.networks.settings import (
+from streamiter.networks.configuration.layer_kinds import LAYER_KINDS, LayerKind, kind_of
+from streamiter.networks.settings import FunctionSettings, LayerConfiguration, TrainSettings
+from streamiter.parameter_server.optimizers import FTRL, SGD, AdaDelta, Adam, Momentum, Optimizer, RMSProp
+from streamiter.values.settings import (
     FRACTION,
+    NOT_GIVEN,
     NOT_NEGATIVE,
     POSITIVE,
-    FiniteNumber,
-    FunctionSettings,
-    Keys,
-    LayerConfiguration,
-    TrainSettings,
-    Where,
-    similar_names,
+    KeyPath,
+    Parser,
+    Setting,
+    SettingsDocument,
+    WrongValue,
+    any_of,
+    choice_of,
+    items_of,
+    text_of,
+    whole_of,
 )
-from streamiter.parameter_server.optimizers import FTRL, SGD, AdaDelta, Adam, Momentum, Optimizer, RMSProp
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +35,9 @@ class FunctionKinds:
     A file gives a function as a name, or as an object with ``type`` and parameters.
     """
 
-    purpose: str
-    """The purpose with its article, for messages."""
-    kinds: Mapping[str, tuple[Callable[..., Any], Mapping[str, tuple[float, FiniteNumber]]]]
+    noun: str
+    """One of them with its article, for messages."""
+    kinds: Mapping[str, tuple[Callable[..., Any], Mapping[str, tuple[float, Parser]]]]
     """For each function its class, and its parameters, each with its default and its allowed numbers."""
     overruled: frozenset[str] = frozenset()
     """Keys of Angel that have no effect, because the engine knows their value."""
@@ -97,34 +102,30 @@ def optimizer(settings: FunctionSettings, train: TrainSettings) -> Optimizer:
     return rule(**numbers) if settings.type == "FTRL" else rule(train.learning_rate, **numbers)
 
 
-def read_function(given: object, kinds: FunctionKinds, where: Where, warnings: list[str]) -> FunctionSettings:
-    """Return the function with the defaults of its parameters; add a warning for each unknown key."""
-    if isinstance(given, str):
-        spelled = _known(given, kinds, where)
-        make, parameters = kinds.kinds[spelled]
-        return FunctionSettings(spelled, {name: default for name, (default, _) in parameters.items()}, make)
-    if not isinstance(given, Mapping):
-        raise where.wrong_kind(f"{kinds.purpose}: its name, or an object with 'type'", given)
-    keys = Keys(given, where)
-    if "type" not in keys:
-        raise where.error(f"expected the key 'type', which names {kinds.purpose}, given {keys.listed()}; add it")
-    given_type = keys.raw("type")
-    if not isinstance(given_type, str):
-        raise keys.place("type").wrong_kind(f"the name of {kinds.purpose}", given_type)
-    spelled = _known(given_type, kinds, keys.place("type"))
-    for key in kinds.overruled:
-        keys.raw(key)
-    make, parameters = kinds.kinds[spelled]
-    numbers = {name: read(keys, name, default) for name, (default, read) in parameters.items()}
-    warnings += keys.unknown()
-    return FunctionSettings(spelled, numbers, make)
+def named_function(kinds: FunctionKinds, name: str, given: Mapping[str, float] | None = None) -> FunctionSettings:
+    """Return a function with the given parameters, and the defaults of the others."""
+    make, parameters = kinds.kinds[name]
+    return FunctionSettings(
+        name, {key: (given or {}).get(key, default) for key, (default, _) in parameters.items()}, make
+    )
 
 
-def _known(name: str, kinds: FunctionKinds, where: Where) -> str:
-    spelled = next((known for known in kinds.kinds if known.lower() == name.lower()), None)
-    if spelled is None:
-        raise where.error(f"expected {kinds.purpose}, given {name!r}{similar_names(name, kinds.kinds)}")
-    return spelled
+def read_function(
+    document: SettingsDocument, path: KeyPath, kinds: FunctionKinds, default: FunctionSettings
+) -> FunctionSettings:
+    """Return the function at ``path``; the default if there is none, or a wrong one."""
+    given = document.value(path)
+    if given is NOT_GIVEN:
+        return default
+    type_path = (*path, "type") if isinstance(given, Mapping) else path
+    try:
+        name = choice_of(*kinds.kinds, any_case=True, noun=kinds.noun)(document.value(type_path))
+    except WrongValue as wrong:
+        document.refuse_value(type_path, wrong)
+        return default
+    keys = {key: Setting(any_of) for key in ("type", *kinds.overruled)}
+    keys |= {key: Setting(parse) for key, (_, parse) in kinds.kinds[name][1].items()}
+    return named_function(kinds, name, document.table(path, keys) if isinstance(given, Mapping) else None)
 
 
 _NO_DIM: Final = -1
@@ -140,133 +141,142 @@ class Defaults:
     loss: FunctionSettings
 
 
+def read_layers(document: SettingsDocument, defaults: Defaults, train: TrainSettings) -> list[LayerConfiguration]:
+    """Return the layers without errors in the order of the file; a folded layer becomes several."""
+    found: dict[str, LayerConfiguration] = {}
+    for declared in document.names(("layers",)):
+        for layer in _Layer(document, declared, defaults).read(train):
+            other = found.setdefault(layer.name, layer)
+            if other is not layer:
+                folded = declared if declared != layer.name else other.declared
+                document.refuse(
+                    ("layers", layer.name, "name"),
+                    "expected a name that no other layer has, given two of it, one of them a part of "
+                    f"{folded!r}, which is several layers; rename one",
+                )
+    return list(found.values())
+
+
+_SIZE: Final = whole_of(1)
+_SIZES: Final = items_of(_SIZE, "whole numbers")
+
+
 @dataclass(slots=True)
-class LayerReader:
-    """Reads the layers of a file, an array or an object; each is read by the keys of its type."""
+class _Layer:
+    """Reads one layer by the keys of its type."""
 
-    file: Where
+    document: SettingsDocument
+    name: str
     defaults: Defaults
-    train: TrainSettings
-    warnings: list[str]
-    """A warning for each unknown key."""
 
-    def read(self, given: object) -> list[LayerConfiguration]:
-        """Return all layers in the order of the file; a folded layer becomes several."""
-        found: list[LayerConfiguration] = []
-        names: dict[str, str] = {}
-        for layers in self._declared(given):
-            for layer in layers:
-                if layer.name in names:
-                    raise self._named_twice(layer, names[layer.name])
-                names[layer.name] = layer.declared
-            found += layers
-        return found
-
-    def _declared(self, given: object) -> Iterator[list[LayerConfiguration]]:
-        if isinstance(given, Mapping):
-            for name, layer in given.items():
-                if not isinstance(name, str) or not name:
-                    raise self.file.key("layers").error(f"expected the names of layers as keys, given {name!r}")
-                where = self.file.layer(name)
-                keys = Keys(layer, where)
-                if keys.raw("name", name) != name:
-                    raise keys.place("name").error(
-                        f"expected the key of the layer, {name!r}, given {keys.raw('name')!r}; leave it out"
-                    )
-                yield self._layer(name, keys, where)
-        elif isinstance(given, (list, tuple)):
-            for number, layer in enumerate(given, 1):
-                where = self.file.nameless_layer(number)
-                keys = Keys(layer, where)
-                self._require(keys, "name", where)
-                name = keys.text("name", "")
-                assert name is not None
-                where = self.file.layer(name)
-                yield self._layer(name, Keys(layer, where), where)
-        else:
-            raise self.file.key("layers").wrong_kind("an array or an object of layers", given)
-
-    def _layer(self, name: str, keys: Keys, where: Where) -> list[LayerConfiguration]:
-        keys.raw("name")
-        self._require(keys, "type", where)
-        given_type = keys.raw("type")
-        if not isinstance(given_type, str):
-            raise keys.place("type").wrong_kind("the type of a layer", given_type)
-        spelled = find_kind(given_type)
-        if spelled is None:
-            raise keys.place("type").error(
-                f"expected a type of layer, given {given_type!r}{similar_names(given_type, LAYER_KINDS)}"
-            )
-        kind = LAYER_KINDS[spelled]
-        layer = LayerConfiguration(name, spelled, _NO_DIM, self._inputs(keys, kind), declared=name)
+    def read(self, train: TrainSettings) -> list[LayerConfiguration]:
+        """Return the layer, several if it is folded, or none if it has an error."""
+        document, path = self.document, self._path()
+        if not isinstance(document.value(path), Mapping):
+            document.table(path, {})
+            return []
+        type_path = self._path("type")
+        try:
+            type_name = kind_of(document.value(type_path))
+        except WrongValue as wrong:
+            document.refuse_value(type_path, wrong)
+            return []
+        kind = LAYER_KINDS[type_name]
+        is_several = kind.folded and "outputdims" in document.names(path)
+        settings = document.table(path, self._keys(kind, is_several=is_several))
+        layer = LayerConfiguration(
+            self.name,
+            type_name,
+            _NO_DIM,
+            tuple(settings.get("inputlayers", [settings[key] for key in ("inputlayer",) if key in settings])),
+            num_factors=settings.get("numfactors"),
+            declared=self.name,
+        )
         if kind.is_trainable:
-            layer = self._trainable(layer, keys)
-        layers = self._unfolded(layer, keys) if kind.folded else [self._plain(layer, keys, kind)]
-        self.warnings += keys.unknown()
-        return layers
-
-    # -- the keys of a layer
-
-    def _inputs(self, keys: Keys, kind: LayerKind) -> tuple[str, ...]:
-        if kind.inputs == "none":
-            return ()
-        if kind.inputs == "one":
-            self._require(keys, "inputlayer", keys.where)
-            return (self._name_of_layer(keys.raw("inputlayer"), keys.place("inputlayer")),)
-        self._require(keys, "inputlayers", keys.where)
-        where, given = keys.place("inputlayers"), keys.raw("inputlayers")
-        names = [self._name_of_layer(name, place) for name, place in _items(given, where, "names of layers")]
-        least, most = kind.least_inputs, kind.most_inputs
-        if len(names) < least or (most is not None and len(names) > most):
-            bounds = f"{least}" if least == most else f"at least {least}"
-            layers = "layer" if least == 1 else "layers"
-            raise where.error(f"expected {bounds} {layers}, given {len(names)}: {', '.join(names) or 'none'}")
-        return tuple(names)
-
-    @staticmethod
-    def _name_of_layer(given: object, where: Where) -> str:
-        if not isinstance(given, str) or not given:
-            raise where.wrong_kind("the name of a layer", given)
-        return given
-
-    def _trainable(self, layer: LayerConfiguration, keys: Keys) -> LayerConfiguration:
-        settings = self._function(keys, "optimizer", OPTIMIZERS, self.defaults.optimizer)
-        return replace(layer, optimizer_settings=settings, optimizer=optimizer(settings, self.train))
-
-    def _plain(self, layer: LayerConfiguration, keys: Keys, kind: LayerKind) -> LayerConfiguration:
+            rule = read_function(document, self._path("optimizer"), OPTIMIZERS, self.defaults.optimizer)
+            layer = replace(layer, optimizer_settings=rule, optimizer=optimizer(rule, train))
         if kind.is_loss:
-            dim = keys.whole("outputdim", _NO_DIM, 1, off=_NO_DIM)
-            return replace(layer, output_dim=dim, loss=self._function(keys, "lossfunc", LOSSES, self.defaults.loss))
-        if kind.default_dim is None or "outputdim" in keys:
-            layer = replace(layer, output_dim=self._required_whole(keys, "outputdim"))
+            layer = replace(layer, loss=read_function(document, self._path("lossfunc"), LOSSES, self.defaults.loss))
+        self._check_inputs(kind, layer.inputs)
+        if is_several:
+            return self._unfolded(layer, settings)
+        if kind.has_transfer_function:
+            layer = replace(layer, transfer_function=self._transfer_function("transfunc"))
+        dim = settings.get("outputdim", kind.default_dim or _NO_DIM)
+        return [] if document.is_wrong(path) else [replace(layer, output_dim=dim, weight_dim=settings.get("weightdim"))]
+
+    def _path(self, *below: str) -> KeyPath:
+        return ("layers", self.name, *below)
+
+    def _keys(self, kind: LayerKind, *, is_several: bool) -> dict[str, Setting]:
+        """Return the keys of the layer; ``is_several``: they end with s, and have arrays."""
+        keys = {"name": Setting(any_of), "type": Setting(any_of)}
+        end, sizes = ("s", _SIZES) if is_several else ("", _SIZE)
+        if kind.inputs == "one":
+            keys["inputlayer"] = Setting(text_of, is_required=True)
+        elif kind.inputs == "many":
+            keys["inputlayers"] = Setting(items_of(text_of, "names of layers"), is_required=True)
+        if kind.is_trainable:
+            keys["optimizer"] = Setting(any_of)
+        if kind.is_loss:
+            keys |= {"outputdim": Setting(whole_of(1, off=_NO_DIM)), "lossfunc": Setting(any_of)}
         else:
-            layer = replace(layer, output_dim=kind.default_dim)
+            keys[f"outputdim{end}"] = Setting(sizes, is_required=kind.default_dim is None)
         if kind.has_factors:
-            layer = replace(layer, num_factors=self._required_whole(keys, "numfactors"))
-        return self._with_transfer_function(layer, keys) if kind.has_transfer_function else layer
+            keys["numfactors"] = Setting(_SIZE, is_required=True)
+        if kind.has_transfer_function:
+            keys[f"transfunc{end}"] = Setting(any_of)
+        if kind.has_weight_dims:
+            keys[f"weightdim{end}"] = Setting(sizes, is_required=True)
+        if kind.folded:
+            self._refuse_beside(keys, f"outputdim{end}")
+        return keys
 
-    def _with_transfer_function(self, layer: LayerConfiguration, keys: Keys) -> LayerConfiguration:
-        function = self._function(keys, "transfunc", TRANSFER_FUNCTIONS, self.defaults.transfer_function)
-        return replace(layer, transfer_function=function)
+    def _refuse_beside(self, keys: dict[str, Setting], base: str) -> None:
+        """Refuse keys of one layer beside ``outputdims``, and those of several beside ``outputdim``."""
+        for other in ("outputdim", "transfunc", "weightdim") if base == "outputdims" else ("transfuncs", "weightdims"):
+            if other in self.document.names(self._path()):
+                keys[other] = Setting(any_of)
+                fits = f"{other}s" if base == "outputdims" else other.removesuffix("s")
+                self.document.refuse(
+                    self._path(other),
+                    f"expected {fits!r} with {base!r}, given {other!r}"
+                    if fits != base
+                    else f"expected one of {base!r} and {other!r}, given both",
+                )
 
-    def _unfolded(self, layer: LayerConfiguration, keys: Keys) -> list[LayerConfiguration]:
+    def _check_inputs(self, kind: LayerKind, names: Sequence[str]) -> None:
+        least, most = kind.least_inputs, kind.most_inputs
+        if names and kind.inputs == "many" and not least <= len(names) <= (most or len(names)):
+            bounds = f"{least}" if least == most else f"at least {least}"
+            self.document.refuse(
+                self._path("inputlayers"), f"expected {bounds} layers, given {len(names)}: {', '.join(names)}"
+            )
+
+    def _transfer_function(self, *below: str) -> FunctionSettings:
+        default = self.defaults.transfer_function
+        return read_function(self.document, self._path(*below), TRANSFER_FUNCTIONS, default)
+
+    def _unfolded(self, layer: LayerConfiguration, settings: Mapping[str, Any]) -> list[LayerConfiguration]:
         """Return the layers ``name_0``, ``name_1``, …, ``name``; each has the one before as its input."""
-        has_weight_dims = LAYER_KINDS[layer.type].has_weight_dims
-        if "outputdims" not in keys:
-            self._refuse_beside(keys, "outputdim", ("transfuncs", "weightdims"))
-            layer = replace(layer, output_dim=self._required_whole(keys, "outputdim", "outputdims"))
-            if has_weight_dims:
-                layer = replace(layer, weight_dim=self._required_whole(keys, "weightdim"))
-            return [self._with_transfer_function(layer, keys)]
-        self._refuse_beside(keys, "outputdims", ("outputdim", "transfunc", "weightdim"))
-        dims = self._whole_numbers(keys, "outputdims")
-        transfer_functions = self._transfer_functions(keys, len(dims))
-        weight_dims: Sequence[int | None] = [None] * len(dims)
-        if has_weight_dims:
-            self._require(keys, "weightdims", keys.where)
-            weight_dims = self._whole_numbers(keys, "weightdims")
-            _check_length(keys.place("weightdims"), "one for each of outputdims", len(dims), len(weight_dims))
-        names = [f"{layer.name}_{number}" for number in range(len(dims) - 1)] + [layer.name]
+        dims: Sequence[int] = settings.get("outputdims", ())
+        weight_dims: Sequence[int | None] = settings.get("weightdims", [None] * len(dims))
+        transfer_functions = [self.defaults.transfer_function] * len(dims)
+        if "transfuncs" in settings:
+            given = settings["transfuncs"]
+            if not isinstance(given, list):
+                self.document.refuse_value(self._path("transfuncs"), WrongValue("an array of transfer functions"))
+                return []
+            transfer_functions = [self._transfer_function("transfuncs", f"[{at}]") for at in range(len(given))]
+        for key, values in (("transfuncs", transfer_functions), ("weightdims", weight_dims)):
+            if dims and len(values) != len(dims):
+                self.document.refuse(
+                    self._path(key),
+                    f"expected {len(dims)}, one for each of outputdims, given {len(values)}; make both of one length",
+                )
+        if self.document.is_wrong(self._path()):
+            return []
+        names = [f"{self.name}_{number}" for number in range(len(dims) - 1)] + [self.name]
         return [
             replace(
                 layer,
@@ -279,74 +289,3 @@ class LayerReader:
             )
             for number, name in enumerate(names)
         ]
-
-    def _transfer_functions(self, keys: Keys, count: int) -> list[FunctionSettings]:
-        if "transfuncs" not in keys:
-            return [self.defaults.transfer_function] * count
-        where = keys.place("transfuncs")
-        transfer_functions = [
-            read_function(given, TRANSFER_FUNCTIONS, place, self.warnings)
-            for given, place in _items(keys.raw("transfuncs"), where, "transfer functions")
-        ]
-        _check_length(where, "one for each of outputdims", count, len(transfer_functions))
-        return transfer_functions
-
-    # -- values
-
-    def _function(self, keys: Keys, key: str, kinds: FunctionKinds, default: FunctionSettings) -> FunctionSettings:
-        if key not in keys:
-            return default
-        return read_function(keys.raw(key), kinds, keys.place(key), self.warnings)
-
-    def _required_whole(self, keys: Keys, key: str, also: str | None = None) -> int:
-        self._require(keys, key, keys.where, also)
-        return keys.whole_at(keys.place(key), keys.raw(key), 1)
-
-    @staticmethod
-    def _whole_numbers(keys: Keys, key: str) -> list[int]:
-        items = _items(keys.raw(key), keys.place(key), "whole numbers")
-        numbers = [keys.whole_at(place, value, 1) for value, place in items]
-        if not numbers:
-            raise keys.place(key).error("expected at least one number, given none")
-        return numbers
-
-    @staticmethod
-    def _require(keys: Keys, key: str, where: Where, also: str | None = None) -> None:
-        if key not in keys:
-            wanted = f"the key {key!r}" if also is None else f"the key {key!r} or {also!r}"
-            raise where.error(f"expected {wanted}, given {keys.listed()}; add it")
-
-    @staticmethod
-    def _refuse_beside(keys: Keys, key: str, others: Sequence[str]) -> None:
-        for other in others:
-            if other in keys:
-                fits = f"{other}s" if key == "outputdims" else other.removesuffix("s")
-                raise keys.place(other).error(
-                    f"expected {fits!r} with {key!r}, given {other!r}"
-                    if fits != key
-                    else f"expected one of {key!r} and {other!r}, given both"
-                )
-
-    def _named_twice(self, layer: LayerConfiguration, first: str) -> Exception:
-        second = layer.declared
-        if first == second == layer.name:
-            given = "two of it"
-        else:
-            folded = second if second != layer.name else first
-            given = f"two of it, one of them a part of {folded!r}, which is several layers"
-        return (
-            self.file.layer(layer.name)
-            .key("name")
-            .error(f"expected a name that no other layer has, given {given}; rename one")
-        )
-
-
-def _items(given: object, where: Where, what: str) -> Iterator[tuple[object, Where]]:
-    if not isinstance(given, (list, tuple)):
-        raise where.wrong_kind(f"an array of {what}", given)
-    return ((item, where.item(index)) for index, item in enumerate(given))
-
-
-def _check_length(where: Where, what: str, expected: int, given: int) -> None:
-    if expected != given:
-        raise where.error(f"expected {expected}, {what}, given {given}; make both of one length")

@@ -27,6 +27,7 @@ from streamiter.parameter_server.optimizers import (
     RMSProp,
     WarmRestarts,
 )
+from streamiter.values.settings import SettingsError
 
 LOGISTIC = [
     {"name": "wide", "type": "simpleinputlayer", "outputdim": 1},
@@ -384,21 +385,39 @@ def test_an_unknown_key_is_a_warning_with_the_nearest_known_key(tmp_path):
     path = tmp_path / "mine.json"
     path.write_text(json.dumps(document))
     assert read_configuration(path).warnings == (
-        "mine.json: key 'deafult_optimizer': unknown, and left out; did you mean 'default_optimizer'?",
-        "mine.json: 'data', key 'indexrnage': unknown, and left out; did you mean 'indexrange'?",
-        "mine.json: 'train', key 'decay': unknown, and left out",
-        "mine.json: layer 'embedding', key 'optimizer.momentun': unknown, and left out; did you mean 'momentum'?",
-        "mine.json: layer 'sum', key 'colour': unknown, and left out",
+        "mine.json:1: deafult_optimizer: unknown, and left out; did you mean 'default_optimizer'?",
+        "mine.json:1: data.indexrnage: unknown, and left out; did you mean 'indexrange'?",
+        "mine.json:1: train.decay: unknown, and left out",
+        "mine.json:1: layers.embedding.optimizer.momentun: unknown, and left out; did you mean 'momentum'?",
+        "mine.json:1: layers.sum.colour: unknown, and left out",
     )
+
+
+def test_all_wrong_values_are_told_at_once_with_their_lines(tmp_path):
+    """A file with four wrong values needed four starts, and a reader had to search for each key."""
+    document = deep_fm()
+    document["train"] |= {"epoch": "5", "lr": -1}
+    layer(document, "wide")["outputdim"] = 0
+    layer(document, "deep")["transfuncs"][1] = 'a "quoted" text: relu'
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps(document, indent=2))
+    lines = path.read_text().split("\n")
+    with pytest.raises(SettingsError) as caught:
+        read_configuration(path)
+    found = [(problem.key, lines[(problem.line or 0) - 1].strip().rstrip(",")) for problem in caught.value.problems]
+    assert found == [
+        ("train.epoch", '"epoch": "5"'),
+        ("train.lr", '"lr": -1'),
+        ("layers.wide.outputdim", '"outputdim": 0'),
+        ("layers.deep.transfuncs[1]", '"transfuncs": ['),
+    ]
 
 
 def test_a_key_that_another_type_of_layer_has_is_unknown_to_this_one():
     """An optimizer of a layer without parameters has no effect, and the author should know that."""
     document = deep_fm()
     layer(document, "sum")["optimizer"] = "adam"
-    assert read_configuration(document).warnings == (
-        "configuration: layer 'sum', key 'optimizer': unknown, and left out",
-    )
+    assert read_configuration(document).warnings == ("configuration: layers.sum.optimizer: unknown, and left out",)
 
 
 @pytest.mark.parametrize(("function", "is_probability"), [("identity", False), ("relu", False), ("sigmoid", True)])
@@ -412,7 +431,7 @@ def test_a_cross_entropy_without_a_probability_is_refused(function, is_probabili
         },
     }
     expected = (
-        "configuration: layer 'loss', key 'inputlayer': expected probabilities for CrossEntropyLoss, given 'wide', "
+        "configuration: layers.loss.inputlayer: expected probabilities for CrossEntropyLoss, given 'wide', "
         f"which ends with {function.capitalize()}; end it with Sigmoid, or take LogLoss"
     )
     assert read_configuration(document).warnings == (() if is_probability else (expected,))
