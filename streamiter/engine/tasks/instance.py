@@ -27,10 +27,9 @@ from streamiter.engine.tasks.entries import (
     check_methods,
     handler_of,
     is_awaited,
-    make_entry,
 )
 from streamiter.engine.tasks.failures import FailuresOf, StepNote, noted, unless_cancelled
-from streamiter.engine.tasks.timed_entries import Timing, make_async_entry, make_timed_entry
+from streamiter.engine.tasks.timed_entries import Timing, make_async_entry, make_entry
 from streamiter.errors import ConfigurationError, GraphError, StreamiterError, shortened
 from streamiter.operators.definitions import Definition, function_in_words
 from streamiter.operators.event_time import AssignEventTime
@@ -183,23 +182,27 @@ class OperatorInstance:
 
     def entry(self, input_name: str) -> Entry:
         """Return the function that the step before calls with a batch."""
-        given = self.operator, input_name, self.out, self.context, self._keys.get(input_name)
-        if self.times is None:
-            return self._noting(self._counted(make_entry(*given)))
-        if not isinstance(self.out, TimedOutput):
-            return self._noting(self._counted(_without_times(make_entry(*given))))
-        timed = self.operator, input_name, self.out, self.context, self._keys.get(input_name), self.times
-        return self._noting(self._counted(make_timed_entry(*timed, self._fire, self._after_batch)))
+        entry = make_entry(*self._given_to(input_name), self._timing(self._fire))
+        return self._noting(self._counted(self._without_times(entry)))
 
     def async_entry(self, input_name: str) -> AsyncEntry:
         """Return the same function for an operator whose calls are awaited: the first of its task, which notes it."""
-        timing = None
-        if isinstance(self.out, TimedOutput):
-            assert self.times is not None
-            timing = Timing(self.out, self.times, self._fire_awaited, self._after_batch)
-        key_of = self._keys.get(input_name)
-        entry = make_async_entry(self.operator, input_name, self.out, self.context, key_of, self.progress, timing)
-        return self._counted(entry if self.times is None or timing is not None else _without_times(entry))
+        entry = make_async_entry(*self._given_to(input_name), self._timing(self._fire_awaited), self.progress)
+        return self._counted(self._without_times(entry))
+
+    def _given_to(self, input_name: str) -> tuple[Operator, str, Output, Context, Callable[[Any], Any] | None]:
+        return self.operator, input_name, self.out, self.context, self._keys.get(input_name)
+
+    def _timing(self, fire: Callable[[], Awaitable[None] | None]) -> Timing | None:
+        if self.times is None or not isinstance(self.out, TimedOutput):
+            return None
+        return Timing(self.out, self.times, fire, self._after_batch)
+
+    def _without_times(self, entry: Callable[[Batch], T]) -> Callable[[Batch], T]:
+        """Return an entry that takes batches with timestamps, if the output of the step has none."""
+        if self.times is None or isinstance(self.out, TimedOutput):
+            return entry
+        return lambda batch: entry(untimed(batch))
 
     def takes_batches(self, input_name: str) -> bool:
         """Return whether the operator handles whole batches of this input, not single records."""
@@ -538,11 +541,6 @@ class OperatorInstance:
             with self._failures():
                 if (resuming := self.times.restore(state["event time"], key_group)) is not None:
                     await resuming
-
-
-def _without_times(entry: Callable[[Batch], T]) -> Callable[[Batch], T]:
-    """Return the entry of a step whose output has no timestamps, for batches that have."""
-    return lambda batch: entry(untimed(batch))
 
 
 def _in_event_loop() -> bool:
