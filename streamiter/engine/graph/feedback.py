@@ -131,7 +131,7 @@ class FeedbackChannel:
         """``return_path``: the way of the feedback into the channel, if it goes through a topic."""
         self.name = name
         self.queue = queue
-        self.records = 0
+        self.records = self._items = 0
         self._peak_records = self._total_records = 0
         self._last_epoch = 0
         self._closed = False
@@ -176,10 +176,11 @@ class FeedbackChannel:
             self._append(control)
 
     def peek(self) -> DataBatch | Control | None:
-        return self.queue.peek() if len(self.queue) else None
+        return self.queue.peek() if self._items else None
 
     def take(self) -> DataBatch | Control:
         item = self.queue.take()
+        self._items -= 1
         if isinstance(item, DataBatch):
             self.records -= len(item.records)
         if self.return_path is not None:
@@ -189,7 +190,7 @@ class FeedbackChannel:
     def close(self) -> None:
         """Close the files; feedback is dropped from now on."""
         self._closed = True
-        self.records = 0
+        self.records = self._items = 0
         self.queue.close()
         if self.return_path is not None:
             self.return_path.closed()
@@ -214,7 +215,8 @@ class FeedbackChannel:
 
     def _append(self, item: DataBatch | Control) -> None:
         self.queue.put(item)
-        if len(self.queue) == 1 and self._on_ready is not None:
+        self._items += 1
+        if self._items == 1 and self._on_ready is not None:
             self._on_ready()
 
 

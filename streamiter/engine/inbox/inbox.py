@@ -291,7 +291,7 @@ class Inbox:
     async def wait(self) -> None:
         """Wait until ``poll`` may return something."""
         if not self._posted and not self._ready.queue and (self._end is None or self._by_port):
-            await self._ready.wait()
+            await self._ready.news()
 
     def put_back(self, port: Port, records: Batch, epoch: int, origin: BatchOrigin | None = None) -> None:
         """Give back the end of a batch that ``poll`` returned. It is the next item of its port."""

@@ -283,7 +283,7 @@ class Port:
         # Held records are not joined with records in the channel: each turn would empty the channel, and its limits
         # would have no effect.
         from_held = bool(self.held)
-        first = self.take()
+        first = self._take_held() if from_held else self.take_behind()
         if isinstance(first, SourceBatch):
             return self._cut_source(first)
         assert isinstance(first, DataBatch)
@@ -486,17 +486,15 @@ class ReadyPorts:
         if self._waiter is not None:
             self.wake()
 
-    async def wait(self) -> None:
-        """Wait for a port, or for ``wake``."""
-        self._waiter = asyncio.get_running_loop().create_future()
-        try:
-            await self._waiter
-        finally:
-            self._waiter = None
+    def news(self) -> asyncio.Future[None]:
+        """Return a future that is done when a port is added, or ``wake`` is called."""
+        self._waiter = waiter = asyncio.get_running_loop().create_future()
+        return waiter
 
     def wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
 
     def take(self) -> Port:
         """Take the port whose turn it is."""

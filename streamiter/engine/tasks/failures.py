@@ -81,14 +81,15 @@ def _exit_as_error(ended: SystemExit) -> ConfigurationError:
     return error
 
 
+def noted(awaitable: Awaitable[T], step: str, note: StepNote | None) -> Awaitable[T]:
+    """Return what awaits code of a step. The step is noted whenever the code runs, and not while it waits."""
+    return awaitable if note is None else _noted(awaitable, step, note)
+
+
 @types.coroutine
-def noted(awaitable: Awaitable[T], step: str, note: StepNote | None) -> Generator[Any, Any, T]:
-    """Await code of a step. The step is noted whenever the code runs, and not while it waits."""
+def _noted(awaitable: Awaitable[T], step: str, note: StepNote) -> Generator[Any, Any, T]:
     # A coroutine itself, not what its __await__ returns: tools that tell where a task waits follow coroutines.
     code: Any = awaitable if isinstance(awaitable, types.CoroutineType) else awaitable.__await__()
-    if note is None:
-        result: T = yield from code
-        return result
     running, number = note.running, note.number(step)
     before = running[0]
     resume = send = code.send
