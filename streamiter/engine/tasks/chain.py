@@ -239,40 +239,29 @@ class Rounds:
 
     async def end(self, epoch: int) -> None:
         """End the operator of this epoch, if there is one, because the epoch is complete."""
-        if self.epoch != epoch:
-            return
-        await self._tell_of_all_inputs()
-        instance = self._instance
-        self._progress.epoch = epoch
-        if instance.is_listener:
-            await instance.call("on_epoch_watermark_incremented", epoch, instance.context, instance.out)
-        await self._finish()
+        if self.epoch == epoch:
+            await self._end(epoch, "on_epoch_watermark_incremented", epoch)
 
     async def terminate(self) -> None:
         """End the current operator in its own epoch, if there is one, because the iteration has ended."""
-        if self.epoch is None:
-            return
-        await self._tell_of_all_inputs()
-        instance = self._instance
-        self._progress.epoch = self.epoch
-        if instance.is_listener:
-            await instance.call("on_iteration_terminated", instance.context, instance.out)
-        await self._finish()
+        if self.epoch is not None:
+            await self._end(self.epoch, "on_iteration_terminated")
 
-    async def _tell_of_all_inputs(self) -> None:
-        for name in self._instance.step.input_names():
+    async def _end(self, epoch: int, callback: str, *arguments: int) -> None:
+        instance, self._progress.epoch = self._instance, epoch
+        for name in instance.step.input_names():
             if name not in self._told:
                 await self._tell(name)
-
-    async def _finish(self) -> None:
-        if self._instance.times is not None:
-            await self._instance.advance_awaited(EventTimeWatermark(MAX_TIME))
-            await self._instance.catch_up(_no_wait)
-        await self._instance.call("finish", self._instance.out)
+        if instance.is_listener:
+            await instance.call(callback, *arguments, instance.context, instance.out)
+        if instance.times is not None:
+            await instance.advance_awaited(EventTimeWatermark(MAX_TIME))
+            await instance.catch_up(_no_wait)
+        await instance.call("finish", instance.out)
         self.epoch = None
         self._inbox.want(None)
         assert self._close_now is not None
-        await self._close_now(self._instance.close)
+        await self._close_now(instance.close)
 
     # -- state -------------------------------------------------------------------------------------------
 

@@ -29,7 +29,7 @@ from streamiter.engine.tasks.entries import (
     is_awaited,
 )
 from streamiter.engine.tasks.failures import FailuresOf, StepNote, noted, unless_cancelled
-from streamiter.engine.tasks.timed_entries import Timing, make_async_entry, make_entry
+from streamiter.engine.tasks.timed_entries import Timing, called_directly, make_async_entry, make_entry
 from streamiter.errors import ConfigurationError, GraphError, StreamiterError, shortened
 from streamiter.operators.definitions import Definition, function_in_words
 from streamiter.operators.event_time import AssignEventTime
@@ -182,21 +182,21 @@ class OperatorInstance:
 
     def entry(self, input_name: str) -> Entry:
         """Return the function that the step before calls with a batch."""
-        entry = make_entry(*self._given_to(input_name), self._timing(self._fire))
+        entry = make_entry(*self._given_to(input_name), self._timing())
         return self._noting(self._counted(self._without_times(entry)))
 
     def async_entry(self, input_name: str) -> AsyncEntry:
         """Return the same function for an operator whose calls are awaited: the first of its task, which notes it."""
-        entry = make_async_entry(*self._given_to(input_name), self._timing(self._fire_awaited), self.progress)
+        entry = make_async_entry(*self._given_to(input_name), self._timing(), self.progress)
         return self._counted(self._without_times(entry))
 
     def _given_to(self, input_name: str) -> tuple[Operator, str, Output, Context, Callable[[Any], Any] | None]:
         return self.operator, input_name, self.out, self.context, self._keys.get(input_name)
 
-    def _timing(self, fire: Callable[[], Awaitable[None] | None]) -> Timing | None:
+    def _timing(self) -> Timing | None:
         if self.times is None or not isinstance(self.out, TimedOutput):
             return None
-        return Timing(self.out, self.times, fire, self._after_batch)
+        return Timing(self.out, self.times, self._fire, self._after_batch)
 
     def _without_times(self, entry: Callable[[Batch], T]) -> Callable[[Batch], T]:
         """Return an entry that takes batches with timestamps, if the output of the step has none."""
@@ -322,17 +322,14 @@ class OperatorInstance:
     # -- event time ------------------------------------------------------------------------------------
 
     def advance(self, control: EventTimeWatermark) -> None:
-        """Handle an event-time watermark of the input: let timers fire, then pass it on."""
-        if self._known.assigns_event_time:
-            return
-        self._reach(control)
-        self._take_turn()
+        """Do as ``advance_awaited`` with an operator that is never awaited."""
+        called_directly(self.advance_awaited(control))
 
     async def advance_awaited(self, control: EventTimeWatermark) -> None:
-        """Do the same for an operator that may be awaited."""
+        """Handle an event-time watermark of the input: let timers fire, then pass it on."""
         if not self._known.assigns_event_time:
             self._reach(control)
-            await self._take_turn_awaited()
+            await self._take_turn()
 
     @property
     def is_behind(self) -> bool:
@@ -343,11 +340,11 @@ class OperatorInstance:
         """Let the operator emit all that is due. ``room`` waits until there is room for more records."""
         while self.is_behind:
             await room()
-            await self._take_turn_awaited()
+            await self._take_turn()
 
     def _catch_up_now(self) -> None:
         while self.is_behind:
-            self._take_turn()
+            called_directly(self._take_turn())
 
     def end_event_time(self) -> None:
         """Send the last watermark, if event time begins at this step: its input has ended."""
@@ -380,28 +377,16 @@ class OperatorInstance:
     def _has_due_timers(self) -> bool:
         return self.times is not None and self.times.next_at <= self.times.watermark
 
-    def _take_turn(self) -> None:
+    async def _take_turn(self) -> None:
         """Let some of the timers fire that are due; after the last one, pass on the watermark."""
         if self._has_due_timers:
-            self._fire(self._timers_at_once)
+            await self._fire(self._timers_at_once)
             self._store_states()
         if not self._has_due_timers:
             self._pass_turn()
 
-    async def _take_turn_awaited(self) -> None:
-        if self._has_due_timers:
-            await self._fire_awaited(self._timers_at_once)
-        if not self._has_due_timers:
-            self._pass_turn()
-
-    def _fire(self, count: int | None = None) -> None:
+    async def _fire(self, count: int | None = None) -> None:
         """Call the operator for each timer that is due, or for so many of them."""
-        for payload in islice(self._due(), count):
-            with self._failures():
-                self.operator.on_event_timer(payload, self.out)  # type: ignore[attr-defined]
-        self.out.flush()
-
-    async def _fire_awaited(self, count: int | None = None) -> None:
         for payload in islice(self._due(), count):
             self.progress.handled += 1
             with self._failures():
@@ -409,7 +394,6 @@ class OperatorInstance:
                 if result is not None and inspect.isawaitable(result):
                     await unless_cancelled(noted(result, self.step.name, self.note), self.step.name)
         self.out.flush()
-        self._store_states()
 
     def _due(self) -> Iterator[Any]:
         """Give the payload of each timer that is due, while its time and its key are at hand."""

@@ -2,13 +2,13 @@
 
 They do what the entries of :mod:`streamiter.engine.tasks.entries` do, set the key, and tell the output which timestamp
 is at hand. After each call they let event timers fire that are due. All of these entries are coroutines, which wait
-only if a method of the operator does. So the engine may also call them directly (:func:`_called_directly`).
+only if a method of the operator does. So the engine may also call them directly (:func:`called_directly`).
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from itertools import chain, count
 from typing import Any, NamedTuple
 
@@ -41,18 +41,13 @@ class Timing(NamedTuple):
 
     out: TimedOutput
     times: StepTimes
-    fire: Callable[[], Awaitable[None] | None]
+    fire: Callable[[], Awaitable[None]]
     after_batch: Callable[[], None]
 
-    async def fire_due(self) -> None:
-        """Let the timers fire that are due."""
-        if (firing := self.fire()) is not None:
-            await firing
 
-
-def _called_directly(entry: AsyncEntry) -> Entry:
-    """Return an entry for an operator that is never awaited, as a plain function: it ends at its first step."""
-    return lambda batch: next(entry(batch).__await__(), None)
+def called_directly(coroutine: Coroutine[Any, Any, None]) -> None:
+    """Run a coroutine of an operator that is never awaited: it ends at its first step."""
+    next(coroutine.__await__(), None)
 
 
 def make_entry(
@@ -64,12 +59,16 @@ def make_entry(
     if not whole_batches:
         if timing is None and key_of is None:
             return by_record(handle, out)
-        return _called_directly(_by_record(handle, out, context, key_of, timing, check_result))
+        return _directly(_by_record(handle, out, context, key_of, timing, check_result))
     if timing is None:  # Of several inputs with keys, those that are handled by batches have none.
         return by_batch(handle, out)
     if known.one_by_one == "always" or (known.one_by_one == "if tolerant" and out.tolerates_rejections):
         return _one_by_one(handle, timing.out, timing.times)
-    return _called_directly(_by_batch(handle, out, timing, check_result, takes_timed=known.takes_timed_batches))
+    return _directly(_by_batch(handle, out, timing, check_result, takes_timed=known.takes_timed_batches))
+
+
+def _directly(entry: AsyncEntry) -> Entry:
+    return lambda batch: called_directly(entry(batch))
 
 
 def make_async_entry(
@@ -114,7 +113,7 @@ def _by_record(
             except Exception as error:
                 refuse(out, record, rejection(error, RecordFailure(out.step, record, has_record=True)))
             if times is not None and timing is not None and times.next_at <= times.watermark:
-                await timing.fire_due()
+                await timing.fire()
         _end_batch(out, timing)
 
     return entry
@@ -139,7 +138,7 @@ def _by_batch(
                 continue
             break
         if times is not None and timing is not None and times.next_at <= times.watermark:
-            await timing.fire_due()
+            await timing.fire()
         _end_batch(out, timing)
 
     return entry

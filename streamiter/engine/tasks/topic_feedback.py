@@ -17,7 +17,7 @@ from streamiter.engine.graph.feedback import FeedbackChannel, FeedbackLimits, ch
 from streamiter.engine.graph.graph import Edge, Step
 from streamiter.engine.graph.output import Forward
 from streamiter.engine.tasks.failures import FailuresOf, call_unless_cancelled
-from streamiter.engine.tasks.topic_inlets import RECORDS_PER_READ, Inlet, ReturningPump, TopicReturnPath
+from streamiter.engine.tasks.topic_inlets import RECORDS_PER_READ, ReturningPump, TopicReturnPath
 from streamiter.engine.tasks.topic_outlets import HEADER_BYTES_MAX, FeedbackOutlet, OutgoingPump
 from streamiter.errors import ConfigurationError, TopicNotFound
 from streamiter.operators.output import RecordFailure
@@ -54,7 +54,7 @@ class TopicFeedback:
         self.returning: dict[Edge, list[list[FeedbackChannel | None]]] = {}
         """For each upstream subtask its channel to each head; None if it does not feed back to it."""
         self._outlets: list[FeedbackOutlet] = []
-        self._inlets: list[dict[int, Inlet]] = [{} for _ in range(step.parallelism)]
+        self._inlets: list[dict[int, TopicReturnPath]] = [{} for _ in range(step.parallelism)]
         self._out = OutgoingPump(run_id, start, self._outlets, plain_data)
         self._back = [
             ReturningPump(run_id, topic, inlets, self._limits.memory_bytes, plain_data, clock)
@@ -107,17 +107,17 @@ class TopicFeedback:
         name = f"{edge.upstream.name}[{subtask}] → {self._step.name}[{head}]"
         # It never spills: above its limit, the feedback waits in the topic.
         limits = FeedbackLimits(memory_bytes=sys.maxsize, directory=self._limits.directory)
-        return_path = TopicReturnPath(
+        inlet = self._inlets[head][first + subtask] = TopicReturnPath(
             self._back[head],
             queues[head],
             self._plain_data,
+            name=name,
+            queue=spill_queue(name, limits, self._plain_data),
             topic=self._topic.name,
             run=self._run_id,
             producer=first + subtask,
         )
-        channel = FeedbackChannel(name, spill_queue(name, limits, self._plain_data), return_path)
-        self._inlets[head][first + subtask] = Inlet(channel, return_path)
-        return channel
+        return inlet.channel
 
     # -- life ------------------------------------------------------------------------------------------
 
@@ -150,13 +150,11 @@ class TopicFeedback:
     def _begin_tracks(self) -> None:
         for outlet in self._outlets:
             offset = self._readers[outlet.head].positions()[outlet.home]
-            self._inlets[outlet.head][outlet.producer].return_path.begin(outlet.home, offset)
+            self._inlets[outlet.head][outlet.producer].begin(outlet.home, offset)
 
     async def _described(self) -> TopicDescription:
         """Return the description of the topic. Raises CheckpointError if a restored range is not in it."""
-        restored = [
-            each.range for inlets in self._inlets for inlet in inlets.values() for each in inlet.return_path.restored
-        ]
+        restored = [each.range for inlets in self._inlets for inlet in inlets.values() for each in inlet.restored]
         description = None
         try:
             description = await self._topic.describe()
