@@ -132,15 +132,12 @@ class FeedbackChannel:
         self.name = name
         self.queue = queue
         self.records = self._items = 0
-        self._peak_records = self._total_records = 0
+        self.total_records = self._peak_records = 0
+        """``total_records`` were fed back since the start."""
         self._last_epoch = 0
         self._closed = False
         self._on_ready: Callable[[], None] | None = None
         self.return_path = return_path
-
-    @property
-    def total_records(self) -> int:
-        return self._total_records
 
     @property
     def is_spilling(self) -> bool:
@@ -164,7 +161,7 @@ class FeedbackChannel:
         self._append(batch)
         count = len(batch.records)
         self.records += count
-        self._total_records += count
+        self.total_records += count
         if self.records > self._peak_records:
             self._peak_records = self.records
         if batch.epoch > self._last_epoch:
@@ -200,12 +197,12 @@ class FeedbackChannel:
         spilled = self.queue.statistics()
         under_way = 0
         if self.return_path is not None and not self._closed:
-            under_way = self.return_path.under_way(self._total_records)
+            under_way = self.return_path.under_way(self.total_records)
         return FeedbackStatistics(
             name=self.name,
             records=self.records + under_way,
             peak_records=max(self._peak_records, self.records + under_way),
-            total_records=self._total_records + under_way,
+            total_records=self.total_records + under_way,
             last_epoch=self._last_epoch,
             bytes_in_memory=spilled.bytes_in_memory,
             peak_bytes_in_memory=spilled.bytes_in_memory_peak,

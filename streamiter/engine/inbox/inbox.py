@@ -149,7 +149,7 @@ class Inbox:
             if item is None or port.is_blocked:
                 continue
             if stands_still and not port.is_feedback and not isinstance(item, CheckpointBarrier):
-                fate = ASIDE if self.barriers.is_due else STAYS
+                fate: Fate = ASIDE if self.barriers.is_due else STAYS
             elif isinstance(item, Control):
                 port.take()
                 ready.add(port)
@@ -157,7 +157,7 @@ class Inbox:
             elif (
                 isinstance(item, SourceBatch)
                 or (self.wanted.names is None and not sets_aside and item.epoch <= self._admitted)
-                or (fate := self._fate(port, item.epoch)) is NOW
+                or (fate := self._fate(port, item.epoch)) == NOW
             ):
                 return port, self._take_batch(port)
             if (polled := self._leave(port, fate)) is not None:
@@ -174,16 +174,16 @@ class Inbox:
 
     def _leave(self, port: Port, fate: Fate) -> Polled | None:
         """Leave a port whose record has no turn now; return what comes next instead, if there is something."""
-        control, is_parked = None, fate is STAYS
-        if fate is ASIDE and not port.is_feedback and (port.later is None or self.stands_still):
+        control, is_parked = None, fate == STAYS
+        if fate == ASIDE and not port.is_feedback and (port.later is None or self.stands_still):
             is_parked = not self._hold_up_to_barrier(port)
-        elif fate is ASIDE:
+        elif fate == ASIDE:
             is_parked = not self._by_port and not self.is_wanted(port.input_name)
             control = self._read_ahead(port)
         if is_parked:
             self._ready.park(port)
         if control is not None:
-            return None if isinstance(control, Posted) else port, control
+            return (None if isinstance(control, Posted) else port), control
         # If the barrier is aligned now, no record behind it may come first.
         return (None, self._posted.popleft()) if self._posted else None
 
@@ -201,7 +201,7 @@ class Inbox:
                 self._ready.add(port)
                 return Posted(nothing)
             batches += 1
-            if not self._by_port and self._fate(port, item.epoch) is NOW:
+            if not self._by_port and self._fate(port, item.epoch) == NOW:
                 self._ready.add(port)
                 return None
             port.take_behind()

@@ -18,11 +18,12 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias, final
 
 from streamiter.engine.graph.channels import LIMIT_BYTES, Channel
 from streamiter.engine.inbox.order import BEFORE_ALL_EPOCHS, Marks
-from streamiter.engine.inbox.turn import JOINED_RECORDS, TurnSize
+from streamiter.engine.inbox.turn import TurnSize
 from streamiter.operators.source import SourceBatch
 from streamiter.values.deferred import Deferred, PlainValue, entries_of
 from streamiter.values.helpers.closing import close_now
 from streamiter.values.records import (
+    BATCH_RECORDS,
     TRANSIENT,
     CheckpointBarrier,
     Control,
@@ -289,7 +290,9 @@ class Port:
         assert isinstance(first, DataBatch)
         if self.one_at_a_time:
             return self._first_record(first)
-        at_most = JOINED_RECORDS if self.turn_size is None else self.turn_size.records
+        # At most as many as the largest batch of a topic reader: an operator that falls behind gets larger batches, which
+        # take less time for each record.
+        at_most = BATCH_RECORDS if self.turn_size is None else self.turn_size.records
         if len(first.records) >= at_most:
             return first if self.turn_size is None else self._cut(first, at_most)
         following = self.peek()

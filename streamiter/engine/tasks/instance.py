@@ -562,14 +562,7 @@ def _check_operator(step: Step, operator: Operator) -> None:
 
 
 def operator_of(step: Step) -> Operator:
-    operator = _call_factory(step, step.factory)
-    if not isinstance(operator, Operator):
-        raise GraphError(
-            f"step {step.name!r}: expected its factory to give an Operator, "
-            f"given {type(operator).__name__}; derive it from streamiter.Operator",
-            where=step.where,
-        )
-    return operator
+    return _made_by(step.factory, step, Operator, "an Operator", "streamiter.Operator")
 
 
 def check_not_shared(operators: Mapping[Step, Mapping[int, Operator]]) -> None:
@@ -585,9 +578,9 @@ def check_not_shared(operators: Mapping[Step, Mapping[int, Operator]]) -> None:
                 )
 
 
-def _call_factory(step: Step, factory: Callable[[], object]) -> object:
+def _made_by(factory: Callable[[], object], step: Step, kind: type[T], in_words: str, public_name: str) -> T:
     try:
-        return factory()
+        made = factory()
     except StreamiterError:
         raise  # its message says what is wrong
     except Exception as error:
@@ -596,16 +589,17 @@ def _call_factory(step: Step, factory: Callable[[], object]) -> object:
             f"{type(error).__name__}: {error}; correct the factory, which is called once for each subtask",
             where=step.where,
         ) from error
+    if not isinstance(made, kind):
+        raise GraphError(
+            f"step {step.name!r}: expected its factory to give {in_words}, given {type(made).__name__}; derive it from "
+            f"{public_name}",
+            where=step.where,
+        )
+    return made
 
 
 def make_source(step: Step) -> Source:
     assert step.source is not None
-    source = _call_factory(step, step.source)
-    if not isinstance(source, Source):
-        raise GraphError(
-            f"step {step.name!r}: expected its factory to give a Source, "
-            f"given {type(source).__name__}; derive it from streamiter.operators.Source",
-            where=step.where,
-        )
+    source = _made_by(step.source, step, Source, "a Source", "streamiter.operators.Source")
     check_methods(source, SOURCE_METHODS, step=step.name, where=step.where)
     return source

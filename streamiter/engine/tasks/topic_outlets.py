@@ -61,10 +61,11 @@ class FeedbackOutlet:
         self.home = partitions[self.producer % len(partitions)]
         self._sequences = dict.fromkeys(partitions, 0)
 
-    def next_sequence(self, partition: int) -> int:
-        number = self._sequences[partition]
-        self._sequences[partition] = number + 1
-        return number
+    def message(self, partition: int, kind: MessageKind, number: int, *, run: str, start: str) -> Message:
+        """Return the next message for a partition, of this run and start."""
+        sequence = self._sequences[partition]
+        self._sequences[partition] = sequence + 1
+        return Message(run, self.producer, kind, number, sequence, self.home, step=self.step, start=start)
 
 
 @final
@@ -171,16 +172,7 @@ class OutgoingPump:
         number: int,
         value: bytes = b"",
     ) -> None:
-        message = Message(
-            run=self._run_id,
-            producer=outlet.producer,
-            kind=kind,
-            number=number,
-            sequence=outlet.next_sequence(partition),
-            home=outlet.home,
-            step=outlet.step,
-            start=self._start,
-        )
+        message = outlet.message(partition, kind, number, run=self._run_id, start=self._start)
         entries.add(partition, value, message.headers())
 
     async def _write(self, entries: OutgoingRecords) -> None:
