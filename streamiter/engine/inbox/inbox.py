@@ -16,7 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, final
 
 from streamiter.engine.inbox.alignment import BarrierAlignment, BarrierReturned, FeedbackLog, TableAlignment
-from streamiter.engine.inbox.order import ARRIVAL, ASIDE, NOW, STAYS, Arrival, Fate, WantedInputs, next_of_rest
+from streamiter.engine.inbox.order import ARRIVAL, ASIDE, NOW, STAYS, Arrival, Fate, WantedInputs
 from streamiter.engine.inbox.port_log import Port, ReadyPorts
 from streamiter.engine.inbox.port_progress import InputEnded, PortProgress
 from streamiter.engine.inbox.turn import TurnSize
@@ -258,15 +258,17 @@ class Inbox:
         return None
 
     def _poll_rest(self, end: EndOfInput) -> Polled:
-        """Return the records in the logs after all inputs have ended, and then the end."""
-        if (first := next_of_rest(self.ports, None)) is None:
+        """Return the records in the logs after all inputs have ended: by epoch, wanted inputs first; then the end."""
+        lowest = [epoch for port in self.ports if (epoch := port.lowest) is not None]
+        if not lowest:
             self._end = None
             ended = [event for port in self.ports for event in self._progress.end_data(port)]
             self._posted += [*(event for event in ended if isinstance(event, InputEnded)), end]
             return None, self._posted.popleft()
-        _, self._rest = first
+        self._rest = epoch = min(lowest)
         self.reconsider_wanted()
-        port, epoch = next_of_rest(self.ports, self.wanted.names) or first
+        next_ports = (port for port in self.ports if port.lowest == epoch)
+        port = min(next_ports, key=lambda port: not self.is_wanted(port.input_name))
         port.load(epoch)
         return port, self._take_batch(port)
 

@@ -183,24 +183,6 @@ BY_EPOCH: Final = ByEpoch()
 BY_EPOCH_THEN_PORT: Final = ByEpochThenPort()
 
 
-def next_of_rest(ports: Iterable[P], wanted: WantedNames) -> tuple[P, int] | None:
-    """Return the port whose record comes next, and its epoch, after all inputs have ended: by epoch, wanted first.
-
-    >>> rest = [Waiting(0, "a", lowest=4), Waiting(1, "a", lowest=2), Waiting(2, "b", lowest=2), Waiting(3, "b")]
-    >>> [(port.index, epoch) for port, epoch in (next_of_rest(rest, None), next_of_rest(rest, frozenset({"b"})))]
-    [(1, 2), (2, 2)]
-    """
-    waiting = [
-        (epoch, wanted is not None and port.input_name not in wanted, port.index, port)
-        for port in ports
-        if (epoch := port.lowest) is not None
-    ]
-    if not waiting:
-        return None
-    epoch, _, _, port = min(waiting, key=lambda each: each[:3])
-    return port, epoch
-
-
 @final
 class Marks:
     """The control records of one port that wait for the records in front of them, by (epoch, arrival).

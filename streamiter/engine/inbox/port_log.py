@@ -17,6 +17,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias, final
 
 from streamiter.engine.graph.channels import LIMIT_BYTES, Channel
+from streamiter.engine.graph.feedback import FeedbackChannel
 from streamiter.engine.inbox.order import BEFORE_ALL_EPOCHS, Marks
 from streamiter.engine.inbox.turn import TurnSize
 from streamiter.operators.source import SourceBatch
@@ -107,6 +108,8 @@ class Port:
         """The estimated size of each held item, if held items count toward the limits of the channel."""
         self.in_hand: tuple[int, int] | None = None
         """The number and the estimated size of held records that the task handles now, and which still take room."""
+        self.return_path = channel.return_path if isinstance(channel, FeedbackChannel) else None
+        """The way of feedback into the channel, if it goes through a topic."""
         self._bounded = channel if isinstance(channel, Channel) else None
         self.later: LaterEpochs | None = None
         """Records that were set aside, by epoch; None if they are handled as they arrive."""
@@ -290,8 +293,8 @@ class Port:
         assert isinstance(first, DataBatch)
         if self.one_at_a_time:
             return self._first_record(first)
-        # At most as many as the largest batch of a topic reader: an operator that falls behind gets larger batches, which
-        # take less time for each record.
+        # An operator that falls behind gets batches as large as the largest of a topic reader, which take less time for
+        # each record.
         at_most = BATCH_RECORDS if self.turn_size is None else self.turn_size.records
         if len(first.records) >= at_most:
             return first if self.turn_size is None else self._cut(first, at_most)

@@ -94,8 +94,8 @@ class OperatorInstance:
         self._clock = clock
         self.note = note
         self._post = post
-        self._timers: dict[int, tuple[int, Any, Any]] = {}
-        self._timer_handles: dict[int, TimerHandle] = {}
+        self._timers: dict[int, tuple[int, Any, Any, TimerHandle]] = {}
+        """By number: when the timer is due in milliseconds, its key, its payload and its handle."""
         self._timers_set = 0
         self._takes_timers = True
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -468,24 +468,22 @@ class OperatorInstance:
         self._takes_timers = False
 
     def _cancel_timers(self) -> None:
-        for handle in self._timer_handles.values():
+        for *_, handle in self._timers.values():
             handle.cancel()
-        self._timer_handles.clear()
         self._timers.clear()
 
     def _schedule(self, number: int, delay_s: float, key: Any, payload: Any) -> None:
-        self._timers[number] = (self._clock.now_ms() + round(delay_s * 1000), key, payload)
-        due = partial(self._timer_due, number)
-        self._timer_handles[number] = self._clock.call_later(max(0.0, delay_s), lambda: self._post(due))
+        due_ms, due = self._clock.now_ms() + round(delay_s * 1000), partial(self._timer_due, number)
+        handle = self._clock.call_later(max(0.0, delay_s), lambda: self._post(due))
+        self._timers[number] = due_ms, key, payload, handle
 
     async def _timer_due(self, number: int, _out: BoundaryOutput) -> None:
         """Call ``on_timer`` with the key and the payload of a timer, unless it was cancelled."""
         self.progress.epoch = self.progress.watermark + 1
-        self._timer_handles.pop(number, None)
         timer = self._timers.pop(number, None)
         if timer is None:
             return
-        _, key, payload = timer
+        _, key, payload, _ = timer
         if self.keyed is not None and payload is _SWEEP:
             self._sweep_later(self.keyed.drop_expired())
             return
@@ -502,7 +500,7 @@ class OperatorInstance:
         return {
             "operator": await self.call("snapshot"),
             "keyed": None if self.keyed is None else self.keyed.snapshot(),
-            "timers": [timer for timer in self._timers.values() if timer[2] is not _SWEEP],
+            "timers": [timer[:3] for timer in self._timers.values() if timer[2] is not _SWEEP],
             "takes timers": self._takes_timers,
             "event time": None if self.times is None else self.times.snapshot(),
         }
