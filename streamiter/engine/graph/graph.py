@@ -69,7 +69,7 @@ class Step:
 
     "spans": its records are pairs, and it tells when their earlier records came, and when the pairs were known."""
     awaited_input: str | None = None
-    """The input of which it first reads what the topics have at each start; until then it reads no other input."""
+    """The input that it reads first at each start, up to the end that its topics have then; None for no such input."""
     topic: Topic | None = None
     """The topic that it reads or writes."""
     shape: str = "operator"
@@ -297,7 +297,7 @@ def upstream_of(edges: Iterable[Edge], *, but_awaited: bool = False) -> dict[Ste
 
 
 def _found_upstream(edges: Iterable[Edge], before: Callable[[Step], Iterable[Edge]]) -> dict[Step, None]:
-    """Return the steps that these edges begin at, and those that the edges ``before`` each of them begin at."""
+    """Return the steps upstream of these edges; ``before`` returns the edges to follow further from a step."""
     found: dict[Step, None] = {}
     waiting = [edge.upstream for edge in edges]
     while waiting:

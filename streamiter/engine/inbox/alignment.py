@@ -23,7 +23,7 @@ from streamiter.values.records import CheckpointBarrier, Control, DataBatch
 
 @final
 class BarrierAlignment:
-    """Waits until every channel but those of feedback has brought the barrier of a checkpoint."""
+    """Waits until every channel except the feedback channels has brought the barrier of a checkpoint."""
 
     def __init__(self, ports: Sequence[Port]) -> None:
         self._ports = [port for port in ports if not port.is_feedback]
@@ -218,7 +218,7 @@ class FeedbackLog:
         return returned
 
     def restore(self, logged: Iterable[tuple[int, Iterable[PlainValue]]]) -> None:
-        """Make the ports give the logged feedback of a checkpoint, as decoded frames, before that of their channels.
+        """Let the ports first give the logged feedback of a checkpoint (decoded frames), then read their channels.
 
         Raises CheckpointError for feedback in a topic if the loop does not use a topic any more.
         """

@@ -525,7 +525,7 @@ class Inbox:
     # -- feedback ------------------------------------------------------------------------------------
 
     def only_feedback(self) -> None:
-        """Read feedback only from now on, and drop what is logged: the job stops at a barrier, which returns there."""
+        """Read only feedback from now on, and drop it when it is logged: the job stops when the barrier returns."""
         self._admitted, self._on_aside, self.count_aside = -math.inf, lambda epoch, records: False, len
         for port in self.ports:
             port.is_blocked = not port.is_feedback
@@ -566,7 +566,8 @@ class Inbox:
             if port.later or port.peek() is not None:
                 self._ready.add(port)
         for port in self.feedback.ports:
-            # A notice may take what was set aside before the port is read; no record is in front of these.
+            # They act now: a notice may take records that were set aside before the port is read, and these control
+            # records have no record in front of them.
             for _ in range(len(port.held)):
                 control = port.take()
                 assert isinstance(control, Control)
@@ -577,4 +578,4 @@ class Inbox:
 
 
 def nothing(_: BoundaryOutput) -> None:
-    """Do nothing: this notice lets a task do what it does after everything that it handles."""
+    """Do nothing. After this notice, as after each batch, a task clears its lanes and gives way to other tasks."""

@@ -222,7 +222,7 @@ class Port:
     def lowest(self) -> int | None:
         """The lowest epoch of the records that were set aside, and that control records wait for; None without any.
 
-        Nothing waits for feedback: a loop must know what it has received before it may continue.
+        No control record waits for feedback: a loop counts the feedback that it has received before it continues.
         """
         later = self.later
         return None if later is None or self.is_feedback or not (self.held or later.counts) else self.first_epoch

@@ -40,10 +40,10 @@ class RemoteError(StreamiterError):
 
 
 class StepNote(Protocol):
-    """Where a process of several says which step runs, for those who ask while it holds Python's lock."""
+    """Where one of several processes notes the step that runs. Others can read it while a step holds Python's lock."""
 
     running: memoryview
-    """One number: that of the step that runs, 0 for none."""
+    """One number: the number of the step that runs, or 0."""
 
     def number(self, step: str) -> int:
         """Return the number of a step."""

@@ -135,7 +135,7 @@ class OperatorInstance:
         )
 
     def _states_of_operator(self) -> KeyedStates:
-        """Return the states of an operator that finds the keys itself; empty ones for that of a new round."""
+        """Return the states of an operator that finds the keys itself. In a new round they are empty."""
         if self._operator_states is None:
             self._operator_states = self._make_states(None)
         else:
@@ -176,7 +176,7 @@ class OperatorInstance:
         return plain
 
     def adopt(self, definition: Definition) -> None:
-        """Have the operator, and those of later rounds, take a state of this definition."""
+        """Let the operator, and the operators of later rounds, take a state of this definition."""
         self._adopted = definition
         self._known.adopt(definition)
 
@@ -303,7 +303,7 @@ class OperatorInstance:
 
     @property
     def _timers_at_once(self) -> int:
-        """How many timers fire before what they have emitted may wait for room, and the states are stored."""
+        """How many timers fire in one turn; then the emitted records wait for room, and the states are stored."""
         return (None if self.keyed is None else self.keyed.keys_at_once) or BATCH_RECORDS
 
     def _no_key(self) -> Any:
@@ -333,7 +333,7 @@ class OperatorInstance:
 
     @property
     def is_behind(self) -> bool:
-        """Whether a part of what was due by the watermark is still to be emitted: it may be more than memory holds."""
+        """Whether some records that are due by the watermark are not emitted yet: they may exceed the memory."""
         return self._known.is_behind or self._has_due_timers
 
     async def catch_up(self, room: Callable[[], Awaitable[None]]) -> None:

@@ -83,7 +83,7 @@ class ReturningPump:
         return self._full is not None
 
     async def run(self, reader: TopicReader) -> None:
-        """Bring the feedback of the restored checkpoint first, then that of this run, until cancelled."""
+        """Bring the feedback of the restored checkpoint, then the feedback of this run, until cancelled."""
         await self._bring_restored()
         while (batch := await reader.read()) is not None:
             await self._take_in(batch)
@@ -322,7 +322,7 @@ async def restored_records(
 ) -> AsyncGenerator[RestoredRecord, None]:
     """Give all records of the tracks in one pass, each track in order. Raises CheckpointError if any is missing.
 
-    Other records are skipped: those of other runs, those that are not part of the checkpoint, and duplicates that a
+    Other records are skipped: records of other runs, records that are not part of the checkpoint, and duplicates that a
     writer has stored.
     """
     wanted = {(each.range.run.encode(), each.range.producer, each.range.partition): each for each in tracks}
