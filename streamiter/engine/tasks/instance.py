@@ -254,14 +254,6 @@ class OperatorInstance:
 
     async def call(self, method: str, *arguments: Any) -> Any:
         """Call a method of the operator, and await it if it is a coroutine. A failure names the step."""
-        result = await self._called(method, *arguments)
-        self.out.flush()
-        self._store_states()
-        if self._holds_back is not None:
-            self._after_batch()
-        return result
-
-    async def _called(self, method: str, *arguments: Any) -> Any:
         self.progress.handled += 1
         with self._failures():
             if self.note is not None:
@@ -270,9 +262,13 @@ class OperatorInstance:
             result = getattr(self.operator, method)(*arguments)
             if self.note is not None:
                 self.note.running[0] = before
-            if not inspect.isawaitable(result):
-                return result
-            return await unless_cancelled(noted(result, self.step.name, self.note), self.step.name)
+            if inspect.isawaitable(result):
+                result = await unless_cancelled(noted(result, self.step.name, self.note), self.step.name)
+        self.out.flush()
+        self._store_states()
+        if self._holds_back is not None:
+            self._after_batch()
+        return result
 
     def _store_states(self) -> None:
         """Keep the changes of states by key: a call of the operator has returned."""

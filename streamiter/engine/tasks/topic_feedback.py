@@ -118,28 +118,18 @@ class TopicFeedback:
         with FailuresOf(self._step.name):
             description = await self._described()
             limit_bytes = self._checked(description)
-            for head in range(self._step.parallelism):
-                self._readers.append(await self._open_reader(head))
+            heads = self._step.parallelism
+            for head in range(heads):
+                request = ReadRequest(
+                    subtask=head, subtasks=heads, start="latest", max_records=RECORDS_PER_READ, clock=self._clock
+                )
+                self._readers.append(await self._topic.open_reader(request))
             self._writer = await self._topic.open_writer()
             for outlet in self._outlets:
-                outlet.assign(range(outlet.head, description.partitions, self._step.parallelism))
-            self._begin_tracks()
+                outlet.assign(range(outlet.head, description.partitions, heads))
+                offset = self._readers[outlet.head].positions()[outlet.home]
+                self._inlets[outlet.head][outlet.producer].begin(outlet.home, offset)
             await self._out.open(self._writer, limit_bytes - HEADER_BYTES_MAX)
-
-    async def _open_reader(self, head: int) -> TopicReader:
-        request = ReadRequest(
-            subtask=head,
-            subtasks=self._step.parallelism,
-            start="latest",
-            max_records=RECORDS_PER_READ,
-            clock=self._clock,
-        )
-        return await self._topic.open_reader(request)
-
-    def _begin_tracks(self) -> None:
-        for outlet in self._outlets:
-            offset = self._readers[outlet.head].positions()[outlet.home]
-            self._inlets[outlet.head][outlet.producer].begin(outlet.home, offset)
 
     async def _described(self) -> TopicDescription:
         """Return the description of the topic. Raises CheckpointError if a restored range is not in it."""
