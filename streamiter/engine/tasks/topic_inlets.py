@@ -27,14 +27,7 @@ from streamiter.engine.graph.feedback import (
     missing_records_error,
 )
 from streamiter.engine.storage.disk_queue import SpillQueue
-from streamiter.engine.tasks.topic_outlets import (
-    DATA,
-    RUN_HEADER,
-    START,
-    Message,
-    control_from_kind,
-    foreign_record_error,
-)
+from streamiter.engine.tasks.topic_outlets import DATA, RUN_HEADER, START, Message, control_from_kind, message_of
 from streamiter.errors import PlainDataError, TopicError, TopicNotFound
 from streamiter.operators.output import Origin
 from streamiter.topics.topic import Headers, ReadRequest, Topic, TopicBatch, TopicReader
@@ -104,7 +97,7 @@ class ReturningPump:
             of_channels = {inlet.restored[number]: inlet for inlet in inlets if number < len(inlet.restored)}
             if not of_channels:
                 return
-            records = restored_records(self._topic, list(of_channels), max_records=RECORDS_PER_READ, clock=self._clock)
+            records = restored_records(self._topic, list(of_channels), clock=self._clock)
             async with aclosing(records):
                 async for track, message, at, partition, value in records:
                     await self._bring(of_channels[track], track, message, at, partition, value)
@@ -134,10 +127,7 @@ class ReturningPump:
         run = next((value for name, value in headers if name == RUN_HEADER), None)
         if run is not None and run != self._run_id:
             return None
-        try:
-            message = Message.from_headers(headers)
-        except ValueError as error:
-            raise foreign_record_error(self._topic, partition, offset, error) from None
+        message = message_of(headers, self._topic, partition, offset)
         if message.producer not in self._inlets:
             raise TopicError(
                 f"{self._place(partition, offset)}: expected a producer of this flow, given number "
@@ -318,7 +308,7 @@ class RestoredRecord(NamedTuple):
 
 
 async def restored_records(
-    topic: Topic, tracks: Sequence[Track], *, max_records: int, clock: Clock
+    topic: Topic, tracks: Sequence[Track], *, clock: Clock
 ) -> AsyncGenerator[RestoredRecord, None]:
     """Give all records of the tracks in one pass, each track in order. Raises CheckpointError if any is missing.
 
@@ -332,7 +322,7 @@ async def restored_records(
     request = ReadRequest(
         positions={number: min(each.start.offset for each in there) for number, there in of_partition.items()},
         stop={number: max(each.stop.offset for each in there) for number, there in of_partition.items()},
-        max_records=max_records,
+        max_records=RECORDS_PER_READ,
         clock=clock,
     )
     reader = await topic.open_reader(request)
@@ -354,10 +344,7 @@ def _of_ranges(
         run = next((content for name, content in headers if name == RUN_HEADER), b"")
         if run not in runs:
             continue
-        try:
-            message = Message.from_headers(headers)
-        except ValueError as error:
-            raise foreign_record_error(topic, batch.partition, offset, error) from None
+        message = message_of(headers, topic, batch.partition, offset)
         track = wanted.get((run, message.producer, batch.partition))
         if track is None or not track.range.start.offset <= offset < track.range.stop.offset:
             continue
@@ -368,10 +355,6 @@ def _of_ranges(
         if at.sequence == following:
             track.following = at.behind
             yield RestoredRecord(track, message, at, batch.partition, value or b"")
-
-
-# The most records of one read: all of them are in memory, and each may be a batch of up to a megabyte.
-_RECORDS_PER_READ: Final = 64
 
 
 async def fetch_ranges(
@@ -388,7 +371,7 @@ async def fetch_ranges(
     for topic_range in ranges:
         check_range_in_topic(topic_range, topic, description)
         track = Track(topic_range, topic_range.start)
-        records = restored_records(topic, [track], max_records=_RECORDS_PER_READ, clock=clock)
+        records = restored_records(topic, [track], clock=clock)
         async with aclosing(records):
             async for record in records:
                 kind, number = record.message.kind, record.message.number

@@ -270,12 +270,15 @@ def control_from_kind(kind: MessageKind, number: int) -> Control:
     return control_from_plain((_BARRIERS[0], number, kind == SUSPEND) if kind in _BARRIERS else (kind, number))
 
 
-def foreign_record_error(topic: Topic, partition: int, offset: int, error: ValueError) -> TopicError:
-    """Return the error for a record in the topic that is no feedback."""
-    return TopicError(
-        f"{Origin(topic.url, partition, offset)}: expected only feedback of the loop, given another "
-        f"record ({error}); give the loop a topic of its own"
-    )
+def message_of(headers: Headers, topic: Topic, partition: int, offset: int) -> Message:
+    """Return the message of a record in the topic. Raises TopicError for a record that is no feedback."""
+    try:
+        return Message.from_headers(headers)
+    except ValueError as error:
+        raise TopicError(
+            f"{Origin(topic.url, partition, offset)}: expected only feedback of the loop, given another "
+            f"record ({error}); give the loop a topic of its own"
+        ) from None
 
 
 def encoded_pieces(records: Batch, limit_bytes: int, plain_data: PlainData) -> Iterator[bytes]:
