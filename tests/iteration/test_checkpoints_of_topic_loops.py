@@ -554,10 +554,9 @@ def test_an_abandoned_checkpoint_releases_restored_batches(broker: MemoryBroker,
 
     before, plain_data = unnamed_files(), PlainData()
     pump = ReturningPump("run", broker.topic("loop"), {}, 100, plain_data, VirtualClock())
-    return_path = TopicReturnPath(
-        pump, FeedbackChannel("out", make_queue()), plain_data, topic="loop", run="run", producer=0
-    )
-    channel = FeedbackChannel("back", make_queue(), return_path)
+    outgoing = FeedbackChannel("out", make_queue())
+    given = {"name": "back", "topic": "loop", "run": "run", "producer": 0}
+    channel = TopicReturnPath(pump, outgoing, plain_data, queue=make_queue(), **given).channel
     port = Port(0, "feedback", channel, is_feedback=True)
     log = FeedbackLog([port], make_queue)
     batches = [("data", 1, 10, plain_data.encode_batch(np.zeros(10)))] * 5

@@ -224,6 +224,6 @@ def test_an_empty_batch_is_sent_to_no_subtask(name: str, kind: str) -> None:
 def test_turns_resume_with_the_subtask_of_a_snapshot() -> None:
     """After a restore the next record was sent to another subtask than without the restore."""
     turns = Turns(0, 3)
-    turns.restore(2)
+    turns.following = 2
     assert [(subtask, list(part)) for subtask, part in turns([7, 8])] == [(2, [7]), (0, [8])]
     assert turns.following == 1

@@ -131,16 +131,13 @@ class FeedbackChannel:
         """``return_path``: the way of the feedback into the channel, if it goes through a topic."""
         self.name = name
         self.queue = queue
-        self.records = 0
-        self._peak_records = self._total_records = 0
+        self.records = self._items = 0
+        self.total_records = self._peak_records = 0
+        """``total_records`` were fed back since the start."""
         self._last_epoch = 0
         self._closed = False
         self._on_ready: Callable[[], None] | None = None
         self.return_path = return_path
-
-    @property
-    def total_records(self) -> int:
-        return self._total_records
 
     @property
     def is_spilling(self) -> bool:
@@ -164,7 +161,7 @@ class FeedbackChannel:
         self._append(batch)
         count = len(batch.records)
         self.records += count
-        self._total_records += count
+        self.total_records += count
         if self.records > self._peak_records:
             self._peak_records = self.records
         if batch.epoch > self._last_epoch:
@@ -176,10 +173,11 @@ class FeedbackChannel:
             self._append(control)
 
     def peek(self) -> DataBatch | Control | None:
-        return self.queue.peek() if len(self.queue) else None
+        return self.queue.peek() if self._items else None
 
     def take(self) -> DataBatch | Control:
         item = self.queue.take()
+        self._items -= 1
         if isinstance(item, DataBatch):
             self.records -= len(item.records)
         if self.return_path is not None:
@@ -189,7 +187,7 @@ class FeedbackChannel:
     def close(self) -> None:
         """Close the files; feedback is dropped from now on."""
         self._closed = True
-        self.records = 0
+        self.records = self._items = 0
         self.queue.close()
         if self.return_path is not None:
             self.return_path.closed()
@@ -199,12 +197,12 @@ class FeedbackChannel:
         spilled = self.queue.statistics()
         under_way = 0
         if self.return_path is not None and not self._closed:
-            under_way = self.return_path.under_way(self._total_records)
+            under_way = self.return_path.under_way(self.total_records)
         return FeedbackStatistics(
             name=self.name,
             records=self.records + under_way,
             peak_records=max(self._peak_records, self.records + under_way),
-            total_records=self._total_records + under_way,
+            total_records=self.total_records + under_way,
             last_epoch=self._last_epoch,
             bytes_in_memory=spilled.bytes_in_memory,
             peak_bytes_in_memory=spilled.bytes_in_memory_peak,
@@ -214,7 +212,8 @@ class FeedbackChannel:
 
     def _append(self, item: DataBatch | Control) -> None:
         self.queue.put(item)
-        if len(self.queue) == 1 and self._on_ready is not None:
+        self._items += 1
+        if self._items == 1 and self._on_ready is not None:
             self._on_ready()
 
 

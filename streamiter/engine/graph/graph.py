@@ -69,7 +69,7 @@ class Step:
 
     "spans": its records are pairs, and it tells when their earlier records came, and when the pairs were known."""
     awaited_input: str | None = None
-    """The input of which it first reads what the topics have at each start; until then it reads no other input."""
+    """The input that it reads first at each start, up to the end that its topics have then; None for no such input."""
     topic: Topic | None = None
     """The topic that it reads or writes."""
     shape: str = "operator"
@@ -291,13 +291,19 @@ def has_watermarks(edges: Iterable[Edge]) -> bool:
 
 def upstream_of(edges: Iterable[Edge], *, but_awaited: bool = False) -> dict[Step, None]:
     """Return the steps that the records of these edges come from, without feedback, or without awaited inputs, too."""
+    return _found_upstream(
+        edges, lambda step: [each for each in step.edges if not but_awaited or each.input_name != step.awaited_input]
+    )
+
+
+def _found_upstream(edges: Iterable[Edge], before: Callable[[Step], Iterable[Edge]]) -> dict[Step, None]:
+    """Return the steps upstream of these edges; ``before`` returns the edges to follow further from a step."""
     found: dict[Step, None] = {}
     waiting = [edge.upstream for edge in edges]
     while waiting:
         if (step := waiting.pop()) not in found:
             found[step] = None
-            left_out = step.awaited_input if but_awaited else None
-            waiting += [edge.upstream for edge in step.edges if edge.input_name != left_out]
+            waiting += [edge.upstream for edge in before(step)]
     return found
 
 
@@ -322,12 +328,7 @@ def order_numbers(steps: Sequence[Step]) -> dict[Step, int]:
 
 def telling_order(edges: Iterable[Edge]) -> dict[Step, None]:
     """Return the last steps before these edges that can tell the order of their records."""
-    found: dict[Step, None] = {}
-    waiting = [edge.upstream for edge in edges]
-    while waiting:
-        if (step := waiting.pop()) not in found:
-            found[step] = None
-            waiting += [edge.upstream for edge in step.edges if step.order is None]
+    found = _found_upstream(edges, lambda step: step.edges if step.order is None else ())
     return {step: None for step in found if step.order in ("begins", "spans")}
 
 

@@ -77,9 +77,6 @@ class Turns:
         """The subtask that gets the next record."""
         self._subtasks = subtasks
 
-    def restore(self, following: int) -> None:
-        self.following = following
-
     def __call__(self, batch: Batch) -> Iterable[tuple[int, Batch]]:
         first, length, subtasks = self.following, len(batch), self._subtasks
         self.following = (first + length) % subtasks
@@ -359,7 +356,7 @@ def turns_of(writers: Iterable[Writer]) -> list[int | None]:
 def restore_turns(writers: Iterable[Writer], state: Iterable[int | None]) -> None:
     for writer, following in zip(writers, state, strict=True):
         if isinstance(writer.split, Turns) and following is not None:
-            writer.split.restore(following)
+            writer.split.following = following
 
 
 def _split(split: Splitter, batch: Batch, step: str) -> Iterable[tuple[int, Batch]]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from typing import final
 
-from streamiter.engine.graph.feedback import FeedbackChannel, ReturnPath, TopicRange
+from streamiter.engine.graph.feedback import TopicRange
 from streamiter.engine.inbox.port_log import Port
 from streamiter.engine.storage.disk_queue import SpillQueue
 from streamiter.errors import CheckpointError, InternalError
@@ -23,7 +23,7 @@ from streamiter.values.records import CheckpointBarrier, Control, DataBatch
 
 @final
 class BarrierAlignment:
-    """Waits until every channel but those of feedback has brought the barrier of a checkpoint."""
+    """Waits until every channel except the feedback channels has brought the barrier of a checkpoint."""
 
     def __init__(self, ports: Sequence[Port]) -> None:
         self._ports = [port for port in ports if not port.is_feedback]
@@ -134,7 +134,7 @@ class FeedbackLog:
         for port in self.ports:
             port.log = None
             if self._returned.reached(port.index) < barrier.checkpoint and not port.has_ended:
-                port.log = self._logs[port.index] = _PortFeedback(port, self._new_queue)
+                port.log = self._logs[port.index] = _PortFeedback(port, self._new_queue())
 
     def barrier_returned(self, port: Port, barrier: CheckpointBarrier) -> list[Control]:
         """Note that a barrier has returned on a feedback port; return the complete log, if this completes it."""
@@ -169,7 +169,7 @@ class FeedbackLog:
         return returned
 
     def restore(self, logged: Iterable[tuple[int, Iterable[PlainValue]]]) -> None:
-        """Make the ports give the logged feedback of a checkpoint, as decoded frames, before that of their channels.
+        """Let the ports first give the logged feedback of a checkpoint (decoded frames), then read their channels.
 
         Raises CheckpointError for feedback in a topic if the loop does not use a topic any more.
         """
@@ -182,15 +182,14 @@ class FeedbackLog:
                     ranges.append(topic_range)
                 else:
                     queue.put_plain(entry)
-            return_path = _return_path_of(port)
-            if ranges and return_path is None:
+            if ranges and port.return_path is None:
                 raise CheckpointError(
                     f"{port.channel.name}: expected feedback through the topic {ranges[0].topic!r}, where the "
                     "checkpoint has feedback, given a loop in memory; feed back through that topic again, or start "
                     "without state (restore=None)"
                 )
-            if return_path is not None and ranges:
-                return_path.restore(ranges)
+            if ranges and port.return_path is not None:
+                port.return_path.restore(ranges)
 
     def _new_queue(self) -> SpillQueue:
         assert self._make_queue is not None
@@ -211,20 +210,20 @@ class _PortFeedback:
     restored may not be in the topic (the loop was in memory before): they are logged, too.
     """
 
-    def __init__(self, port: Port, make_queue: Callable[[], SpillQueue]) -> None:
+    def __init__(self, port: Port, queue: SpillQueue) -> None:
         self._port = port
-        self._return_path = path = _return_path_of(port)
-        self._mark = None if path is None else path.mark()
-        self._queue: SpillQueue | None = make_queue()
+        self._queue: SpillQueue | None = queue
+        """None if the log is dropped."""
+        self._mark = None if port.return_path is None else port.return_path.mark()
         self._ranges: list[bytes] = []
 
     def put(self, item: DataBatch | Control) -> None:
-        if self._queue is not None and (self._return_path is None or self._port.restored is not None):
+        if self._queue is not None and (self._mark is None or self._port.restored is not None):
             self._queue.put(item)
 
     def barrier_returned(self) -> None:
-        if self._return_path is not None and self._mark is not None:
-            self._ranges = self._return_path.since(self._mark)
+        if self._queue is not None and self._mark is not None and self._port.return_path is not None:
+            self._ranges = self._port.return_path.since(self._mark)
 
     def snapshot(self) -> Deferred | None:
         items = self._queue.snapshot() if self._queue is not None and len(self._queue) else None
@@ -232,7 +231,7 @@ class _PortFeedback:
 
     def close(self) -> None:
         """Drop the log, and note nothing more."""
-        queue, self._queue, self._return_path = self._queue, None, None
+        queue, self._queue = self._queue, None
         if queue is not None:
             queue.close()
 
@@ -251,7 +250,3 @@ class _FeedbackFrames(Deferred):
     def release(self) -> None:
         if self._batches is not None:
             self._batches.release()
-
-
-def _return_path_of(port: Port) -> ReturnPath | None:
-    return port.channel.return_path if isinstance(port.channel, FeedbackChannel) else None

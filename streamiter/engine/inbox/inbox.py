@@ -16,7 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, final
 
 from streamiter.engine.inbox.alignment import BarrierAlignment, BarrierReturned, FeedbackLog
-from streamiter.engine.inbox.order import ARRIVAL, ASIDE, NOW, STAYS, Arrival, Fate, WantedInputs, next_of_rest
+from streamiter.engine.inbox.order import ARRIVAL, ASIDE, NOW, STAYS, Arrival, Fate, WantedInputs
 from streamiter.engine.inbox.port_log import Port, ReadyPorts
 from streamiter.engine.inbox.port_progress import InputEnded, PortProgress
 from streamiter.engine.inbox.turn import TurnSize
@@ -153,7 +153,7 @@ class Inbox:
             if item is None or port.is_blocked:
                 continue
             if stands_still and not port.is_feedback and not isinstance(item, CheckpointBarrier):
-                fate = ASIDE if self.barriers.is_due else STAYS
+                fate: Fate = ASIDE if self.barriers.is_due else STAYS
             elif isinstance(item, Control):
                 port.take()
                 ready.add(port)
@@ -161,7 +161,7 @@ class Inbox:
             elif (
                 isinstance(item, SourceBatch)
                 or (self.wanted.names is None and not sets_aside and item.epoch <= self._admitted)
-                or (fate := self._fate(port, item.epoch)) is NOW
+                or (fate := self._fate(port, item.epoch)) == NOW
             ):
                 return port, self._take_batch(port)
             if (polled := self._leave(port, fate)) is not None:
@@ -178,16 +178,16 @@ class Inbox:
 
     def _leave(self, port: Port, fate: Fate) -> Polled | None:
         """Leave a port whose record has no turn now; return what comes next instead, if there is something."""
-        control, is_parked = None, fate is STAYS
-        if fate is ASIDE and not port.is_feedback and (port.later is None or self.stands_still):
+        control, is_parked = None, fate == STAYS
+        if fate == ASIDE and not port.is_feedback and (port.later is None or self.stands_still):
             is_parked = not self._hold_up_to_barrier(port)
-        elif fate is ASIDE:
+        elif fate == ASIDE:
             is_parked = not self._by_port and not self.is_wanted(port.input_name)
             control = self._read_ahead(port)
         if is_parked:
             self._ready.park(port)
         if control is not None:
-            return None if isinstance(control, Posted) else port, control
+            return (None if isinstance(control, Posted) else port), control
         # If the barrier is aligned now, no record behind it may come first.
         return (None, self._posted.popleft()) if self._posted else None
 
@@ -205,7 +205,7 @@ class Inbox:
                 self._ready.add(port)
                 return Posted(nothing)
             batches += 1
-            if not self._by_port and self._fate(port, item.epoch) is NOW:
+            if not self._by_port and self._fate(port, item.epoch) == NOW:
                 self._ready.add(port)
                 return None
             port.take_behind()
@@ -262,15 +262,17 @@ class Inbox:
         return None
 
     def _poll_rest(self, end: EndOfInput) -> Polled:
-        """Return the records in the logs after all inputs have ended, and then the end."""
-        if (first := next_of_rest(self.ports, None)) is None:
+        """Return the records in the logs after all inputs have ended: by epoch, wanted inputs first; then the end."""
+        lowest = [epoch for port in self.ports if (epoch := port.lowest) is not None]
+        if not lowest:
             self._end = None
             ended = [event for port in self.ports for event in self._progress.end_data(port)]
             self._posted += [*(event for event in ended if isinstance(event, InputEnded)), end]
             return None, self._posted.popleft()
-        _, self._rest = first
+        self._rest = epoch = min(lowest)
         self.reconsider_wanted()
-        port, epoch = next_of_rest(self.ports, self.wanted.names) or first
+        next_ports = (port for port in self.ports if port.lowest == epoch)
+        port = min(next_ports, key=lambda port: not self.is_wanted(port.input_name))
         port.load(epoch)
         return port, self._take_batch(port)
 
@@ -295,7 +297,7 @@ class Inbox:
     async def wait(self) -> None:
         """Wait until ``poll`` may return something."""
         if not self._posted and not self._ready.queue and (self._end is None or self._by_port):
-            await self._ready.wait()
+            await self._ready.news()
 
     def put_back(self, port: Port, records: Batch, epoch: int, origin: BatchOrigin | None = None) -> None:
         """Give back the end of a batch that ``poll`` returned. It is the next item of its port."""
@@ -523,7 +525,7 @@ class Inbox:
     # -- feedback ------------------------------------------------------------------------------------
 
     def only_feedback(self) -> None:
-        """Read feedback only from now on, and drop what is logged: the job stops at a barrier, which returns there."""
+        """Read only feedback from now on, and drop it when it is logged: the job stops when the barrier returns."""
         self._admitted, self._on_aside, self.count_aside = -math.inf, lambda epoch, records: False, len
         for port in self.ports:
             port.is_blocked = not port.is_feedback
@@ -564,7 +566,8 @@ class Inbox:
             if port.later or port.peek() is not None:
                 self._ready.add(port)
         for port in self.feedback.ports:
-            # A notice may take what was set aside before the port is read; no record is in front of these.
+            # They act now: a notice may take records that were set aside before the port is read, and these control
+            # records have no record in front of them.
             for _ in range(len(port.held)):
                 control = port.take()
                 assert isinstance(control, Control)
@@ -575,4 +578,4 @@ class Inbox:
 
 
 def nothing(_: BoundaryOutput) -> None:
-    """Do nothing: this notice lets a task do what it does after everything that it handles."""
+    """Do nothing. After this notice, as after each batch, a task clears its lanes and gives way to other tasks."""

@@ -37,9 +37,9 @@ own barrier, and the barrier would wait for each other. These records are set as
 the room of their channel. Feedback is never passed, since its barrier returns later:
 
 >>> unwanted = frozenset({"b"})
->>> [ARRIVAL.fate(a, 0, unwanted, epochs, barrier_is_due=due).value for due in (False, True)]
+>>> [ARRIVAL.fate(a, 0, unwanted, epochs, barrier_is_due=due) for due in (False, True)]
 ['stays', 'is set aside']
->>> ARRIVAL.fate(Waiting(2, "c", is_feedback=True), 0, unwanted, epochs, barrier_is_due=True).value
+>>> ARRIVAL.fate(Waiting(2, "c", is_feedback=True), 0, unwanted, epochs, barrier_is_due=True)
 'stays'
 """
 
@@ -49,8 +49,7 @@ import math
 from bisect import insort
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from enum import Enum
-from typing import Final, Protocol, TypeVar, final
+from typing import Final, Literal, Protocol, TypeVar, final
 
 from streamiter.errors import ConfigurationError
 from streamiter.operators.frontier import Frontier
@@ -60,19 +59,12 @@ BEFORE_ALL_EPOCHS: Final = -1
 """The watermark of a channel that has brought none."""
 
 
-class Fate(Enum):
-    """What happens to the record that a port brings next."""
+Fate = Literal["is handled", "is set aside", "stays"]
+"""What happens to the record that a port brings next. If it stays where it is, nothing behind it is read."""
 
-    NOW = "is handled"
-    ASIDE = "is set aside"
-    STAYS = "stays"
-    """It stays where it is, and nothing behind it is read."""
-
-
-# The inbox compares with them for each batch, and Python is slow to look up a member of an enum.
-NOW: Final = Fate.NOW
-ASIDE: Final = Fate.ASIDE
-STAYS: Final = Fate.STAYS
+NOW: Final = "is handled"
+ASIDE: Final = "is set aside"
+STAYS: Final = "stays"
 
 
 class WaitingPort(Protocol):
@@ -132,7 +124,7 @@ class ByEpoch(Arrival):
     because all initial variables and data must end before any head continues. So these are read, too.
 
     >>> epochs = Frontier([0], BEFORE_ALL_EPOCHS)
-    >>> [BY_EPOCH.fate(Waiting(0, "a"), epoch, None, epochs, barrier_is_due=False).value for epoch in (0, 1)]
+    >>> [BY_EPOCH.fate(Waiting(0, "a"), epoch, None, epochs, barrier_is_due=False) for epoch in (0, 1)]
     ['is handled', 'is set aside']
     """
 
@@ -189,24 +181,6 @@ class ByEpochThenPort(Arrival):
 ARRIVAL: Final = Arrival()
 BY_EPOCH: Final = ByEpoch()
 BY_EPOCH_THEN_PORT: Final = ByEpochThenPort()
-
-
-def next_of_rest(ports: Iterable[P], wanted: WantedNames) -> tuple[P, int] | None:
-    """Return the port whose record comes next, and its epoch, after all inputs have ended: by epoch, wanted first.
-
-    >>> rest = [Waiting(0, "a", lowest=4), Waiting(1, "a", lowest=2), Waiting(2, "b", lowest=2), Waiting(3, "b")]
-    >>> [(port.index, epoch) for port, epoch in (next_of_rest(rest, None), next_of_rest(rest, frozenset({"b"})))]
-    [(1, 2), (2, 2)]
-    """
-    waiting = [
-        (epoch, wanted is not None and port.input_name not in wanted, port.index, port)
-        for port in ports
-        if (epoch := port.lowest) is not None
-    ]
-    if not waiting:
-        return None
-    epoch, _, _, port = min(waiting, key=lambda each: each[:3])
-    return port, epoch
 
 
 @final

@@ -17,12 +17,14 @@ from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias, final
 
 from streamiter.engine.graph.channels import LIMIT_BYTES, Channel
+from streamiter.engine.graph.feedback import FeedbackChannel
 from streamiter.engine.inbox.order import BEFORE_ALL_EPOCHS, Marks
-from streamiter.engine.inbox.turn import JOINED_RECORDS, TurnSize
+from streamiter.engine.inbox.turn import TurnSize
 from streamiter.operators.source import SourceBatch
 from streamiter.values.deferred import Deferred, PlainValue, entries_of
 from streamiter.values.helpers.closing import close_now
 from streamiter.values.records import (
+    BATCH_RECORDS,
     TRANSIENT,
     CheckpointBarrier,
     Control,
@@ -106,6 +108,8 @@ class Port:
         """The estimated size of each held item, if held items count toward the limits of the channel."""
         self.in_hand: tuple[int, int] | None = None
         """The number and the estimated size of held records that the task handles now, and which still take room."""
+        self.return_path = channel.return_path if isinstance(channel, FeedbackChannel) else None
+        """The way of feedback into the channel, if it goes through a topic."""
         self._bounded = channel if isinstance(channel, Channel) else None
         self.later: LaterEpochs | None = None
         """Records that were set aside, by epoch; None if they are handled as they arrive."""
@@ -218,7 +222,7 @@ class Port:
     def lowest(self) -> int | None:
         """The lowest epoch of the records that were set aside, and that control records wait for; None without any.
 
-        Nothing waits for feedback: a loop must know what it has received before it may continue.
+        No control record waits for feedback: a loop counts the feedback that it has received before it continues.
         """
         later = self.later
         return None if later is None or self.is_feedback or not (self.held or later.counts) else self.first_epoch
@@ -283,13 +287,15 @@ class Port:
         # Held records are not joined with records in the channel: each turn would empty the channel, and its limits
         # would have no effect.
         from_held = bool(self.held)
-        first = self.take()
+        first = self._take_held() if from_held else self.take_behind()
         if isinstance(first, SourceBatch):
             return self._cut_source(first)
         assert isinstance(first, DataBatch)
         if self.one_at_a_time:
             return self._first_record(first)
-        at_most = JOINED_RECORDS if self.turn_size is None else self.turn_size.records
+        # An operator that falls behind gets batches as large as the largest of a topic reader, which take less time for
+        # each record.
+        at_most = BATCH_RECORDS if self.turn_size is None else self.turn_size.records
         if len(first.records) >= at_most:
             return first if self.turn_size is None else self._cut(first, at_most)
         following = self.peek()
@@ -486,17 +492,15 @@ class ReadyPorts:
         if self._waiter is not None:
             self.wake()
 
-    async def wait(self) -> None:
-        """Wait for a port, or for ``wake``."""
-        self._waiter = asyncio.get_running_loop().create_future()
-        try:
-            await self._waiter
-        finally:
-            self._waiter = None
+    def news(self) -> asyncio.Future[None]:
+        """Return a future that is done when a port is added, or ``wake`` is called."""
+        self._waiter = waiter = asyncio.get_running_loop().create_future()
+        return waiter
 
     def wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
 
     def take(self) -> Port:
         """Take the port whose turn it is."""

@@ -129,7 +129,7 @@ class PortProgress:
     def settle(self, port: Port) -> list[Control]:
         """Let the marks of a port act as far as the records in front of them have been handled.
 
-        The port has reached the epoch before that of its first record, if no earlier records follow.
+        If the first record that waits has epoch e, and no earlier records follow, the port has reached epoch e - 1.
         """
         events: list[Control] = []
         lowest = port.lowest

@@ -7,10 +7,6 @@ from typing import Final, final
 
 from streamiter.values.records import BATCH_RECORDS
 
-# The limit for joining small batches: the size of the largest batch of a topic reader. An operator that falls behind
-# gets larger batches, which take less time for each record.
-JOINED_RECORDS: Final = BATCH_RECORDS
-
 # The time that a turn of a slow step should take. It is short enough that timers, connections and other tasks do not
 # wait long, and long enough that the cost of a turn (some ten microseconds) does not matter. Now and then a turn has
 # twice as many records; it takes less than 50 ms, which no user notices.
@@ -58,7 +54,7 @@ class TurnSize:
 
     def took(self, records: int, seconds: float) -> None:
         """Note how long a turn has taken, which had at least one record."""
-        grown = min(JOINED_RECORDS, _GROWTH * records) if records >= self.records else records
+        grown = min(BATCH_RECORDS, _GROWTH * records) if records >= self.records else records
         if not self._is_slow:
             if seconds * grown <= _LONG_S * records:
                 self.records = max(self.records, grown)
@@ -73,8 +69,8 @@ class TurnSize:
             aim = min(aim, 2.0 * records) if records >= self.records else self.records
         if self._turns % _TURNS_OF_A_PROBE == 0:
             aim = 2 * max(1.0, aim)
-        self.records = max(1, min(JOINED_RECORDS, int(aim)))
-        self._is_slow = self.records < JOINED_RECORDS or seconds > TURN_S
+        self.records = max(1, min(BATCH_RECORDS, int(aim)))
+        self._is_slow = self.records < BATCH_RECORDS or seconds > TURN_S
 
     def _note(self, records: int, seconds: float) -> None:
         self._turns += 1
@@ -93,6 +89,6 @@ class TurnSize:
             slope_s = (self._times / self._weight - mean * mean_s) / variance
             each_s = min(max(slope_s, 0.0), each_s)
         fixed_s = mean_s - each_s * mean
-        if each_s * JOINED_RECORDS <= max(TURN_S - fixed_s, fixed_s):
-            return float(JOINED_RECORDS)
+        if each_s * BATCH_RECORDS <= max(TURN_S - fixed_s, fixed_s):
+            return float(BATCH_RECORDS)
         return max((TURN_S - fixed_s) / each_s, math.ceil(fixed_s / each_s))

@@ -43,7 +43,11 @@ class Chain:
         self._room = room
         self._instances = list(instances)
         self._first = self._instances[0]
-        self._timed = [instance for instance in instances if instance.times is not None]
+        self.timed = [instance for instance in instances if instance.times is not None]
+        """The operators that have an event time."""
+        # ``Rounds`` calls the operators of a step with rounds. The first operator of a boundary is no listener.
+        lasting = self._instances if rounds is None else self._instances[1:]
+        self._listeners = [instance for instance in lasting if instance.is_listener]
         self._writers = list(writers)
         self._progress = progress
         self._rounds = rounds
@@ -59,13 +63,14 @@ class Chain:
 
     async def pass_on(self, control: Control, *, after_first: bool) -> None:
         """Pass a control record on. With ``after_first`` the first operator has sent it, and is not told of it."""
-        instances = self._instances[1:] if after_first else self._instances
         if isinstance(control, EpochWatermark):
-            await self._pass_watermark(control, instances)
+            if self._listeners or self._rounds is not None:
+                await self._call_back_up_to(control.epoch)
+            self._progress.watermark = control.epoch
         elif isinstance(control, EndOfInput):
-            await self._end(control, instances)
+            await self._end(control, self._instances[after_first:])
         elif isinstance(control, EndOfData):
-            await self._pass_end_of_data(control, instances)
+            await self._pass_end_of_data(control, self._instances[after_first:])
         elif isinstance(control, EventTimeWatermark):
             await self._pass_event_time(control, after_first=after_first)
             return
@@ -73,7 +78,7 @@ class Chain:
 
     async def catch_up(self) -> None:
         """Let the operators emit all that is due by their event-time watermarks, as the channels have room."""
-        for instance in self._timed:
+        for instance in self.timed:
             await instance.catch_up(self._room)
 
     def write_control(self, control: Control) -> None:
@@ -106,15 +111,12 @@ class Chain:
             await self._first.advance_awaited(control)
             await self._first.catch_up(self._room)
 
-    async def _pass_watermark(self, control: EpochWatermark, instances: Sequence[OperatorInstance]) -> None:
-        listeners = [instance for instance in instances if self._is_called_back(instance)]
-        if listeners or self._rounds is not None:
-            for epoch in range(self._progress.watermark + 1, control.epoch + 1):
-                if self._rounds is not None:
-                    await self._rounds.end(epoch)
-                for listener in listeners:
-                    await self._call_back(listener, epoch)
-        self._progress.watermark = control.epoch
+    async def _call_back_up_to(self, last_epoch: int) -> None:
+        for epoch in range(self._progress.watermark + 1, last_epoch + 1):
+            if self._rounds is not None:
+                await self._rounds.end(epoch)
+            for listener in self._listeners:
+                await self._call_back(listener, epoch)
 
     async def _pass_end_of_data(self, control: EndOfData, instances: Sequence[OperatorInstance]) -> None:
         """Tell one operator after the other that its input has ended, then of the epochs that are complete by that."""
@@ -128,14 +130,10 @@ class Chain:
             elif self._rounds is not None:
                 for epoch in epochs:
                     await self._rounds.end(epoch)
-            for epoch in epochs if self._is_called_back(instance) else ():
+            for epoch in epochs if instance in self._listeners else ():
                 await self._call_back(instance, epoch)
             instance.no_more_timers()
         self._progress.watermark = max(self._progress.watermark, control.epoch)
-
-    def _is_called_back(self, instance: OperatorInstance) -> bool:
-        # ``Rounds`` calls the operators of a step with rounds.
-        return instance.is_listener and not (self._rounds is not None and instance is self._first)
 
     async def _call_back(self, listener: OperatorInstance, epoch: int) -> None:
         self._progress.epoch = epoch
@@ -241,40 +239,29 @@ class Rounds:
 
     async def end(self, epoch: int) -> None:
         """End the operator of this epoch, if there is one, because the epoch is complete."""
-        if self.epoch != epoch:
-            return
-        await self._tell_of_all_inputs()
-        instance = self._instance
-        self._progress.epoch = epoch
-        if instance.is_listener:
-            await instance.call("on_epoch_watermark_incremented", epoch, instance.context, instance.out)
-        await self._finish()
+        if self.epoch == epoch:
+            await self._end(epoch, "on_epoch_watermark_incremented", epoch)
 
     async def terminate(self) -> None:
         """End the current operator in its own epoch, if there is one, because the iteration has ended."""
-        if self.epoch is None:
-            return
-        await self._tell_of_all_inputs()
-        instance = self._instance
-        self._progress.epoch = self.epoch
-        if instance.is_listener:
-            await instance.call("on_iteration_terminated", instance.context, instance.out)
-        await self._finish()
+        if self.epoch is not None:
+            await self._end(self.epoch, "on_iteration_terminated")
 
-    async def _tell_of_all_inputs(self) -> None:
-        for name in self._instance.step.input_names():
+    async def _end(self, epoch: int, callback: str, *arguments: int) -> None:
+        instance, self._progress.epoch = self._instance, epoch
+        for name in instance.step.input_names():
             if name not in self._told:
                 await self._tell(name)
-
-    async def _finish(self) -> None:
-        if self._instance.times is not None:
-            await self._instance.advance_awaited(EventTimeWatermark(MAX_TIME))
-            await self._instance.catch_up(_no_wait)
-        await self._instance.call("finish", self._instance.out)
+        if instance.is_listener:
+            await instance.call(callback, *arguments, instance.context, instance.out)
+        if instance.times is not None:
+            await instance.advance_awaited(EventTimeWatermark(MAX_TIME))
+            await instance.catch_up(_no_wait)
+        await instance.call("finish", instance.out)
         self.epoch = None
         self._inbox.want(None)
         assert self._close_now is not None
-        await self._close_now(self._instance.close)
+        await self._close_now(instance.close)
 
     # -- state -------------------------------------------------------------------------------------------
 

@@ -1,15 +1,14 @@
 """The methods of a user's operator: their checks, and the calls that the engine makes of them.
 
 The checks raise GraphError for a method that the engine could not call. An *entry* is a function that handles a batch
-at one input of one operator instance. Each combination of single records or batches, with or without keys, called
-directly or awaited, is one small closure, so that the choice is not made again for each record.
+at one input of one operator instance. Here are the entries that most operators have: without keys and event time, and
+called directly. :mod:`~streamiter.engine.tasks.timed_entries` has one for all other operators.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from itertools import chain, count
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from streamiter.engine.graph.graph import SINGLE_INPUT
@@ -24,7 +23,7 @@ from streamiter.values.subtasks import check_keys
 from streamiter.values.times import MIN_TIME
 
 Entry = Callable[[Batch], None]
-AsyncEntry = Callable[[Batch], Awaitable[None]]
+AsyncEntry = Callable[[Batch], Coroutine[Any, Any, None]]
 
 _OPERATOR_METHODS: Final[Mapping[str, Sequence[str]]] = {
     "open": ["context"],
@@ -180,16 +179,9 @@ def is_awaited(operator: Operator, input_names: Sequence[str], *, step: str, key
     return any(inspect.iscoroutinefunction(method) for method in methods)
 
 
-def make_entry(operator: Operator, input_name: str, out: Output, context: Context, key_of: KeyOf | None) -> Entry:
-    """Return the entry of an operator that the engine calls directly."""
-    method, whole_batches = handler_of(operator, input_name, step=context.name, keyed=key_of is not None)
-    handle = getattr(operator, method)
-    if whole_batches:  # Of several inputs with keys, those that are handled by batches have none.
-        return by_batch(handle, out)
-    return _by_record(handle, out) if key_of is None else _keyed(handle, out, context, key_of)
+def by_record(handle: Callable[[Any, Output], object], out: Output) -> Entry:
+    """Return the entry for a method that takes single records, without keys."""
 
-
-def _by_record(handle: Callable[[Any, Output], object], out: Output) -> Entry:
     def entry(batch: Batch) -> None:
         record: Any = None
         records = iter(each_with_its_row(out, batch))
@@ -224,23 +216,6 @@ def by_batch(handle: Callable[[Batch, Output], object], out: Output) -> Entry:
     return entry
 
 
-def _keyed(handle: Callable[[Any, Output], object], out: Output, context: Context, key_of: KeyOf) -> Entry:
-    def entry(batch: Batch) -> None:
-        records, keys = keyed_records(batch, key_of, out)
-        rows = count()
-        for some, of_some in keys_in_turns(context, keys, records):
-            for key, record in each_with_its_row(out, zip(some, of_some, strict=True), rows):
-                context.key = key
-                try:
-                    if (result := handle(record, out)) is not None:
-                        check_result(result)
-                except Exception as error:
-                    refuse(out, record, rejection(error, RecordFailure(out.step, record, has_record=True)))
-        out.flush()
-
-    return entry
-
-
 def keys_in_turns(
     context: Context, keys: list[Any], records: Batch, times: StepTimes | None = None
 ) -> Iterator[tuple[list[Any], Batch]]:
@@ -257,28 +232,6 @@ def keys_in_turns(
                 times.store()
     except StreamiterError as error:  # Of the states, and not of the records, whose errors do not pass here.
         raise RecordFailure(context.name) from error
-
-
-def each_with_its_key(batch: Batch, context: Context, key_of: KeyOf | None, out: Output) -> Iterator[tuple[Any, Any]]:
-    """Give each key (None without keys) with its record, whose place in the batch is at hand."""
-    records, keys = (batch, [None] * len(batch)) if key_of is None else keyed_records(batch, key_of, out)
-    rows = count()
-    # A generator over the records would cost a twelfth of an awaited call.
-    return chain.from_iterable(
-        each_with_its_row(out, zip(some, of_some, strict=True), rows)
-        for some, of_some in keys_in_turns(context, keys, records)
-    )
-
-
-def awaitable(handle: Callable[[Any, Output], Any]) -> Callable[[Any, Output], Awaitable[None]]:
-    """Return a coroutine function for a method: of several inputs some may have a plain method."""
-
-    async def handle_awaited(argument: Any, out: Output) -> None:
-        result = handle(argument, out)
-        if inspect.isawaitable(result):
-            await result
-
-    return handle_awaited
 
 
 def check_result(result: object) -> None:

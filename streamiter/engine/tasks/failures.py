@@ -25,10 +25,10 @@ T = TypeVar("T")
 
 
 class StepNote(Protocol):
-    """Where a process of several says which step runs, for those who ask while it holds Python's lock."""
+    """Where one of several processes notes the step that runs. Others can read it while a step holds Python's lock."""
 
     running: memoryview
-    """One number: that of the step that runs, 0 for none."""
+    """One number: the number of the step that runs, or 0."""
 
     def number(self, step: str) -> int:
         """Return the number of a step."""
@@ -66,14 +66,15 @@ def _exit_as_error(ended: SystemExit) -> ConfigurationError:
     return error
 
 
+def noted(awaitable: Awaitable[T], step: str, note: StepNote | None) -> Awaitable[T]:
+    """Return what awaits code of a step. The step is noted whenever the code runs, and not while it waits."""
+    return awaitable if note is None else _noted(awaitable, step, note)
+
+
 @types.coroutine
-def noted(awaitable: Awaitable[T], step: str, note: StepNote | None) -> Generator[Any, Any, T]:
-    """Await code of a step. The step is noted whenever the code runs, and not while it waits."""
+def _noted(awaitable: Awaitable[T], step: str, note: StepNote) -> Generator[Any, Any, T]:
     # A coroutine itself, not what its __await__ returns: tools that tell where a task waits follow coroutines.
     code: Any = awaitable if isinstance(awaitable, types.CoroutineType) else awaitable.__await__()
-    if note is None:
-        result: T = yield from code
-        return result
     running, number = note.running, note.number(step)
     before = running[0]
     resume = send = code.send

@@ -27,10 +27,9 @@ from streamiter.engine.tasks.entries import (
     check_methods,
     handler_of,
     is_awaited,
-    make_entry,
 )
 from streamiter.engine.tasks.failures import FailuresOf, StepNote, noted, unless_cancelled
-from streamiter.engine.tasks.timed_entries import Timing, make_async_entry, make_timed_entry
+from streamiter.engine.tasks.timed_entries import Timing, called_directly, make_async_entry, make_entry
 from streamiter.errors import ConfigurationError, GraphError, StreamiterError, shortened
 from streamiter.operators.definitions import Definition, function_in_words
 from streamiter.operators.event_time import AssignEventTime
@@ -95,8 +94,8 @@ class OperatorInstance:
         self._clock = clock
         self.note = note
         self._post = post
-        self._timers: dict[int, tuple[int, Any, Any]] = {}
-        self._timer_handles: dict[int, TimerHandle] = {}
+        self._timers: dict[int, tuple[int, Any, Any, TimerHandle]] = {}
+        """By number: when the timer is due in milliseconds, its key, its payload and its handle."""
         self._timers_set = 0
         self._takes_timers = True
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -136,7 +135,7 @@ class OperatorInstance:
         )
 
     def _states_of_operator(self) -> KeyedStates:
-        """Return the states of an operator that finds the keys itself; empty ones for that of a new round."""
+        """Return the states of an operator that finds the keys itself. In a new round they are empty."""
         if self._operator_states is None:
             self._operator_states = self._make_states(None)
         else:
@@ -177,29 +176,33 @@ class OperatorInstance:
         return plain
 
     def adopt(self, definition: Definition) -> None:
-        """Have the operator, and those of later rounds, take a state of this definition."""
+        """Let the operator, and the operators of later rounds, take a state of this definition."""
         self._adopted = definition
         self._known.adopt(definition)
 
     def entry(self, input_name: str) -> Entry:
         """Return the function that the step before calls with a batch."""
-        given = self.operator, input_name, self.out, self.context, self._keys.get(input_name)
-        if self.times is None:
-            return self._noting(self._counted(make_entry(*given)))
-        if not isinstance(self.out, TimedOutput):
-            return self._noting(self._counted(_without_times(make_entry(*given))))
-        timed = self.operator, input_name, self.out, self.context, self._keys.get(input_name), self.times
-        return self._noting(self._counted(make_timed_entry(*timed, self._fire, self._after_batch)))
+        entry = make_entry(*self._given_to(input_name), self._timing())
+        return self._noting(self._counted(self._without_times(entry)))
 
     def async_entry(self, input_name: str) -> AsyncEntry:
         """Return the same function for an operator whose calls are awaited: the first of its task, which notes it."""
-        timing = None
-        if isinstance(self.out, TimedOutput):
-            assert self.times is not None
-            timing = Timing(self.out, self.times, self._fire_awaited, self._after_batch)
-        key_of = self._keys.get(input_name)
-        entry = make_async_entry(self.operator, input_name, self.out, self.context, key_of, self.progress, timing)
-        return self._counted(entry if self.times is None or timing is not None else _without_times(entry))
+        entry = make_async_entry(*self._given_to(input_name), self._timing(), self.progress)
+        return self._counted(self._without_times(entry))
+
+    def _given_to(self, input_name: str) -> tuple[Operator, str, Output, Context, Callable[[Any], Any] | None]:
+        return self.operator, input_name, self.out, self.context, self._keys.get(input_name)
+
+    def _timing(self) -> Timing | None:
+        if self.times is None or not isinstance(self.out, TimedOutput):
+            return None
+        return Timing(self.out, self.times, self._fire, self._after_batch)
+
+    def _without_times(self, entry: Callable[[Batch], T]) -> Callable[[Batch], T]:
+        """Return an entry that takes batches with timestamps, if the output of the step has none."""
+        if self.times is None or isinstance(self.out, TimedOutput):
+            return entry
+        return lambda batch: entry(untimed(batch))
 
     def takes_batches(self, input_name: str) -> bool:
         """Return whether the operator handles whole batches of this input, not single records."""
@@ -251,14 +254,6 @@ class OperatorInstance:
 
     async def call(self, method: str, *arguments: Any) -> Any:
         """Call a method of the operator, and await it if it is a coroutine. A failure names the step."""
-        result = await self._called(method, *arguments)
-        self.out.flush()
-        self._store_states()
-        if self._holds_back is not None:
-            self._after_batch()
-        return result
-
-    async def _called(self, method: str, *arguments: Any) -> Any:
         self.progress.handled += 1
         with self._failures():
             if self.note is not None:
@@ -267,9 +262,13 @@ class OperatorInstance:
             result = getattr(self.operator, method)(*arguments)
             if self.note is not None:
                 self.note.running[0] = before
-            if not inspect.isawaitable(result):
-                return result
-            return await unless_cancelled(noted(result, self.step.name, self.note), self.step.name)
+            if inspect.isawaitable(result):
+                result = await unless_cancelled(noted(result, self.step.name, self.note), self.step.name)
+        self.out.flush()
+        self._store_states()
+        if self._holds_back is not None:
+            self._after_batch()
+        return result
 
     def _store_states(self) -> None:
         """Keep the changes of states by key: a call of the operator has returned."""
@@ -300,7 +299,7 @@ class OperatorInstance:
 
     @property
     def _timers_at_once(self) -> int:
-        """How many timers fire before what they have emitted may wait for room, and the states are stored."""
+        """How many timers fire in one turn; then the emitted records wait for room, and the states are stored."""
         return (None if self.keyed is None else self.keyed.keys_at_once) or BATCH_RECORDS
 
     def _no_key(self) -> Any:
@@ -319,32 +318,29 @@ class OperatorInstance:
     # -- event time ------------------------------------------------------------------------------------
 
     def advance(self, control: EventTimeWatermark) -> None:
-        """Handle an event-time watermark of the input: let timers fire, then pass it on."""
-        if self._known.assigns_event_time:
-            return
-        self._reach(control)
-        self._take_turn()
+        """Do as ``advance_awaited`` with an operator that is never awaited."""
+        called_directly(self.advance_awaited(control))
 
     async def advance_awaited(self, control: EventTimeWatermark) -> None:
-        """Do the same for an operator that may be awaited."""
+        """Handle an event-time watermark of the input: let timers fire, then pass it on."""
         if not self._known.assigns_event_time:
             self._reach(control)
-            await self._take_turn_awaited()
+            await self._take_turn()
 
     @property
     def is_behind(self) -> bool:
-        """Whether a part of what was due by the watermark is still to be emitted: it may be more than memory holds."""
+        """Whether some records that are due by the watermark are not emitted yet: they may exceed the memory."""
         return self._known.is_behind or self._has_due_timers
 
     async def catch_up(self, room: Callable[[], Awaitable[None]]) -> None:
         """Let the operator emit all that is due. ``room`` waits until there is room for more records."""
         while self.is_behind:
             await room()
-            await self._take_turn_awaited()
+            await self._take_turn()
 
     def _catch_up_now(self) -> None:
         while self.is_behind:
-            self._take_turn()
+            called_directly(self._take_turn())
 
     def end_event_time(self) -> None:
         """Send the last watermark, if event time begins at this step: its input has ended."""
@@ -377,28 +373,16 @@ class OperatorInstance:
     def _has_due_timers(self) -> bool:
         return self.times is not None and self.times.next_at <= self.times.watermark
 
-    def _take_turn(self) -> None:
+    async def _take_turn(self) -> None:
         """Let some of the timers fire that are due; after the last one, pass on the watermark."""
         if self._has_due_timers:
-            self._fire(self._timers_at_once)
+            await self._fire(self._timers_at_once)
             self._store_states()
         if not self._has_due_timers:
             self._pass_turn()
 
-    async def _take_turn_awaited(self) -> None:
-        if self._has_due_timers:
-            await self._fire_awaited(self._timers_at_once)
-        if not self._has_due_timers:
-            self._pass_turn()
-
-    def _fire(self, count: int | None = None) -> None:
+    async def _fire(self, count: int | None = None) -> None:
         """Call the operator for each timer that is due, or for so many of them."""
-        for payload in islice(self._due(), count):
-            with self._failures():
-                self.operator.on_event_timer(payload, self.out)  # type: ignore[attr-defined]
-        self.out.flush()
-
-    async def _fire_awaited(self, count: int | None = None) -> None:
         for payload in islice(self._due(), count):
             self.progress.handled += 1
             with self._failures():
@@ -406,7 +390,6 @@ class OperatorInstance:
                 if result is not None and inspect.isawaitable(result):
                     await unless_cancelled(noted(result, self.step.name, self.note), self.step.name)
         self.out.flush()
-        self._store_states()
 
     def _due(self) -> Iterator[Any]:
         """Give the payload of each timer that is due, while its time and its key are at hand."""
@@ -481,24 +464,22 @@ class OperatorInstance:
         self._takes_timers = False
 
     def _cancel_timers(self) -> None:
-        for handle in self._timer_handles.values():
+        for *_, handle in self._timers.values():
             handle.cancel()
-        self._timer_handles.clear()
         self._timers.clear()
 
     def _schedule(self, number: int, delay_s: float, key: Any, payload: Any) -> None:
-        self._timers[number] = (self._clock.now_ms() + round(delay_s * 1000), key, payload)
-        due = partial(self._timer_due, number)
-        self._timer_handles[number] = self._clock.call_later(max(0.0, delay_s), lambda: self._post(due))
+        due_ms, due = self._clock.now_ms() + round(delay_s * 1000), partial(self._timer_due, number)
+        handle = self._clock.call_later(max(0.0, delay_s), lambda: self._post(due))
+        self._timers[number] = due_ms, key, payload, handle
 
     async def _timer_due(self, number: int, _out: BoundaryOutput) -> None:
         """Call ``on_timer`` with the key and the payload of a timer, unless it was cancelled."""
         self.progress.epoch = self.progress.watermark + 1
-        self._timer_handles.pop(number, None)
         timer = self._timers.pop(number, None)
         if timer is None:
             return
-        _, key, payload = timer
+        _, key, payload, _ = timer
         if self.keyed is not None and payload is _SWEEP:
             self._sweep_later(self.keyed.drop_expired())
             return
@@ -515,7 +496,7 @@ class OperatorInstance:
         return {
             "operator": await self.call("snapshot"),
             "keyed": None if self.keyed is None else self.keyed.snapshot(),
-            "timers": [timer for timer in self._timers.values() if timer[2] is not _SWEEP],
+            "timers": [timer[:3] for timer in self._timers.values() if timer[2] is not _SWEEP],
             "takes timers": self._takes_timers,
             "event time": None if self.times is None else self.times.snapshot(),
         }
@@ -538,11 +519,6 @@ class OperatorInstance:
             with self._failures():
                 if (resuming := self.times.restore(state["event time"], key_group)) is not None:
                     await resuming
-
-
-def _without_times(entry: Callable[[Batch], T]) -> Callable[[Batch], T]:
-    """Return the entry of a step whose output has no timestamps, for batches that have."""
-    return lambda batch: entry(untimed(batch))
 
 
 def _in_event_loop() -> bool:
@@ -580,14 +556,7 @@ def _check_operator(step: Step, operator: Operator) -> None:
 
 
 def operator_of(step: Step) -> Operator:
-    operator = _call_factory(step, step.factory)
-    if not isinstance(operator, Operator):
-        raise GraphError(
-            f"step {step.name!r}: expected its factory to give an Operator, "
-            f"given {type(operator).__name__}; derive it from streamiter.Operator",
-            where=step.where,
-        )
-    return operator
+    return _made_by(step.factory, step, Operator, "an Operator", "streamiter.Operator")
 
 
 def check_not_shared(operators: Mapping[Step, Mapping[int, Operator]]) -> None:
@@ -603,9 +572,9 @@ def check_not_shared(operators: Mapping[Step, Mapping[int, Operator]]) -> None:
                 )
 
 
-def _call_factory(step: Step, factory: Callable[[], object]) -> object:
+def _made_by(factory: Callable[[], object], step: Step, kind: type[T], in_words: str, public_name: str) -> T:
     try:
-        return factory()
+        made = factory()
     except StreamiterError:
         raise  # its message says what is wrong
     except Exception as error:
@@ -614,16 +583,17 @@ def _call_factory(step: Step, factory: Callable[[], object]) -> object:
             f"{type(error).__name__}: {error}; correct the factory, which is called once for each subtask",
             where=step.where,
         ) from error
+    if not isinstance(made, kind):
+        raise GraphError(
+            f"step {step.name!r}: expected its factory to give {in_words}, given {type(made).__name__}; derive it from "
+            f"{public_name}",
+            where=step.where,
+        )
+    return made
 
 
 def make_source(step: Step) -> Source:
     assert step.source is not None
-    source = _call_factory(step, step.source)
-    if not isinstance(source, Source):
-        raise GraphError(
-            f"step {step.name!r}: expected its factory to give a Source, "
-            f"given {type(source).__name__}; derive it from streamiter.operators.Source",
-            where=step.where,
-        )
+    source = _made_by(step.source, step, Source, "a Source", "streamiter.operators.Source")
     check_methods(source, SOURCE_METHODS, step=step.name, where=step.where)
     return source

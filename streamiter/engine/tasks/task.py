@@ -8,7 +8,8 @@ are handled by :class:`~streamiter.engine.tasks.task_barriers.TaskBarriers`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import types
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from typing import Any, Final, final
 
@@ -28,8 +29,8 @@ from streamiter.engine.tasks.task_barriers import Acknowledge, ClockAlignment, S
 from streamiter.errors import StreamiterError
 from streamiter.operators.event_time import PartState
 from streamiter.operators.functions import refuse
-from streamiter.operators.operator import Boundary, BoundaryOutput, Notice, Progress, ServiceWorker, serve_with
-from streamiter.operators.output import RecordFailure, detach, knows_originals
+from streamiter.operators.operator import Boundary, BoundaryOutput, Progress, ServiceWorker, serve_with
+from streamiter.operators.output import RecordFailure, detach
 from streamiter.operators.source import Positions, SourceBatch
 from streamiter.values.helpers.clock import Clock
 from streamiter.values.helpers.closing import close_each
@@ -311,30 +312,31 @@ class Task:
             return False
         port, message = polled
         self.progress.handled += 1
-        self.progress.origin = None if isinstance(message, Control) else message.origin
-        self._handling_since_s = self._now_s()
-        try:
-            if isinstance(message, Control):
-                await self._handle_control(port, message)
-            else:
-                assert port is not None
-                await self._handle_batch(port, message)
-        except RecordFailure as failure:
-            if isinstance(message, SourceBatch) and failure.within is None:
-                failure.within = _within_batch(message)
-            raise
+        self._handling_since_s = began_s = self._now_s()
+        if is_control := isinstance(message, Control):
+            self.progress.origin = None
+            for event in [message] if port is None else self.inbox.accept(port, message):
+                await self._handle_event(event)
+        else:
+            assert port is not None
+            try:
+                await self._handle_batch(port, message, began_s)
+            except RecordFailure as failure:
+                if isinstance(message, SourceBatch) and failure.within is None:
+                    failure.within = _within_batch(message)
+                raise
         await self._after_handling()
-        self._handled_s += self._now_s() - self._handling_since_s
+        self._handled_s += self._now_s() - began_s
         self._handling_since_s = None
         self._batches_in_a_row += 1
         if (
-            (self._in_loop and not isinstance(message, Control))
+            (self._in_loop and not is_control)
             or self._batches_in_a_row >= _BATCHES_IN_A_ROW
             or self._records_in_a_row >= BATCH_RECORDS
             or 2 * self._seconds_in_a_row >= TURN_S
         ):
             self._begin_row()
-            await asyncio.sleep(0)
+            await _give_way()
         return True
 
     def _begin_row(self) -> None:
@@ -345,11 +347,15 @@ class Task:
         if not self.ended:
             if self._rounds is not None:
                 await self._rounds.tell_ended_inputs()
-            self._update_wanted_inputs()
+            if self._wanted is not None:
+                self._update_wanted_inputs()
             if self.barriers.clocks is not None:
                 self.barriers.arrange_stop()
-        await self.chain.catch_up()
-        await self.clear_lanes()
+        if self.chain.timed:
+            await self.chain.catch_up()
+        for lane in self._lanes:
+            if lane.waiting:
+                await self.clear_lanes()
 
     async def clear_lanes(self) -> None:
         for lane in self._lanes:
@@ -367,44 +373,39 @@ class Task:
         except Exception as error:
             raise RecordFailure(self.first.step.name) from error
 
-    async def _handle_batch(self, port: Port, message: DataBatch | SourceBatch) -> None:
-        size, records_before = port.turn_size, self.first.records_in
-        began_s = 0.0 if size is None else self._clock.monotonic_s()
-        if isinstance(message, SourceBatch):
-            await self._handle_records(port, message.records, 0)
-            self.positions.update(message.positions)
-        else:
-            await self._handle_records(port, message.records, message.epoch)
-        if size is not None:
-            seconds, records = self._clock.monotonic_s() - began_s, self.first.records_in - records_before
-            self._seconds_in_a_row += seconds
-            if records:  # Otherwise the batch was put back.
-                size.took(records, seconds)
-
-    async def _handle_records(self, port: Port, records: Batch, epoch: int) -> None:
-        self.progress.epoch = epoch
-        self.progress.records = records if knows_originals(self.first.out) else None
+    async def _handle_batch(self, port: Port, message: DataBatch | SourceBatch, began_s: float) -> None:
+        first, progress, records, origin = self.first, self.progress, message.records, message.origin
+        epoch = message.epoch if isinstance(message, DataBatch) else 0
+        progress.epoch, progress.origin = epoch, origin
+        progress.records = None if origin is None or origin.originals is None else records
         self._records_in_a_row += len(records)
         if self._boundary is not None:
-            self.first.count(records)
-            self._boundary_out.port, self._boundary_out.origin = port.index, self.progress.origin
+            first.count(records)
+            self._boundary_out.port, self._boundary_out.origin = port.index, origin
             # As FailuresOf does, in a tenth of the time: a loop comes here several times in each round.
             try:
                 await self._boundary.on_batch(port.input_name, records, epoch, self._boundary_out)
             except RecordFailure:
                 raise
             except Exception as error:
-                raise RecordFailure(self.first.step.name) from error
+                raise RecordFailure(first.step.name) from error
             return
+        records_before, name = first.records_in, port.input_name
         if self._rounds is not None and not await self._enter_round(self._rounds, port, records, epoch):
             return
-        name = port.input_name
         if (self._wanted is not None or self.barriers.clocks is not None) and name not in self._by_batch:
             await self._handle_while_wanted(port, records, epoch)
         elif self._awaited:
             await self._async_entries[name](records)
         else:
             self._entries[name](records)
+        if isinstance(message, SourceBatch):
+            self.positions.update(message.positions)
+        if (size := port.turn_size) is not None:
+            seconds, handled = self._now_s() - began_s, first.records_in - records_before
+            self._seconds_in_a_row += seconds
+            if handled:
+                size.took(handled, seconds)
 
     async def _enter_round(self, rounds: Rounds, port: Port, records: Batch, epoch: int) -> bool:
         """Make an operator for the epoch of these records, if necessary; return whether it wants them now."""
@@ -458,10 +459,6 @@ class Task:
 
     # -- control records -------------------------------------------------------------------------------
 
-    async def _handle_control(self, port: Port | None, control: Control) -> None:
-        for event in [control] if port is None else self.inbox.accept(port, control):
-            await self._handle_event(event)
-
     async def _handle_event(self, event: Control) -> None:
         if self.barriers.suspension is not _RUNS and not isinstance(event, BarrierReturned):
             return  # The snapshot is taken already. A job that is restored from it makes this event again.
@@ -474,7 +471,8 @@ class Task:
         elif self._boundary is not None:
             try:
                 if isinstance(event, Posted):
-                    await self._call(event.notice)
+                    if (called := event.notice(self._boundary_out)) is not None:
+                        await called
                 elif not isinstance(event, EventTimeWatermark):
                     await self._boundary.on_control(event, self._boundary_out)
                 elif self.first.step.watermarked:
@@ -484,16 +482,13 @@ class Task:
             except Exception as error:
                 raise RecordFailure(self.first.step.name) from error
         elif isinstance(event, Posted):
-            await self._call(event.notice)
+            if (called := event.notice(self._boundary_out)) is not None:
+                await called
         elif isinstance(event, InputEnded):
             if self._rounds is None:  # With rounds, an input ends in each round.
                 await self.chain.input_ended(self.first, event.input_name)
         else:
             await self.pass_on(event)
-
-    async def _call(self, notice: Notice) -> None:
-        if (called := notice(self._boundary_out)) is not None:
-            await called
 
     async def pass_on(self, control: Control, *, after_first: bool = False) -> None:
         """Pass a control record through the chain, then into the channels; see :class:`Chain`."""
@@ -530,6 +525,12 @@ class Task:
         if state["inbox"] is not None:  # None: an input that had ended goes on.
             self.inbox.restore(state["inbox"], self._plain_data, state.get("logged", ()))
         self.ended = state["ended"]
+
+
+@types.coroutine
+def _give_way() -> Generator[None, None, None]:
+    """Let other tasks run, as ``asyncio.sleep(0)`` does in twice the time."""
+    yield
 
 
 def _within_batch(batch: SourceBatch) -> str:

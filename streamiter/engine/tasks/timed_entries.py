@@ -1,21 +1,23 @@
-"""The entries of operators in a stream with event time, and of operators that are awaited.
+"""The entries of operators in a stream with event time, of operators that are awaited, and of operators with keys.
 
-They do what the entries of :mod:`streamiter.engine.tasks.entries` do, and tell the output which timestamp is at hand.
-After each call they let event timers fire that are due. Operators that are awaited have one kind of entry, with event
-time or without; the entries of the others are several, because a check for each record would slow them down.
+They do what the entries of :mod:`streamiter.engine.tasks.entries` do, set the key, and tell the output which timestamp
+is at hand. After each call they let event timers fire that are due. All of these entries are coroutines, which wait
+only if a method of the operator does. So the engine may also call them directly (:func:`called_directly`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator
+import inspect
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from itertools import chain, count
 from typing import Any, NamedTuple
 
 from streamiter.engine.tasks.entries import (
     AsyncEntry,
     Entry,
-    awaitable,
+    by_batch,
+    by_record,
     check_result,
-    each_with_its_key,
     handler_of,
     keyed_records,
     keys_in_turns,
@@ -25,35 +27,13 @@ from streamiter.engine.tasks.entries import (
 from streamiter.operators.event_timers import StepTimes
 from streamiter.operators.functions import KeyOf, refuse
 from streamiter.operators.operator import Context, Operator, Progress, known_of
-from streamiter.operators.output import Output, RecordFailure, TimedOutput
+from streamiter.operators.output import Output, RecordFailure, TimedOutput, each_with_its_row
 from streamiter.values.records import Batch, TimedBatch, slice_batch, untimed
 from streamiter.values.times import MIN_TIME
 
 Handle = Callable[[Any, Output], object]
-
-
-def make_timed_entry(
-    operator: Operator,
-    input_name: str,
-    out: TimedOutput,
-    context: Context,
-    key_of: KeyOf | None,
-    times: StepTimes,
-    fire: Callable[[], None],
-    after_batch: Callable[[], None],
-) -> Entry:
-    """Return the entry of an operator that the engine calls directly. ``fire`` lets the timers fire that are due.
-
-    ``after_batch`` is called after each batch.
-    """
-    method, whole_batches = handler_of(operator, input_name, step=context.name, keyed=key_of is not None)
-    handle = getattr(operator, method)
-    if not whole_batches:
-        return _by_record(handle, out, context, key_of, times, fire, after_batch)
-    when = known_of(operator).one_by_one
-    if when == "always" or (when == "if tolerant" and out.tolerates_rejections):
-        return _one_by_one(handle, out, times)
-    return _by_batch(handle, out, times, fire, after_batch, whole=known_of(operator).takes_timed_batches)
+Waits = Callable[[object], Awaitable[object] | None]
+"""Takes what a method of an operator has returned; returns what the entry awaits, or None."""
 
 
 class Timing(NamedTuple):
@@ -65,121 +45,115 @@ class Timing(NamedTuple):
     after_batch: Callable[[], None]
 
 
+def called_directly(coroutine: Coroutine[Any, Any, None]) -> None:
+    """Run a coroutine of an operator that is never awaited: it ends at its first step."""
+    next(coroutine.__await__(), None)
+
+
+def make_entry(
+    operator: Operator, input_name: str, out: Output, context: Context, key_of: KeyOf | None, timing: Timing | None
+) -> Entry:
+    """Return the entry of an operator that the engine calls directly; ``timing`` is None without event time."""
+    method, whole_batches = handler_of(operator, input_name, step=context.name, keyed=key_of is not None)
+    handle, known = getattr(operator, method), known_of(operator)
+    if not whole_batches:
+        if timing is None and key_of is None:
+            return by_record(handle, out)
+        return _directly(_by_record(handle, out, context, key_of, timing, check_result))
+    if timing is None:  # Of several inputs with keys, those that are handled by batches have none.
+        return by_batch(handle, out)
+    if known.one_by_one == "always" or (known.one_by_one == "if tolerant" and out.tolerates_rejections):
+        return _one_by_one(handle, timing.out, timing.times)
+    return _directly(_by_batch(handle, out, timing, check_result, takes_timed=known.takes_timed_batches))
+
+
+def _directly(entry: AsyncEntry) -> Entry:
+    return lambda batch: called_directly(entry(batch))
+
+
 def make_async_entry(
     operator: Operator,
     input_name: str,
     out: Output,
     context: Context,
     key_of: KeyOf | None,
+    timing: Timing | None,
     progress: Progress,
-    timing: Timing | None = None,
 ) -> AsyncEntry:
-    """Return the entry of an operator that the engine awaits, in a stream with event time or (``timing`` None) without.
+    """Return the entry of an operator that the engine awaits. Of several inputs, some may have a plain method.
 
-    Each record counts as progress: a batch of thousands of records, each awaited, may take longer than a stall.
+    Each record that is awaited counts as progress: a batch of thousands of them may take longer than a stall.
     """
     method, whole_batches = handler_of(operator, input_name, step=context.name, keyed=key_of is not None)
-    handle = awaitable(getattr(operator, method))
+    handle = getattr(operator, method)
+
+    def to_await(result: object) -> Awaitable[object] | None:
+        if not inspect.isawaitable(result):
+            return None
+        progress.handled += 1
+        return result
+
+    if whole_batches:
+        return _by_batch(handle, out, timing, to_await)
+    return _by_record(handle, out, context, key_of, timing, to_await)
+
+
+def _by_record(
+    handle: Handle, out: Output, context: Context, key_of: KeyOf | None, timing: Timing | None, waits: Waits
+) -> AsyncEntry:
+    """Return the entry for a method that takes single records."""
     times = None if timing is None else timing.times
 
-    def moments(batch: Batch) -> Iterator[tuple[Any, Any]]:
-        if timing is None:
-            return each_with_its_key(batch, context, key_of, out)
-        return _moments(batch, context, key_of, timing.times, timing.out)
-
-    def end_batch() -> None:
-        if timing is not None:
-            timing.out.end_batch()
-        out.flush()
-        if timing is not None:
-            timing.after_batch()
-
-    async def by_batch(batch: Batch) -> None:
-        while len(batch):
-            if timing is not None:
-                timing.out.begin_batch(batch)
-            try:
-                await handle(untimed(batch), out)
-            except Exception as error:
-                batch = without_rejected(batch, rejection(error, RecordFailure(out.step)), out, times)
-                continue
-            break
-        if timing is not None and timing.times.next_at <= timing.times.watermark:
-            await timing.fire()
-        end_batch()
-
-    async def by_record(batch: Batch) -> None:
-        for key, record in moments(batch):
+    async def entry(batch: Batch) -> None:
+        for key, record in _moments(batch, context, key_of, out, times):
             context.key = key
-            progress.handled += 1
             try:
-                await handle(record, out)
+                if (result := handle(record, out)) is not None and (awaited := waits(result)) is not None:
+                    await awaited
             except Exception as error:
                 refuse(out, record, rejection(error, RecordFailure(out.step, record, has_record=True)))
             if times is not None and timing is not None and times.next_at <= times.watermark:
                 await timing.fire()
-        end_batch()
-
-    return by_batch if whole_batches else by_record
-
-
-def _by_record(
-    handle: Handle,
-    out: TimedOutput,
-    context: Context,
-    key_of: KeyOf | None,
-    times: StepTimes,
-    fire: Callable[[], None],
-    after_batch: Callable[[], None],
-) -> Entry:
-    def entry(batch: Batch) -> None:
-        for key, record in _moments(batch, context, key_of, times, out):
-            context.key = key
-            try:
-                if (result := handle(record, out)) is not None:
-                    check_result(result)
-            except Exception as error:
-                refuse(out, record, rejection(error, RecordFailure(out.step, record, has_record=True)))
-            if times.next_at <= times.watermark:
-                fire()
-        out.end_batch()
-        out.flush()
-        after_batch()
+        _end_batch(out, timing)
 
     return entry
 
 
 def _by_batch(
-    handle: Handle,
-    out: TimedOutput,
-    times: StepTimes,
-    fire: Callable[[], None],
-    after_batch: Callable[[], None],
-    *,
-    whole: bool,
-) -> Entry:
-    """``whole``: the operator takes the timed batch itself."""
+    handle: Handle, out: Output, timing: Timing | None, waits: Waits, *, takes_timed: bool = False
+) -> AsyncEntry:
+    """Return the entry for a method that takes whole batches. ``takes_timed``: it takes the timed batch itself."""
+    times = None if timing is None else timing.times
 
-    def entry(batch: Batch) -> None:
+    async def entry(batch: Batch) -> None:
         while len(batch):
-            out.begin_batch(batch)
+            if timing is not None:
+                timing.out.begin_batch(batch)
             try:
-                if (result := handle(batch if whole else untimed(batch), out)) is not None:
-                    check_result(result)
+                result = handle(batch if takes_timed else untimed(batch), out)
+                if result is not None and (awaited := waits(result)) is not None:
+                    await awaited
             except Exception as error:
                 batch = without_rejected(batch, rejection(error, RecordFailure(out.step)), out, times)
                 continue
             break
-        if times.next_at <= times.watermark:
-            fire()
-        out.end_batch()
-        out.flush()
-        after_batch()
+        if times is not None and timing is not None and times.next_at <= times.watermark:
+            await timing.fire()
+        _end_batch(out, timing)
 
     return entry
 
 
+def _end_batch(out: Output, timing: Timing | None) -> None:
+    if timing is not None:
+        timing.out.end_batch()
+    out.flush()
+    if timing is not None:
+        timing.after_batch()
+
+
 def _one_by_one(handle: Handle, out: TimedOutput, times: StepTimes) -> Entry:
+    """Return the entry for a method that takes batches, and is given one record at a time, with its timestamp."""
     out.gathers = True
 
     def entry(batch: Batch) -> None:
@@ -198,14 +172,23 @@ def _one_by_one(handle: Handle, out: TimedOutput, times: StepTimes) -> Entry:
 
 
 def _moments(
-    batch: Batch, context: Context, key_of: KeyOf | None, times: StepTimes, out: TimedOutput
+    batch: Batch, context: Context, key_of: KeyOf | None, out: Output, times: StepTimes | None
 ) -> Iterator[tuple[Any, Any]]:
-    """Give each key (None without keys) with its record, while the timestamp of the record is at hand."""
-    keys: list[Any] = [None] * len(batch)
-    if key_of is not None:
-        batch, keys = keyed_records(batch, key_of, out, times)
+    """Give each key (None without keys) with its record, whose place in the batch, or timestamp, is at hand."""
+    records, keys = (batch, [None] * len(batch)) if key_of is None else keyed_records(batch, key_of, out, times)
+    turns = keys_in_turns(context, keys, records, times)
+    if times is not None and isinstance(out, TimedOutput):
+        return _timed_moments(turns, times, out)
+    rows = count()
+    # A generator over the records would cost a twelfth of an awaited call.
+    return chain.from_iterable(each_with_its_row(out, zip(some, of_some, strict=True), rows) for some, of_some in turns)
+
+
+def _timed_moments(
+    turns: Iterator[tuple[list[Any], Batch]], times: StepTimes, out: TimedOutput
+) -> Iterator[tuple[Any, Any]]:
     first_row = 0
-    for some, of_some in keys_in_turns(context, keys, batch, times):
+    for some, of_some in turns:
         out.begin_records(of_some, first_row)
         first_row += len(some)
         for row, (record, key, timestamp) in enumerate(zip(of_some, some, _timestamps(of_some), strict=True)):

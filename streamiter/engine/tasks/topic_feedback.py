@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Final, final
 
@@ -17,7 +17,7 @@ from streamiter.engine.graph.feedback import FeedbackChannel, FeedbackLimits, ch
 from streamiter.engine.graph.graph import Edge, Step
 from streamiter.engine.graph.output import Forward
 from streamiter.engine.tasks.failures import FailuresOf, call_unless_cancelled
-from streamiter.engine.tasks.topic_inlets import RECORDS_PER_READ, Inlet, ReturningPump, TopicReturnPath
+from streamiter.engine.tasks.topic_inlets import RECORDS_PER_READ, ReturningPump, TopicReturnPath
 from streamiter.engine.tasks.topic_outlets import HEADER_BYTES_MAX, FeedbackOutlet, OutgoingPump
 from streamiter.errors import ConfigurationError, TopicNotFound
 from streamiter.operators.output import RecordFailure
@@ -54,7 +54,7 @@ class TopicFeedback:
         self.returning: dict[Edge, list[list[FeedbackChannel | None]]] = {}
         """For each upstream subtask its channel to each head; None if it does not feed back to it."""
         self._outlets: list[FeedbackOutlet] = []
-        self._inlets: list[dict[int, Inlet]] = [{} for _ in range(step.parallelism)]
+        self._inlets: list[dict[int, TopicReturnPath]] = [{} for _ in range(step.parallelism)]
         self._out = OutgoingPump(run_id, start, self._outlets, plain_data)
         self._back = [
             ReturningPump(run_id, topic, inlets, self._limits.memory_bytes, plain_data, clock)
@@ -74,50 +74,39 @@ class TopicFeedback:
 
     def _connect(self, edge: Edge, first: int) -> None:
         """Make the queues and channels of one edge; ``first`` is the number of its first producer."""
-        parallelism = edge.upstream.parallelism
-        self.outgoing[edge] = []
-        self.returning[edge] = []
-        for subtask in range(parallelism):
-            outlets = [self._outlet(edge, subtask, first + subtask, head) for head in self._heads_of(edge, subtask)]
-            self._outlets += outlets
-            self.outgoing[edge].append([outlet.channel for outlet in outlets])
-            queues = {outlet.head: outlet.channel for outlet in outlets}
-            self.returning[edge].append(
-                [self._inlet(edge, subtask, first, head, queues) for head in range(self._step.parallelism)]
-            )
+        all_heads = range(self._step.parallelism)
+        subtasks = range(edge.upstream.parallelism)
+        self.outgoing[edge] = [[] for _ in subtasks]
+        self.returning[edge] = [[None for _ in all_heads] for _ in subtasks]
+        for subtask in subtasks:
+            for head in [subtask] if isinstance(edge.partitioning, Forward) else all_heads:
+                outlet = self._outlet(f"{edge.upstream.name}[{subtask}]", first + subtask, head)
+                self.outgoing[edge][subtask].append(outlet.channel)
+                self.returning[edge][subtask][head] = self._inlet(outlet).channel
 
-    def _heads_of(self, edge: Edge, subtask: int) -> Sequence[int]:
-        """Return the heads that a subtask feeds back to."""
-        if isinstance(edge.partitioning, Forward):
-            return [subtask]
-        return range(self._step.parallelism)
-
-    def _outlet(self, edge: Edge, subtask: int, number: int, head: int) -> FeedbackOutlet:
-        step = f"{edge.upstream.name}[{subtask}]"
+    def _outlet(self, step: str, producer: int, head: int) -> FeedbackOutlet:
         name = f"{step} → head {head} in topic {self._topic.name}"
-        queue = spill_queue(name, self._limits, self._plain_data)
-        return FeedbackOutlet(number, step, head, FeedbackChannel(name, queue))
+        channel = FeedbackChannel(name, spill_queue(name, self._limits, self._plain_data))
+        outlet = FeedbackOutlet(producer, step, head, channel)
+        self._outlets.append(outlet)
+        return outlet
 
-    def _inlet(
-        self, edge: Edge, subtask: int, first: int, head: int, queues: dict[int, FeedbackChannel]
-    ) -> FeedbackChannel | None:
-        """Return the channel for the feedback of ``subtask`` to a head; None if there is none."""
-        if head not in queues:
-            return None
-        name = f"{edge.upstream.name}[{subtask}] → {self._step.name}[{head}]"
+    def _inlet(self, outlet: FeedbackOutlet) -> TopicReturnPath:
+        """Make the way from the topic to the head for the feedback of an outlet."""
+        name = f"{outlet.step} → {self._step.name}[{outlet.head}]"
         # It never spills: above its limit, the feedback waits in the topic.
         limits = FeedbackLimits(memory_bytes=sys.maxsize, directory=self._limits.directory)
-        return_path = TopicReturnPath(
-            self._back[head],
-            queues[head],
+        inlet = self._inlets[outlet.head][outlet.producer] = TopicReturnPath(
+            self._back[outlet.head],
+            outlet.channel,
             self._plain_data,
+            name=name,
+            queue=spill_queue(name, limits, self._plain_data),
             topic=self._topic.name,
             run=self._run_id,
-            producer=first + subtask,
+            producer=outlet.producer,
         )
-        channel = FeedbackChannel(name, spill_queue(name, limits, self._plain_data), return_path)
-        self._inlets[head][first + subtask] = Inlet(channel, return_path)
-        return channel
+        return inlet
 
     # -- life ------------------------------------------------------------------------------------------
 
@@ -129,34 +118,22 @@ class TopicFeedback:
         with FailuresOf(self._step.name):
             description = await self._described()
             limit_bytes = self._checked(description)
-            for head in range(self._step.parallelism):
-                self._readers.append(await self._open_reader(head))
+            heads = self._step.parallelism
+            for head in range(heads):
+                request = ReadRequest(
+                    subtask=head, subtasks=heads, start="latest", max_records=RECORDS_PER_READ, clock=self._clock
+                )
+                self._readers.append(await self._topic.open_reader(request))
             self._writer = await self._topic.open_writer()
             for outlet in self._outlets:
-                outlet.assign(range(outlet.head, description.partitions, self._step.parallelism))
-            self._begin_tracks()
+                outlet.assign(range(outlet.head, description.partitions, heads))
+                offset = self._readers[outlet.head].positions()[outlet.home]
+                self._inlets[outlet.head][outlet.producer].begin(outlet.home, offset)
             await self._out.open(self._writer, limit_bytes - HEADER_BYTES_MAX)
-
-    async def _open_reader(self, head: int) -> TopicReader:
-        request = ReadRequest(
-            subtask=head,
-            subtasks=self._step.parallelism,
-            start="latest",
-            max_records=RECORDS_PER_READ,
-            clock=self._clock,
-        )
-        return await self._topic.open_reader(request)
-
-    def _begin_tracks(self) -> None:
-        for outlet in self._outlets:
-            offset = self._readers[outlet.head].positions()[outlet.home]
-            self._inlets[outlet.head][outlet.producer].return_path.begin(outlet.home, offset)
 
     async def _described(self) -> TopicDescription:
         """Return the description of the topic. Raises CheckpointError if a restored range is not in it."""
-        restored = [
-            each.range for inlets in self._inlets for inlet in inlets.values() for each in inlet.return_path.restored
-        ]
+        restored = [each.range for inlets in self._inlets for inlet in inlets.values() for each in inlet.restored]
         description = None
         try:
             description = await self._topic.describe()

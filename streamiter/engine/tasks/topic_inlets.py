@@ -1,18 +1,19 @@
 """Feedback through a topic, the returning side: from the topic to one head.
 
 Each head has a :class:`ReturningPump`, an asyncio task, which reads the partitions of the head and puts the feedback of
-this run into the channels of the head. An :class:`Inlet` is the end of the way of one producer. The
-:class:`TopicReturnPath` of a channel notes where in the topic each waiting item came from, so that a checkpoint can
-have the range of the topic instead of the records. :func:`restored_records` reads the ranges of a checkpoint back.
+this run into the channels of the head. The :class:`TopicReturnPath` of a channel is the end of the way of one
+producer. It notes where in the topic each waiting item came from, so that a checkpoint can have the range of the topic
+instead of the records. :func:`restored_records` reads the ranges of a checkpoint back.
 """
 
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import count
 from typing import Final, NamedTuple, final
 
@@ -26,14 +27,7 @@ from streamiter.engine.graph.feedback import (
     missing_records_error,
 )
 from streamiter.engine.storage.disk_queue import SpillQueue
-from streamiter.engine.tasks.topic_outlets import (
-    DATA,
-    RUN_HEADER,
-    START,
-    Message,
-    control_from_kind,
-    foreign_record_error,
-)
+from streamiter.engine.tasks.topic_outlets import DATA, RUN_HEADER, START, Message, control_from_kind, message_of
 from streamiter.errors import PlainDataError, TopicError, TopicNotFound
 from streamiter.operators.output import Origin
 from streamiter.topics.topic import Headers, ReadRequest, Topic, TopicBatch, TopicReader
@@ -57,12 +51,12 @@ class ReturningPump:
         self,
         run_id: str,
         topic: Topic,
-        inlets: Mapping[int, Inlet],
+        inlets: Mapping[int, TopicReturnPath],
         memory_bytes: int,
         plain_data: PlainData,
         clock: Clock,
     ) -> None:
-        """``inlets`` are by the number of the producer."""
+        """``inlets``, the ways into the channels of the head, are by the number of the producer."""
         self._run_id = run_id.encode()
         self._topic = topic
         self._inlets = inlets
@@ -82,7 +76,7 @@ class ReturningPump:
         return self._full is not None
 
     async def run(self, reader: TopicReader) -> None:
-        """Bring the feedback of the restored checkpoint first, then that of this run, until cancelled."""
+        """Bring the feedback of the restored checkpoint, then the feedback of this run, until cancelled."""
         await self._bring_restored()
         while (batch := await reader.read()) is not None:
             await self._take_in(batch)
@@ -100,17 +94,13 @@ class ReturningPump:
         """Bring the first range of each channel, then the second, and so on: they are of consecutive runs."""
         inlets = self._inlets.values()
         for number in count():
-            of_channels = {
-                inlet.return_path.restored[number]: inlet
-                for inlet in inlets
-                if number < len(inlet.return_path.restored)
-            }
+            of_channels = {inlet.restored[number]: inlet for inlet in inlets if number < len(inlet.restored)}
             if not of_channels:
                 return
-            records = restored_records(self._topic, list(of_channels), max_records=RECORDS_PER_READ, clock=self._clock)
+            records = restored_records(self._topic, list(of_channels), clock=self._clock)
             async with aclosing(records):
-                async for restored, message, at, partition, value in records:
-                    await self._bring(of_channels[restored], message, at, partition, value, restored)
+                async for track, message, at, partition, value in records:
+                    await self._bring(of_channels[track], track, message, at, partition, value)
 
     async def _take_in(self, batch: TopicBatch) -> None:
         columns = zip(batch.offsets, batch.headers, batch.values, strict=True)
@@ -120,34 +110,24 @@ class ReturningPump:
                 continue
             if message.home == batch.partition:
                 inlet, at = self._inlets[message.producer], RecordPoint(offset, message.sequence)
-                inlet.return_path.passed(at)
-                await self._bring(inlet, message, at, batch.partition, value or b"")
+                inlet.own.following = at.behind
+                await self._bring(inlet, inlet.own, message, at, batch.partition, value or b"")
 
     async def _bring(
-        self,
-        inlet: Inlet,
-        message: Message,
-        at: RecordPoint,
-        partition: int,
-        value: bytes,
-        restored: RestoredRange | None = None,
+        self, inlet: TopicReturnPath, track: Track, message: Message, at: RecordPoint, partition: int, value: bytes
     ) -> None:
         if message.kind == DATA:
-            records = self._decoded(value, partition, at.offset)
-            inlet.put(DataBatch(records, message.number), at, restored)
+            inlet.put(DataBatch(self._decoded(value, partition, at.offset), message.number), at, track)
             await self._make_room(inlet.channel)
         elif message.kind != START:
-            inlet.put_control(control_from_kind(message.kind, message.number), at, restored)
+            inlet.put(control_from_kind(message.kind, message.number), at, track)
 
     def _message(self, partition: int, offset: int, headers: Headers) -> Message | None:
         """Return the message of a record; None if it is of another run."""
         run = next((value for name, value in headers if name == RUN_HEADER), None)
         if run is not None and run != self._run_id:
             return None
-        try:
-            message = Message.from_headers(headers)
-        except ValueError as error:
-            raise foreign_record_error(self._topic, partition, offset, error) from None
+        message = message_of(headers, self._topic, partition, offset)
         if message.producer not in self._inlets:
             raise TopicError(
                 f"{self._place(partition, offset)}: expected a producer of this flow, given number "
@@ -207,22 +187,24 @@ class TopicReturnPath(ReturnPath):
         outgoing: FeedbackChannel,
         plain_data: PlainData,
         *,
+        name: str,
+        queue: SpillQueue,
         topic: str,
         run: str,
         producer: int,
     ) -> None:
-        """``outgoing`` leads into the topic."""
-        self.restored: list[RestoredRange] = []
+        """``outgoing`` leads into the topic. ``name`` and ``queue`` are for the channel."""
+        self.channel = FeedbackChannel(name, queue, self)
+        """The channel of the head's inbox, which this way leads into."""
+        self.restored: list[Track] = []
         """The ranges of earlier runs."""
+        own = TopicRange(topic, run, producer, 0, RecordPoint(0, 0), _OPEN)
+        self.own = Track(own, RecordPoint(0, 0))
+        """The range of this run, up to the record that was read last."""
         self._pump = pump
         self._outgoing = outgoing
         self._plain_data = plain_data
-        self._topic = topic
-        self._run = run
-        self._producer = producer
         self._restored_records = 0
-        self._partition = 0
-        self._began = self._following = RecordPoint(0, 0)
         self._waiting: deque[TrackMark] = deque()
         """The places of the items in the channel."""
         self._last: TrackMark | None = None
@@ -232,19 +214,21 @@ class TopicReturnPath(ReturnPath):
     # -- by the pump -------------------------------------------------------------------------------------
 
     def begin(self, partition: int, offset: int) -> None:
-        self._partition = partition
-        self._began = self._following = RecordPoint(offset, 0)
+        self.own.following = RecordPoint(offset, 0)
+        self.own.range = replace(self.own.range, partition=partition, start=self.own.following)
 
-    def passed(self, at: RecordPoint) -> None:
-        """Note that a record of this run was read."""
-        self._following = at.behind
-
-    def put(self, at: RecordPoint, restored: RestoredRange | None, records: int = 0) -> None:
-        """Note that an item with so many records is put into the channel."""
-        if restored is not None:
-            self._restored_records += records
+    def put(self, item: DataBatch | Control, at: RecordPoint, track: Track) -> None:
+        """Put an item into the channel; ``at`` is its place in the topic."""
+        if track is not self.own:
+            if isinstance(item, CheckpointBarrier):
+                return  # It belongs to an earlier or abandoned checkpoint.
+            self._restored_records += len(item.records) if isinstance(item, DataBatch) else 0
         if not self._is_closed:
-            self._waiting.append(TrackMark(self._own_part if restored is None else restored.part, at))
+            self._waiting.append(TrackMark(self._tracks.index(track), at))
+        if isinstance(item, DataBatch):
+            self.channel.put(item)
+        else:
+            self.channel.put_control(item)
 
     # -- by the channel ----------------------------------------------------------------------------------
 
@@ -272,74 +256,51 @@ class TopicReturnPath(ReturnPath):
     # -- for snapshots -----------------------------------------------------------------------------------
 
     def restore(self, ranges: Iterable[TopicRange]) -> None:
-        self.restored += [RestoredRange(part, topic_range) for part, topic_range in enumerate(ranges, self._own_part)]
+        self.restored += [Track(topic_range, topic_range.start) for topic_range in ranges]
 
     def mark(self) -> TrackMark:
         if self._waiting:
             return self._waiting[0]
-        for restored in self.restored:
-            if restored.following.sequence < restored.range.stop.sequence:
-                return TrackMark(restored.part, restored.following)
-        return TrackMark(self._own_part, self._following)
+        part, track = next(each for each in enumerate(self._tracks) if not each[1].is_read)
+        return TrackMark(part, track.following)
 
     def since(self, mark: TrackMark) -> list[bytes]:
         last = self._last
         assert last is not None
-        assert last.part == self._own_part
-        ranges = [
-            replace(restored.range, start=mark.at) if restored.part == mark.part else restored.range
-            for restored in self.restored[mark.part :]
-        ]
-        start = mark.at if mark.part == self._own_part else self._began
-        ranges.append(TopicRange(self._topic, self._run, self._producer, self._partition, start, last.at))
+        assert last.part == len(self.restored)
+        ranges = [track.range for track in self._tracks[mark.part :]]
+        ranges[0] = replace(ranges[0], start=mark.at)
+        ranges[-1] = replace(ranges[-1], stop=last.at)
         frame = [topic_range.plain() for topic_range in ranges if not topic_range.is_empty]
         return [self._plain_data.encode(frame)] if frame else []
 
     @property
-    def _own_part(self) -> int:
-        return len(self.restored)
+    def _tracks(self) -> list[Track]:
+        return [*self.restored, self.own]
+
+
+# The end of a range that grows.
+_OPEN: Final = RecordPoint(sys.maxsize, sys.maxsize)
 
 
 @final
-class Inlet:
-    """The end of the way of one producer's feedback: a channel of the head's inbox, and the way into it."""
+@dataclass(eq=False, slots=True)
+class Track:
+    """A range of the topic that is being read into a channel."""
 
-    def __init__(self, channel: FeedbackChannel, return_path: TopicReturnPath) -> None:
-        self.channel = channel
-        self.return_path = return_path
+    range: TopicRange
+    following: RecordPoint
+    """The next point: all records of its producer before it were read."""
 
-    def put(self, batch: DataBatch, at: RecordPoint, restored: RestoredRange | None) -> None:
-        """Put a batch into the channel; ``at`` is its place in the topic."""
-        self.return_path.put(at, restored, len(batch.records))
-        self.channel.put(batch)
-
-    def put_control(self, control: Control, at: RecordPoint, restored: RestoredRange | None) -> None:
-        """Put a control record into the channel."""
-        if restored is not None and isinstance(control, CheckpointBarrier):
-            return  # It belongs to an earlier or abandoned checkpoint.
-        self.return_path.put(at, restored)
-        self.channel.put_control(control)
-
-
-@final
-class RestoredRange:
-    """A range of an earlier run that is being read into the channel."""
-
-    def __init__(self, part: int, topic_range: TopicRange) -> None:
-        self.part = part
-        self.range = topic_range
-        self.following = topic_range.start
-        """The next point: all records of its producer before it were read."""
-
-    def passed(self, at: RecordPoint) -> None:
-        """Note that a record of the range was read."""
-        self.following = at.behind
+    @property
+    def is_read(self) -> bool:
+        return self.following.sequence >= self.range.stop.sequence
 
 
 class RestoredRecord(NamedTuple):
     """A record of an earlier run that belongs to a range of the restored checkpoint."""
 
-    restored: RestoredRange
+    track: Track
     message: Message
     at: RecordPoint
     partition: int
@@ -347,21 +308,21 @@ class RestoredRecord(NamedTuple):
 
 
 async def restored_records(
-    topic: Topic, ranges: Sequence[RestoredRange], *, max_records: int, clock: Clock
+    topic: Topic, tracks: Sequence[Track], *, clock: Clock
 ) -> AsyncGenerator[RestoredRecord, None]:
-    """Give all records of the ranges in one pass, each range in order. Raises CheckpointError if any is missing.
+    """Give all records of the tracks in one pass, each track in order. Raises CheckpointError if any is missing.
 
-    Other records are skipped: those of other runs, those that are not part of the checkpoint, and duplicates that a
+    Other records are skipped: records of other runs, records that are not part of the checkpoint, and duplicates that a
     writer has stored.
     """
-    wanted = {(each.range.run.encode(), each.range.producer, each.range.partition): each for each in ranges}
+    wanted = {(each.range.run.encode(), each.range.producer, each.range.partition): each for each in tracks}
     of_partition: dict[int, list[TopicRange]] = {}
-    for each in ranges:
+    for each in tracks:
         of_partition.setdefault(each.range.partition, []).append(each.range)
     request = ReadRequest(
         positions={number: min(each.start.offset for each in there) for number, there in of_partition.items()},
         stop={number: max(each.stop.offset for each in there) for number, there in of_partition.items()},
-        max_records=max_records,
+        max_records=RECORDS_PER_READ,
         clock=clock,
     )
     reader = await topic.open_reader(request)
@@ -370,37 +331,30 @@ async def restored_records(
             for record in _of_ranges(batch, wanted, topic):
                 yield record
             await asyncio.sleep(0)  # A reader that always has records must let other tasks run.
-    for each in ranges:
-        if each.following.sequence < each.range.stop.sequence:
+    for each in tracks:
+        if not each.is_read:
             raise missing_records_error(each.range, topic, each.following.sequence)
 
 
 def _of_ranges(
-    batch: TopicBatch, wanted: Mapping[tuple[bytes, int, int], RestoredRange], topic: Topic
+    batch: TopicBatch, wanted: Mapping[tuple[bytes, int, int], Track], topic: Topic
 ) -> Iterator[RestoredRecord]:
     runs = {run for run, _, _ in wanted}
     for offset, headers, value in zip(batch.offsets, batch.headers, batch.values, strict=True):
         run = next((content for name, content in headers if name == RUN_HEADER), b"")
         if run not in runs:
             continue
-        try:
-            message = Message.from_headers(headers)
-        except ValueError as error:
-            raise foreign_record_error(topic, batch.partition, offset, error) from None
-        restored = wanted.get((run, message.producer, batch.partition))
-        if restored is None or not restored.range.start.offset <= offset < restored.range.stop.offset:
+        message = message_of(headers, topic, batch.partition, offset)
+        track = wanted.get((run, message.producer, batch.partition))
+        if track is None or not track.range.start.offset <= offset < track.range.stop.offset:
             continue
         at = RecordPoint(offset, message.sequence)
-        following = restored.following.sequence
+        following = track.following.sequence
         if at.sequence > following:
-            raise missing_records_error(restored.range, topic, following)
+            raise missing_records_error(track.range, topic, following)
         if at.sequence == following:
-            restored.passed(at)
-            yield RestoredRecord(restored, message, at, batch.partition, value or b"")
-
-
-# The most records of one read: all of them are in memory, and each may be a batch of up to a megabyte.
-_RECORDS_PER_READ: Final = 64
+            track.following = at.behind
+            yield RestoredRecord(track, message, at, batch.partition, value or b"")
 
 
 async def fetch_ranges(
@@ -414,10 +368,10 @@ async def fetch_ranges(
         description = await topic.describe()
     except TopicNotFound:
         description = None
-    for part, topic_range in enumerate(ranges):
+    for topic_range in ranges:
         check_range_in_topic(topic_range, topic, description)
-        restored = RestoredRange(part, topic_range)
-        records = restored_records(topic, [restored], max_records=_RECORDS_PER_READ, clock=clock)
+        track = Track(topic_range, topic_range.start)
+        records = restored_records(topic, [track], clock=clock)
         async with aclosing(records):
             async for record in records:
                 kind, number = record.message.kind, record.message.number

@@ -8,7 +8,6 @@ control record as one record in each partition of its head. :class:`Message` are
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -16,7 +15,7 @@ from itertools import pairwise
 from typing import Final, Literal, final
 
 from streamiter.engine.graph.feedback import FeedbackChannel
-from streamiter.engine.inbox.port_log import Port
+from streamiter.engine.inbox.port_log import Port, ReadyPorts
 from streamiter.errors import RecordTooLarge, TopicError, shortened
 from streamiter.operators.output import Origin
 from streamiter.topics.topic import Headers, OutgoingBatch, Topic, TopicWriter
@@ -61,10 +60,11 @@ class FeedbackOutlet:
         self.home = partitions[self.producer % len(partitions)]
         self._sequences = dict.fromkeys(partitions, 0)
 
-    def next_sequence(self, partition: int) -> int:
-        number = self._sequences[partition]
-        self._sequences[partition] = number + 1
-        return number
+    def message(self, partition: int, kind: MessageKind, number: int, *, run: str, start: str) -> Message:
+        """Return the next message for a partition, of this run and start."""
+        sequence = self._sequences[partition]
+        self._sequences[partition] = sequence + 1
+        return Message(run, self.producer, kind, number, sequence, self.home, step=self.step, start=start)
 
 
 @final
@@ -104,46 +104,36 @@ class OutgoingPump:
         self._plain_data = plain_data
         self._limit_bytes = 0
         self._writer: TopicWriter | None = None
-        self._ready: deque[FeedbackOutlet] = deque()
-        """The outlets that may have items, in the order of their turns."""
-        self._is_ready: set[FeedbackOutlet] = set()
-        """The outlets in the queue."""
-        self._news = asyncio.Event()
+        self._ready = ReadyPorts(0)
+        """The queues of the outlets that may have items. The index of a queue is the number of its outlet."""
 
     async def open(self, writer: TopicWriter, limit_bytes: int) -> None:
         """Write the start record of this run into every partition; later values have at most ``limit_bytes``."""
         self._writer = writer
         self._limit_bytes = limit_bytes
-        starts = OutgoingRecords()
-        for outlet in self._outlets:
+        starts, self._ready = OutgoingRecords(), ReadyPorts(len(self._outlets))
+        for number, outlet in enumerate(self._outlets):
             self._add_to_all(starts, outlet, START, 0)
-            outlet.channel.attach(partial(self._mark_ready, outlet))
+            outlet.queue.index = number
+            outlet.channel.attach(partial(self._ready.add, outlet.queue))
         await self._write(starts)
 
     async def run(self) -> None:
         """Write until cancelled."""
         while True:
-            while self._ready:
+            while self._ready.queue:
                 await self._write(self._take_items())
                 await asyncio.sleep(0)  # A writer that never waits must let other tasks run.
-            self._news.clear()
-            await self._news.wait()
-
-    def _mark_ready(self, outlet: FeedbackOutlet) -> None:
-        if outlet not in self._is_ready:
-            self._is_ready.add(outlet)
-            self._ready.append(outlet)
-            self._news.set()
+            await self._ready.news()
 
     def _take_items(self) -> OutgoingRecords:
         """Take items from the outlets in turns, up to the size of one write."""
         entries = OutgoingRecords()
-        while self._ready and entries.size_bytes < _WRITE_BYTES:
-            outlet = self._ready.popleft()
-            self._is_ready.discard(outlet)
-            if outlet.queue.peek() is not None:
-                self._take_next(outlet, entries)
-                self._mark_ready(outlet)
+        while self._ready.queue and entries.size_bytes < _WRITE_BYTES:
+            queue = self._ready.take()
+            if queue.peek() is not None:
+                self._take_next(self._outlets[queue.index], entries)
+                self._ready.add(queue)
         return entries
 
     def _take_next(self, outlet: FeedbackOutlet, entries: OutgoingRecords) -> None:
@@ -171,16 +161,7 @@ class OutgoingPump:
         number: int,
         value: bytes = b"",
     ) -> None:
-        message = Message(
-            run=self._run_id,
-            producer=outlet.producer,
-            kind=kind,
-            number=number,
-            sequence=outlet.next_sequence(partition),
-            home=outlet.home,
-            step=outlet.step,
-            start=self._start,
-        )
+        message = outlet.message(partition, kind, number, run=self._run_id, start=self._start)
         entries.add(partition, value, message.headers())
 
     async def _write(self, entries: OutgoingRecords) -> None:
@@ -289,12 +270,15 @@ def control_from_kind(kind: MessageKind, number: int) -> Control:
     return control_from_plain((_BARRIERS[0], number, kind == SUSPEND) if kind in _BARRIERS else (kind, number))
 
 
-def foreign_record_error(topic: Topic, partition: int, offset: int, error: ValueError) -> TopicError:
-    """Return the error for a record in the topic that is no feedback."""
-    return TopicError(
-        f"{Origin(topic.url, partition, offset)}: expected only feedback of the loop, given another "
-        f"record ({error}); give the loop a topic of its own"
-    )
+def message_of(headers: Headers, topic: Topic, partition: int, offset: int) -> Message:
+    """Return the message of a record in the topic. Raises TopicError for a record that is no feedback."""
+    try:
+        return Message.from_headers(headers)
+    except ValueError as error:
+        raise TopicError(
+            f"{Origin(topic.url, partition, offset)}: expected only feedback of the loop, given another "
+            f"record ({error}); give the loop a topic of its own"
+        ) from None
 
 
 def encoded_pieces(records: Batch, limit_bytes: int, plain_data: PlainData) -> Iterator[bytes]:

@@ -106,7 +106,7 @@ class Watchdog:
         return stalled
 
     def _stalled_now(self) -> list[_Watched]:
-        """Return the tasks without progress, except for those that wait for room which a working task will make."""
+        """Return the tasks without progress, except tasks that wait for room which a working task will make."""
         still: dict[str, _Watched] = {}
         something_moves = any(watched.has_moved for watched in self._watched)
         for watched in reversed(self._watched):  # Downstream tasks first, because they make the room.
