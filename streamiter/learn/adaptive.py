@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamiter.errors import ConfigurationError, ModelError, OtherModel
+from streamiter.learn.asked_questions import AskedScores, Predictions
 from streamiter.learn.expert_weights import (
     CrossStatistics,
     ExpertWeights,
@@ -300,20 +301,18 @@ class AdaptiveLinearModel(DeclaredState, Savable):
                 self._weights.add_numeric(new_columns)
         return self._by_column(named)
 
-    def step(
-        self, rows: ModelRows, steps: RowSteps, labels: Labels, asked: dict[int, list[float]] | None = None
-    ) -> Floats:
+    def step(self, rows: ModelRows, steps: RowSteps, labels: Labels, asked: AskedScores | None = None) -> Floats:
         """Make these steps, in order, with a label for each step that learns; return a prediction for each step.
 
-        ``asked`` has the experts' scores of earlier questions, by number; the scores of the questions of these steps
-        are added. Before the first label predictions are NaN. Raises ``BadRows``, with the positions of steps, for
-        labels that do not fit the task, and for weights above 1e30; then no step was made.
+        ``asked`` has the experts' scores of earlier questions; it gets those of the questions of these steps. Before
+        the first label predictions are NaN. Raises ``BadRows``, with the positions of steps, for labels that do not fit
+        the task, and for weights above 1e30; then no step was made.
         """
         if (bad := steps.learns & ~(steps.weights <= _WEIGHT_MAX)).any():
             reason = f"expected sample weights of at most {_WEIGHT_MAX:g}, given {steps.weights[bad][0]:g}"
             raise BadRows(np.flatnonzero(bad), f"{_NAME}: {reason}")
         parts = self._labels.read(labels, steps.learns)
-        questions = np.unique(steps.questions[steps.questions >= 0]).tolist()
+        questions = 1 + int(steps.questions.max(initial=-1))
         predictions = np.full(len(steps.rows), np.nan)
         self.predicted_again = None
         by_question: Floats | None = None
@@ -324,7 +323,7 @@ class AdaptiveLinearModel(DeclaredState, Savable):
                 predictions = self._read_labels_as(part, predictions, steps.learns)
             self._labels.take_over(part, int(np.count_nonzero(some.learns)))
             if is_new or by_question is None:
-                by_question = self._scores_of(asked or {}, 1 + max(questions, default=-1))
+                by_question = self._scores_of(asked, questions)
             found = self._step(part, rows, some, by_question)
             if found.ndim > predictions.ndim:
                 predictions = np.full((len(predictions), found.shape[1]), np.nan)
@@ -337,8 +336,8 @@ class AdaptiveLinearModel(DeclaredState, Savable):
                 more = self._first_rows.followed_by(rows, some, labels[part.start : part.stop], FIRST_LABELS)
                 self._first_rows = None if self._labels.is_settled else more
         if by_question is not None and asked is not None:
-            of_now = float(self.readings)
-            asked |= {question: [of_now, *by_question[question].ravel().tolist()] for question in questions}
+            asked.made = by_question.reshape(questions, by_question[0].size if questions else 0)
+            asked.reading = self.readings
         self._keep()
         self._version += bool((steps.learns & (steps.weights > 0.0)).any())
         return predictions
@@ -355,14 +354,16 @@ class AdaptiveLinearModel(DeclaredState, Savable):
             return self._weights.step_classes(rows, steps, part.targets, asked, is_open=is_open)
         return self._weights.step(rows, steps, part.targets, asked)[:, 0]
 
-    def _scores_of(self, asked: Mapping[int, list[float]], questions: int) -> Floats:
+    def _scores_of(self, asked: AskedScores | None, questions: int) -> Floats:
         """Return the experts' scores by question; the scores of a model that read labels in another way count as 0."""
         assert self._weights is not None
         assert self._labels.reading is not None
-        of_now, names = [float(self.readings)], self._labels.reading.names
-        known = {question: scores[1:] for question, scores in asked.items() if scores[:1] == of_now}
+        names, asked = self._labels.reading.names, asked or AskedScores.none()
         classes = len(names) + self._labels.has_open_class if self._weights.task == "classes" else 1
-        return self._weights.scores_of_questions(known, questions, max(classes, self._weights.scores))
+        known = np.flatnonzero((asked.readings == self.readings) & (asked.counts > 0))
+        by_question = self._weights.scores_of_questions(questions, max(classes, self._weights.scores))
+        self._weights.fill_in_scores(by_question, asked.questions[known], asked.counts[known], asked.scores[known])
+        return by_question
 
     def _read_labels_as(self, part: LabelPart, predictions: Floats, learns: npt.NDArray[np.bool_]) -> Floats:
         """Learn from labels that are read as in this part; return the earlier predictions in the same form.
@@ -389,7 +390,7 @@ class AdaptiveLinearModel(DeclaredState, Savable):
             targets = reading.targets(first.labels, every.learns)
             assert targets is not None
             classes = len(reading.names) + 1 if reading.kind == "classes" else 1
-            asked = self._weights.scores_of_questions({}, 0, classes)
+            asked = self._weights.scores_of_questions(0, classes)
             again = self._step(LabelPart(0, len(targets), reading, targets), first.rows, every, asked)
             if reading.kind == "binary":
                 own = np.flatnonzero(learns[: part.start])
@@ -406,12 +407,12 @@ class AdaptiveLinearModel(DeclaredState, Savable):
         """Return labels as numbers: 0 or 1, the number of the class, or the number itself."""
         return self._labels.targets(labels)
 
-    def as_now(self, predictions: Sequence[Sequence[float]], scores: Sequence[Sequence[float]]) -> Floats:
-        """Return predictions of earlier questions, whose scores :meth:`step` gave, in the form that it returns now.
+    def as_now(self, predictions: Predictions) -> Floats:
+        """Return predictions of earlier questions in the form in which :meth:`step` returns predictions now.
 
         A class that was not known then has the probability 0; the class that had not come yet is the last one.
         """
-        return self._labels.as_now(predictions, scores)
+        return self._labels.as_now(predictions)
 
     # ---- columns
 

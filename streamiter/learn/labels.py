@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamiter.errors import ConfigurationError, ModelError, shortened
+from streamiter.learn.asked_questions import Predictions
 from streamiter.learn.rows import BadRows
 from streamiter.operators.declared_state import DeclaredState, Form, declared
 from streamiter.operators.definitions import Definition
@@ -282,26 +283,27 @@ class LabelReader(DeclaredState):
         self.reading = now
         self.count = min(self.count + labels, FIRST_LABELS)
 
-    def as_now(self, predictions: Sequence[Sequence[float]], scores: Sequence[Sequence[float]]) -> Floats:
-        """Return predictions that were made with scores, whose first number tells the reading, in the present form."""
+    def as_now(self, predictions: Predictions) -> Floats:
+        """Return predictions that were made under earlier readings in the present form."""
         reading = self.reading
         assert reading is not None
         width = len(reading.names) + self.has_open_class if reading.kind == "classes" else 1
-        readings = [*self.earlier, reading]
-        found = np.zeros((len(predictions), width))
-        if not self.earlier and all(len(prediction) == width for prediction in predictions):
-            found = np.array(predictions, dtype=np.float64).reshape(-1, width)  # Nothing has changed, as nearly always.
-            predictions = scores = []
-        for row, (prediction, given) in enumerate(zip(predictions, scores, strict=True)):
-            if given and given[0] < len(self.earlier):
-                told = np.array(prediction)
-                for before, now in pairwise(readings[int(given[0]) :]):
+        found = np.zeros((len(predictions.made), width))
+        # Mostly there is one group: nothing has changed.
+        groups, group_of = np.unique(np.stack([predictions.readings, predictions.widths]), axis=1, return_inverse=True)
+        for group, (earlier, given) in enumerate(groups.T.tolist()):
+            rows = np.flatnonzero(group_of.reshape(-1) == group)
+            made = predictions.made[rows, :given]
+            if 0 <= earlier < len(self.earlier):
+                told = made[:, 0]
+                for before, now in pairwise([*self.earlier, reading][earlier:]):
                     told = now.in_terms_of(before, told)
-                found[row] = told
-            elif len(prediction) < width:
-                found[row, : len(prediction) - 1], found[row, -1] = prediction[:-1], prediction[-1]
+                found[rows] = told.reshape(len(rows), -1)
+            elif given < width:
+                # The class that had not come then is still the last one.
+                found[rows, : given - 1], found[rows, -1] = made[:, :-1], made[:, -1]
             else:
-                found[row] = prediction
+                found[rows] = made
         return found if reading.kind == "classes" else found[:, 0]
 
     def _say(self, before: Reading | None, now: Reading) -> None:

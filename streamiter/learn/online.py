@@ -35,13 +35,13 @@ from streamiter.learn.delayed_labels import (
 from streamiter.learn.drift import DRIFTS, DriftDetector
 from streamiter.learn.features import StandardScaler
 from streamiter.learn.foreign_models import ForeignModel, ForeignOwner, foreign_reader
+from streamiter.learn.label_join import LabelJoin
 from streamiter.learn.labels import Label, LearningTask
-from streamiter.learn.late_labels import EventReader, LabelJoin
+from streamiter.learn.late_labels import EventReader
 from streamiter.learn.linear import LinearModel
 from streamiter.learn.losses import LossName, checked_loss
 from streamiter.learn.model_owner import MODELS, OwnerOptions, PublishSchedule
 from streamiter.learn.online_workers import DelayedLabelsWorker, OnlineWorker, OnlineWorkerOptions, function_of_features
-from streamiter.learn.question_steps import ANSWERS, QUESTIONS
 from streamiter.learn.row_reading import (
     LabelFields,
     NumberMiniBatches,
@@ -382,8 +382,8 @@ def _by_rows(
     timeout_s = None if shared.owner.in_epochs else _SECONDS_A_MINI_BATCH
 
     def make_owner() -> RowOwner:
-        join = partial(LabelJoin, is_timed=shared.is_timed, questions=QUESTIONS, answers=ANSWERS)
-        return RowOwner(make_model, shared.owner, None if labels is None else join(labels))
+        join = None if labels is None else LabelJoin(labels, is_timed=shared.is_timed)
+        return RowOwner(make_model, shared.owner, join)
 
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
         # Where labels come later, the owner handles the events in the order of the stream, so one subtask numbers them.

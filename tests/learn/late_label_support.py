@@ -15,6 +15,7 @@ from learn.online_support import Record
 
 from streamiter import Flow, Stream
 from streamiter.learn import AdaptiveLinearModel, DelayedLabels, train_online
+from streamiter.learn.asked_questions import AskedScores
 from streamiter.learn.model_rows import ASSUMED, CONFIRMED, CORRECTED, RowSteps
 from streamiter.operators import Source, SourceBatch
 
@@ -158,6 +159,13 @@ def one_by_one(given: Sequence[Record], within_ms: int, bound_ms: int, schedule:
     yield from over(math.inf)
 
 
+def kept(asked: AskedScores) -> AskedScores:
+    """Return the scores of the only question of some steps, for later steps."""
+    if not asked.made.size:
+        return AskedScores.none()
+    return AskedScores(np.zeros(1, np.intp), np.array([asked.reading]), np.array([asked.made.shape[1]]), asked.made)
+
+
 class Loop:
     """A plain loop around the model that learns row by row, in the order of the oracle."""
 
@@ -179,11 +187,12 @@ class Loop:
                 row, scores, _ = asked[key]
                 self.assumed.add(key)
                 self.model.step(row, self._steps(asks=True, learns=True, assumed=ASSUMED), [False], scores)
+                asked[key] = row, kept(scores), asked[key][2]
             elif kind == "question":
-                row, scores = self.model.rows([rows[key]]), {}
+                row, scores = self.model.rows([rows[key]]), AskedScores.none()
                 steps = self._steps(asks=True, learns=is_weighted, assumed=ASSUMED if is_weighted else None)
                 prediction = self.model.step(row, steps, [False if is_weighted else None], scores)[0]
-                asked[key] = row, scores, prediction
+                asked[key] = row, kept(scores), prediction
             else:
                 row, scores, prediction = asked.pop(key)
                 label = bool(label)
