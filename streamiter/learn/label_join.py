@@ -500,45 +500,49 @@ class LabelJoin(DeclaredState):
         super().restore(state)
         self.is_false_otherwise = self.is_false_otherwise and counts_as_false(self.otherwise)
         self.false_label = own_label if self.false_label is None else self.false_label
+        self._settings[steps.MAY_ASSUME] = self._may_assume
         waiting, kinds = np.asarray(state["waiting"], np.int64).reshape(-1, 4), np.asarray(state["kinds"])
-        self._counts[[steps.ASKED, steps.LATEST]] = state["asked"], state["latest"]
         is_open = kinds <= _OPEN_ANSWER
-        settled = self._places_of(state["settled"][0])
-        places = self._places_of(state["keys"])
+        settled, keys = self._places_of(state["settled"][0]), self._places_of(state["keys"])
         arrays = self._arrays(len(kinds) + len(state["learned"]))
-        for place, time in zip(settled.tolist(), state["settled"][1], strict=True):
-            steps.settle(arrays, place, time)
-        slots = (
-            self._free[int(self._counts[steps.FREE]) - len(kinds) : int(self._counts[steps.FREE])] // steps.SLOT_COLUMNS
-        )[::-1]
+        slots = self._restore_slots(state, waiting, kinds)
+        self._slots[slots[is_open], steps.KEY] = keys
+        self._counts[[steps.ASKED, steps.LATEST]] = state["asked"], state["latest"]
+        self._counts[steps.WATERMARK] = self._restored_watermark(state, waiting[is_open], kinds[is_open])
+        steps.settled_before(arrays, settled, np.array(state["settled"][1], np.int64))
+        if self.schedule == "expected":
+            for time, number in np.asarray(state["learned"], np.int64).reshape(-1, 2).tolist():
+                steps.learned_before(arrays, time + (self._within_ms or 0), number)
+        answered, answers = (slots[kinds == kind] * steps.SLOT_COLUMNS for kind in (_ANSWERED_QUESTION, _ITS_ANSWER))
+        steps.answered_before(arrays, answered, answers)
+        # With longer waits questions meet answers. If fewer may wait than before, the oldest are forgotten.
+        questions = slots[kinds == _OPEN_QUESTION]
+        questions = questions[np.argsort(self._slots[questions, steps.NUMBER], kind="stable")]
+        self._join_again = np.concatenate([questions, slots[kinds == _OPEN_ANSWER]]) * steps.SLOT_COLUMNS
+        self.wait()
+
+    def _restore_slots(
+        self, state: Mapping[str, Any], waiting: npt.NDArray[np.int64], kinds: npt.NDArray[np.int64]
+    ) -> Indices:
+        """Give the events of a state slots, and return these."""
+        steps, own = self._steps, self._slots
         self._counts[steps.FREE] -= len(kinds)
-        own = self._slots
-        own[slots[is_open], steps.KEY] = places
+        free = int(self._counts[steps.FREE])
+        slots = self._free[free : free + len(kinds)] // steps.SLOT_COLUMNS
         for place, column in enumerate((steps.TIME, steps.NUMBER, steps.WHEN, steps.FLAGS)):
             own[slots, column] = waiting[:, place]
-        own[slots, steps.FLAGS] &= ~steps.IS_OPEN
+        own[slots, steps.FLAGS] &= ~steps.IS_OPEN  # They are joined again.
+        if self.schedule != "expected":
+            own[slots, steps.WHEN] = steps.NOT_BEFORE_THE_END
+        answers = slots[kinds == _OPEN_ANSWER]
+        own[answers, steps.NUMBER] = -1 - np.arange(len(answers))
+        self._counts[steps.ARRIVED] = len(answers)
         for slot, label, record in zip(slots.tolist(), state["labels"], state["records"], strict=True):
             self._labels[slot], self._records[slot] = label, record
         self._weights[slots] = state["weights"]
         is_question = (kinds == _OPEN_QUESTION) | (kinds == _ANSWERED_QUESTION)
         self.questions.restore(state["questions"], slots[is_question])
-        answers = slots[kinds == _OPEN_ANSWER]
-        own[answers, steps.NUMBER] = -1 - np.arange(len(answers))
-        self._counts[steps.ARRIVED] = len(answers)
-        self._counts[steps.WATERMARK] = self._restored_watermark(state, waiting[is_open], kinds[is_open])
-        self._settings[steps.MAY_ASSUME] = self._may_assume
-        if self.schedule == "expected":
-            for time, number in np.asarray(state["learned"], np.int64).reshape(-1, 2).tolist():
-                steps.learned_before(arrays, time + (self._within_ms or 0), number)
-        else:
-            own[slots, steps.WHEN] = steps.NOT_BEFORE_THE_END
-        answered = slots[kinds == _ANSWERED_QUESTION] * steps.SLOT_COLUMNS
-        steps.answered_before(arrays, answered, slots[kinds == _ITS_ANSWER] * steps.SLOT_COLUMNS)
-        # With longer waits questions meet answers. If fewer may wait than before, the oldest are forgotten.
-        questions = slots[kinds == _OPEN_QUESTION]
-        questions = questions[np.argsort(own[questions, steps.NUMBER], kind="stable")]
-        self._join_again = np.concatenate([questions, answers]) * steps.SLOT_COLUMNS
-        self.wait()
+        return slots
 
     def _restored_watermark(
         self, state: Mapping[str, Any], waiting: npt.NDArray[np.int64], kinds: npt.NDArray[np.int64]

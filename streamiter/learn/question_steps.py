@@ -86,8 +86,8 @@ class QuestionSteps:
     def earlier_scores(self) -> Floats:
         """Return for each step the only score of its question, if that is an earlier one and has been scored."""
         scores = np.zeros(len(self._kind))
-        has_score = self.asked.counts > 0
-        scores[self.asked.questions[has_score]] = self.asked.scores[has_score, 0]
+        if (has_score := self.asked.counts > 0).any():
+            scores[self.asked.questions[has_score]] = self.asked.scores[has_score, 0]
         return scores
 
     def record_of(self, step: int) -> Any:

@@ -47,7 +47,7 @@ from streamiter.learn.clustering import _SomePoints
 from streamiter.learn.comparison import Compare
 from streamiter.learn.expert_weights import CrossStatistics, ExpertWeights
 from streamiter.learn.item_sets import ChooseFrequent, CountItemSets
-from streamiter.learn.late_labels import LabelJoin
+from streamiter.learn.label_join import LabelJoin
 from streamiter.learn.model_owner import ModelOwner
 from streamiter.learn.model_rows import FirstRows
 from streamiter.learn.offline_workers import KeptExamples, OfflineWorker, ReplayedExamples
