@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from typing import Final
 
-from streamiter.learn.heap_steps import Integers
+from streamiter.learn.label_join_arrays import Integers
 from streamiter.values.helpers.compiled import compiled
 from streamiter.values.numbers import Floats
 

@@ -8,16 +8,8 @@ This module needs Numba to be fast, see ``streamiter.values.helpers.compiled``.
 
 from __future__ import annotations
 
-from typing import Final
-
-import numpy as np
-import numpy.typing as npt
-
+from streamiter.learn.label_join_arrays import ITEM_COLUMNS, Integers
 from streamiter.values.helpers.compiled import compiled
-
-Integers = npt.NDArray[np.int64]
-
-ITEM_COLUMNS: Final = 4
 
 
 @compiled

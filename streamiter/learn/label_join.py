@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamiter.errors import CheckpointError, ModelError
+from streamiter.learn import label_join_arrays as layout
 from streamiter.learn.answer_delays import AnswerDelays
 from streamiter.learn.delayed_labels import DelayedLabels, come_with_questions
 from streamiter.learn.kept_questions import KeptQuestions
@@ -23,7 +24,7 @@ from streamiter.operators.operator import Context
 from streamiter.operators.output import Output
 from streamiter.values.numbers import Floats, Indices, plain_scalar
 from streamiter.values.records import Batch, take
-from streamiter.values.times import MAX_TIME, MIN_TIME, before_end, in_seconds
+from streamiter.values.times import MAX_TIME, MIN_TIME, Times, before_end, in_seconds
 
 WAIT_IS_OVER: Final = "wait is over"
 """The payload of the timer of :meth:`LabelJoin.wait`."""
@@ -37,20 +38,20 @@ class JoinEvents(NamedTuple):
     asks: npt.NDArray[np.bool_]
     answers: npt.NDArray[np.bool_]
     """Whether an event is a question, or an answer; one that was refused is neither."""
-    labels: Sequence[Label]
+    labels: npt.NDArray[np.object_]
     """The label of an answer, None for no label; also that of a question that brings its label, for later."""
     records: Batch
     weights: Floats | None
     """The sample weights of the labels; None: all are 1."""
-    times: Sequence[int] | None
-    before: Sequence[int] | None
+    times: Sequence[int] | Times | None
+    before: Sequence[int] | Times | None
     """For each event its time, and the watermark behind the events before it; None by the clock."""
 
     @staticmethod
     def none() -> JoinEvents:
         """Return no events: only time has passed."""
         nothing = np.zeros(0, np.bool_)
-        return JoinEvents([], nothing, nothing, [], [], None, None, None)
+        return JoinEvents([], nothing, nothing, np.empty(0, object), [], None, None, None)
 
 
 class JoinedSteps(NamedTuple):
@@ -78,17 +79,18 @@ class StillWaiting(NamedTuple):
     """For a question the step that has made its scores; -1 for an answer."""
 
 
+def objects(values: Batch) -> npt.NDArray[np.object_]:
+    """Return values as an array of objects, whatever they are."""
+    return np.fromiter(values, object, len(values))
+
+
 def _settled_of_all(many: Sequence[Sequence[Any]]) -> list[list[Any]]:
     """Return the keys and times of all subtasks by time: the first ones are forgotten first."""
     settled = sorted((pair for each in many for pair in zip(*each, strict=True)), key=lambda pair: pair[1])
     return [[key for key, _ in settled], [time for _, time in settled]]
 
 
-class _FreeKey:
-    """Stands for the key of a number that no key has."""
-
-
-_FREE: Final = _FreeKey()
+_NO_KEY: Final = object()
 
 # The rows of the waiting events in a state.
 _OPEN_QUESTION, _OPEN_ANSWER, _ANSWERED_QUESTION, _ITS_ANSWER = range(4)
@@ -113,7 +115,7 @@ class LabelJoin(DeclaredState):
         # Imported here: it imports Numba, which takes most of a second.
         from streamiter.learn import label_join_steps
 
-        self._steps = steps = label_join_steps
+        self._compiled = label_join_steps
         self.is_timed = is_timed
         self.schedule = labels.chosen_schedule()
         self.otherwise = labels.otherwise
@@ -122,28 +124,28 @@ class LabelJoin(DeclaredState):
         self._unknown = labels.unknown
         self._ignores_unknown = come_with_questions(labels)
         self._within_ms = None if labels.within_s is None else round(in_seconds(labels.within_s) * 1000)
-        self._settings = np.zeros(steps.SETTINGS, np.int64)
-        self._settings[steps.WITHIN] = -1 if self._within_ms is None else self._within_ms
-        self._settings[steps.KEPT_MAX] = labels.waiting_max
-        self._settings[steps.IS_IN_ORDER] = not is_timed
-        self._settings[steps.LEARNS_AT_ONCE] = self.schedule in ("weighted", "at once")
-        self._settings[steps.IS_WEIGHTED] = self.schedule == "weighted"
-        self._settings[steps.HAS_OTHERWISE] = self.otherwise is not None
-        self._settings[steps.REMEMBERS_SETTLED] = is_timed and not self._ignores_unknown
-        self._counts = np.zeros(steps.COUNTS, np.int64)
-        self._counts[[steps.LATEST, steps.WATERMARK]] = MIN_TIME
-        self._counts[[steps.FIRST_SETTLED, steps.LAST_SETTLED]] = -1
-        self._slots = np.zeros((0, steps.SLOT_COLUMNS), np.int64)
+        self._settings = np.zeros(layout.SETTINGS, np.int64)
+        self._settings[layout.WITHIN] = -1 if self._within_ms is None else self._within_ms
+        self._settings[layout.KEPT_MAX] = labels.waiting_max
+        self._settings[layout.IS_IN_ORDER] = not is_timed
+        self._settings[layout.LEARNS_AT_ONCE] = self.schedule in ("weighted", "at once")
+        self._settings[layout.IS_WEIGHTED] = self.schedule == "weighted"
+        self._settings[layout.HAS_OTHERWISE] = self.otherwise is not None
+        self._settings[layout.REMEMBERS_SETTLED] = is_timed and not self._ignores_unknown
+        self._counts = np.zeros(layout.COUNTS, np.int64)
+        self._counts[[layout.LATEST, layout.WATERMARK]] = MIN_TIME
+        self._counts[[layout.FIRST_SETTLED, layout.LAST_SETTLED]] = -1
+        self._slots = np.zeros((0, layout.SLOT_COLUMNS), np.int64)
         self._free = np.zeros(0, np.int64)
-        self._keys = np.zeros((0, steps.KEY_COLUMNS), np.int64)
-        self._heaps = [np.zeros(0, np.int64) for _ in range(steps.HEAPS)]
+        self._keys = np.zeros((0, layout.KEY_COLUMNS), np.int64)
+        self._heaps = [np.zeros(0, np.int64) for _ in range(layout.HEAPS)]
         self._places: dict[Hashable, int] = {}
         """The place of each key in the array of keys."""
-        self._names: list[Any] = []
-        self._free_names: list[int] = []
+        self._names = np.empty(0, object)
+        """The key at each place, ``_NO_KEY`` at a free one."""
+        self._free_places: list[int] = []
         self.questions = KeptQuestions()
-        self._labels: list[Label] = []
-        self._records: list[Any] = []
+        self._labels, self._records = np.empty(0, object), np.empty(0, object)
         self._weights: Floats = np.zeros(0)
         """The label of each slot, its record and its weight."""
         self._join_again: Indices = np.zeros(0, np.intp)
@@ -163,13 +165,12 @@ class LabelJoin(DeclaredState):
     @property
     def waiting(self) -> int:
         """The number of events that wait."""
-        steps = self._steps
-        return int(self._counts[steps.KEPT] + self._counts[steps.ANSWERED]) + len(self._join_again)
+        return int(self._counts[layout.KEPT] + self._counts[layout.ANSWERED]) + len(self._join_again)
 
     @property
     def forgotten(self) -> int:
         """The number of questions that were asked again, or that too many others have replaced, in this run."""
-        return int(self._counts[self._steps.FORGOTTEN])
+        return int(self._counts[layout.FORGOTTEN])
 
     def open(self, context: Context) -> None:
         """Take the time from the step, and set its timers."""
@@ -182,7 +183,7 @@ class LabelJoin(DeclaredState):
 
         Call :meth:`heard` and handle the waits that are over when it fires.
         """
-        if self.is_timed or not (self.otherwise is not None or self._counts[self._steps.ANSWERED]):
+        if self.is_timed or not (self.otherwise is not None or self._counts[layout.ANSWERED]):
             return
         if (due := self._next_due()) < self._timer_at:
             self._timer_at = due
@@ -198,13 +199,14 @@ class LabelJoin(DeclaredState):
 
     def _next_due(self) -> int:
         """Return when something happens next, if no event comes."""
-        steps = self._steps
         if len(self._join_again):
             return self.watermark
-        self._steps.drop_closed(self._arrays(0))
+        self._compiled.drop_closed(self._arrays(0))
         first = [int(heap[0]) if self._counts[name] else MAX_TIME for name, heap in enumerate(self._heaps)]
         # An answer waits for questions of its own millisecond, too.
-        return min(first[steps.QUESTIONS], first[steps.ANSWERS] + 1, first[steps.ANSWERED], first[steps.ASSUMED])
+        first[layout.ANSWERS] += 1
+        del first[layout.LEARNED]
+        return min(first)
 
     def is_due(self, watermark: int) -> bool:
         """Whether something happens by a watermark."""
@@ -214,11 +216,11 @@ class LabelJoin(DeclaredState):
     @property
     def watermark(self) -> int:
         """The watermark, or the time of the clock, up to which waits have ended."""
-        return int(self._counts[self._steps.WATERMARK])
+        return int(self._counts[layout.WATERMARK])
 
     def at_end(self) -> int:
         """Return the watermark for the end of the stream; ``MIN_TIME`` if all that wait would be forgotten."""
-        has_labels = self.otherwise is not None or self._counts[self._steps.ANSWERED] or len(self._join_again)
+        has_labels = self.otherwise is not None or self._counts[layout.ANSWERED] or len(self._join_again)
         return MAX_TIME if self.is_timed or has_labels else MIN_TIME
 
     # ---- events
@@ -230,35 +232,34 @@ class LabelJoin(DeclaredState):
         question or answer counts as one at the watermark. A watermark that is not higher than an earlier one has no
         effect. A question with the key and the time of a question that has got its answer is forgotten.
         """
-        steps = self._steps
         self._events = events
-        kinds = events.asks * np.uint8(steps.ASKS) + events.answers * np.uint8(steps.ANSWERS_IT)
-        kinds[[label is not None for label in events.labels]] += np.uint8(steps.BRINGS_LABEL)
+        kinds = events.asks * np.uint8(layout.ASKS) + events.answers * np.uint8(layout.ANSWERS_IT)
+        kinds[[label is not None for label in events.labels.tolist()]] += np.uint8(layout.BRINGS_LABEL)
         keys = self._places_of(events.keys)
         nothing = np.zeros(0, np.int64)
         times, before = (
             nothing if given is None else np.asarray(given, np.int64) for given in (events.times, events.before)
         )
-        self._counts[[steps.STEPS, steps.TAKEN, steps.TOUCHED, steps.LATE_ANSWERS]] = 0
+        self._counts[[layout.STEPS, layout.TAKEN, layout.TOUCHED, layout.LATE_ANSWERS]] = 0
         arrays = self._last = self._arrays(len(kinds))
         if len(self._join_again):
             again, self._join_again = self._join_again, np.zeros(0, np.intp)
-            steps.join_again(arrays, again)
-        steps.end_waits(arrays, watermark)
+            self._compiled.join_again(arrays, again)
+        self._compiled.end_waits(arrays, watermark)
         shares: list[tuple[int, bool]] = []
         start = 0
         for stop in self._changes_of_labels(events, positive):
-            shares.append((int(self._counts[steps.STEPS]), self._has_share))
-            self._settings[steps.MAY_ASSUME] = self._may_assume
-            steps.handle(arrays, kinds, keys, times, before, start, stop)
+            shares.append((int(self._counts[layout.STEPS]), self._has_share))
+            self._settings[layout.MAY_ASSUME] = self._may_assume
+            self._compiled.handle(arrays, kinds, keys, times, before, start, stop)
             start = stop
         return self._steps_of(arrays, shares)
 
     def _steps_of(self, arrays: Any, shares: list[tuple[int, bool]]) -> JoinedSteps:
-        steps, count = self._steps, int(self._counts[self._steps.STEPS])
-        columns = arrays.steps[: count * steps.STEP_COLUMNS].reshape(count, steps.STEP_COLUMNS).T.copy()
-        for column in (steps.OF_SLOT, steps.LABEL_SLOT):
-            columns[column] //= steps.SLOT_COLUMNS  # -1 stays -1.
+        count = int(self._counts[layout.STEPS])
+        columns = arrays.steps[: count * layout.STEP_COLUMNS].reshape(count, layout.STEP_COLUMNS).T.copy()
+        for column in (layout.OF_SLOT, layout.LABEL_SLOT):
+            columns[column] //= layout.SLOT_COLUMNS  # -1 stays -1.
         has_share = np.full(count, self._has_share)
         for (first, value), (after, _) in zip(shares, [*shares[1:], (count, True)], strict=True):
             has_share[first:after] = value
@@ -288,20 +289,20 @@ class LabelJoin(DeclaredState):
 
     def late_answers(self) -> list[Any]:
         """Return the records of the answers of the last :meth:`handle` that have no question."""
-        slots, events = self._last.late[: 2 * int(self._counts[self._steps.LATE_ANSWERS])].reshape(-1, 2).T.tolist()
-        columns = self._steps.SLOT_COLUMNS
+        slots, events = self._last.late[: 2 * int(self._counts[layout.LATE_ANSWERS])].reshape(-1, 2).T.tolist()
+        columns = layout.SLOT_COLUMNS
         return [
             self._events.records[event] if event >= 0 else self._records[slot // columns]
             for slot, event in zip(slots, events, strict=True)
         ]
 
-    def labels_of(self, steps: JoinedSteps) -> list[Label]:
+    def labels_of(self, steps: JoinedSteps) -> npt.NDArray[np.object_]:
         """Return the label of each step that has one, and that of a question without an answer for all others."""
-        own, given, otherwise = self._labels, self._events.labels, self.otherwise
-        return [
-            given[event] if event >= 0 else own[slot] if slot >= 0 else otherwise
-            for event, slot in zip(steps.label_event.tolist(), steps.label_slot.tolist(), strict=True)
-        ]
+        labels = np.full(len(steps.kind), self.otherwise, object)
+        is_new, is_old = steps.label_event >= 0, steps.label_slot >= 0
+        labels[is_new] = self._events.labels[steps.label_event[is_new]]
+        labels[is_old] = self._labels[steps.label_slot[is_old]]
+        return labels
 
     def weights_of(self, steps: JoinedSteps) -> Floats:
         """Return the sample weight of each step: that of its label, or 1."""
@@ -323,26 +324,26 @@ class LabelJoin(DeclaredState):
 
     def close(self) -> StillWaiting:
         """End a mini-batch, whose steps have been made; return what waits behind it."""
-        steps, events = self._steps, self._events
-        most = int(self._counts[steps.TAKEN] + self._counts[steps.STEPS])
-        kept, idle = np.empty((most, 3), np.int64), np.empty(int(self._counts[steps.TOUCHED]), np.int64)
-        waiting, unused = steps.close_batch(self._last, kept, idle)
-        for place in (idle[:unused] // steps.KEY_COLUMNS).tolist():
-            if (key := self._names[place]) is not _FREE:
-                del self._places[key]
-                self._names[place] = _FREE
-                self._free_names.append(place)
+        events = self._events
+        most = int(self._counts[layout.TAKEN] + self._counts[layout.STEPS])
+        kept, idle = np.empty((most, 3), np.int64), np.empty(int(self._counts[layout.TOUCHED]), np.int64)
+        waiting, unused = self._compiled.close_batch(self._last, kept, idle)
+        places = idle[:unused] // layout.KEY_COLUMNS
+        places = places[self._names[places] != _NO_KEY]
+        for key in self._names[places].tolist():
+            del self._places[key]
+        self._names[places] = _NO_KEY
+        self._free_places += places.tolist()
         slots, of_events, scores = kept[:waiting].T
-        slots = slots // steps.SLOT_COLUMNS
+        slots = slots // layout.SLOT_COLUMNS
         is_new = np.flatnonzero(of_events >= 0)
-        is_new = is_new[self._slots[slots[is_new], steps.FLAGS] & (steps.HAS_LABEL | steps.IS_ANSWER) > 0]
+        is_new = is_new[self._slots[slots[is_new], layout.FLAGS] & (layout.HAS_LABEL | layout.IS_ANSWER) > 0]
         self._keep_labels(slots[is_new], of_events[is_new], events)
         return StillWaiting(slots, of_events, scores)
 
     def _keep_labels(self, slots: Indices, of_events: Indices, events: JoinEvents) -> None:
-        records = take(events.records, of_events)
-        for slot, event, record in zip(slots.tolist(), of_events.tolist(), records, strict=True):
-            self._labels[slot], self._records[slot] = events.labels[event], record
+        self._labels[slots] = events.labels[of_events]
+        self._records[slots] = objects(take(events.records, of_events))
         self._weights[slots] = 1.0 if events.weights is None else events.weights[of_events]
 
     def refuse(self, answer: Any, out: Output) -> None:
@@ -357,73 +358,79 @@ class LabelJoin(DeclaredState):
 
     def _places_of(self, keys: Sequence[Hashable]) -> npt.NDArray[np.int64]:
         """Return the place of each key in the array of keys; a new key gets one."""
-        places, names, free = self._places, self._names, self._free_names
-        found = list(map(places.get, keys))
-        for event, (key, place) in enumerate(zip(keys, found, strict=True)):
-            if place is None and (place := places.get(key)) is None:
-                if free:
-                    place = free.pop()
-                    names[place] = key
-                else:
-                    place = len(names)
-                    names.append(key)
-                places[key] = place
-            found[event] = place
-        if len(names) > len(self._keys):
-            self._keys = self._more_keys(2 * len(names))
-        return np.array(found, np.int64) * self._steps.KEY_COLUMNS
+        found = list(map(self._places.get, keys))
+        new = [event for event, place in enumerate(found) if place is None]
+        if new:
+            names = dict.fromkeys([keys[event] for event in new])
+            if len(names) > len(self._free_places):
+                self._add_places(len(names) + len(self._names))
+            places = self._free_places[-len(names) :]
+            del self._free_places[-len(names) :]
+            self._places.update(zip(names, places, strict=True))
+            self._names[places] = objects(list(names))
+            for event in new:
+                found[event] = self._places[keys[event]]
+        return np.array(found, np.int64) * layout.KEY_COLUMNS
 
-    def _more_keys(self, count: int) -> npt.NDArray[np.int64]:
-        steps, keys = self._steps, np.full((count, self._steps.KEY_COLUMNS), -1, np.int64)
-        keys[:, [steps.EARLIER, steps.LATER]] = steps.NOT_SETTLED
-        keys[:, steps.IS_TOUCHED] = 0
-        keys[: len(self._keys)] = self._keys
-        return keys
+    def _add_places(self, more: int) -> None:
+        count = len(self._keys)
+        keys = np.full((count + more, layout.KEY_COLUMNS), -1, np.int64)
+        keys[:, [layout.EARLIER, layout.LATER]] = layout.NOT_SETTLED
+        keys[:, layout.IS_TOUCHED] = 0
+        keys[:count] = self._keys
+        self._keys = keys
+        self._names = np.append(self._names, np.full(more, _NO_KEY))
+        self._free_places += range(count, count + more)
 
     def _arrays(self, events: int) -> Any:
         """Return the arrays, with room for so many events."""
-        steps, counts = self._steps, self._counts
-        if (missing := events - int(counts[steps.FREE])) > 0:
+        counts = self._counts
+        if (missing := events - int(counts[layout.FREE])) > 0:
             self._add_slots(max(missing, len(self._slots)))
-        items = counts[: steps.HEAPS]
-        for name in range(steps.HEAPS):
+        items = counts[: layout.HEAPS]
+        for name in range(layout.HEAPS):
             # A question is in each heap once at most.
-            if (needed := (int(items[name]) + events + len(self._join_again) + 1) * steps.ITEM_COLUMNS) > len(
+            if (needed := (int(items[name]) + events + len(self._join_again) + 1) * layout.ITEM_COLUMNS) > len(
                 self._heaps[name]
             ):
                 self._heaps[name] = np.pad(self._heaps[name], (0, 2 * needed - len(self._heaps[name])))
         # Each event makes a step, and each event and each item ends at most one wait.
         most = 3 * events + int(items.sum()) + 2 * len(self._join_again)
-        late = events + int(items[steps.ANSWERS]) + len(self._join_again)
+        late = events + int(items[layout.ANSWERS]) + len(self._join_again)
         touched = len(self._names)
-        empty = (np.empty(size, np.int64) for size in (most * steps.STEP_COLUMNS, 2 * late, events, touched))
-        return steps.Arrays(
+        return layout.Arrays(
             self._slots.reshape(-1),
             self._free,
             self._keys.reshape(-1),
-            *self._heaps,
+            self._heaps[layout.QUESTIONS],
+            self._heaps[layout.ANSWERS],
+            self._heaps[layout.ANSWERED],
+            self._heaps[layout.LEARNED],
+            self._heaps[layout.ASSUMED],
             counts,
             self._settings,
             self.delays.last,
             self.delays.ordered,
             self.delays.counts,
             self.delays.shares,
-            *empty,
+            np.empty(most * layout.STEP_COLUMNS, np.int64),
+            np.empty(2 * late, np.int64),
+            np.empty(events, np.int64),
+            np.empty(touched, np.int64),
         )
 
     def _add_slots(self, more: int) -> None:
-        steps, count = self._steps, len(self._slots)
-        slots = np.zeros((count + more, steps.SLOT_COLUMNS), np.int64)
+        count = len(self._slots)
+        slots = np.zeros((count + more, layout.SLOT_COLUMNS), np.int64)
         slots[:count] = self._slots
-        slots[count:, [steps.PARTNER, steps.EVENT, steps.STEP]] = -1
-        free = int(self._counts[steps.FREE])
-        added = np.arange(count, count + more)[::-1] * steps.SLOT_COLUMNS
+        slots[count:, [layout.PARTNER, layout.EVENT, layout.STEP]] = -1
+        free = int(self._counts[layout.FREE])
+        added = np.arange(count, count + more)[::-1] * layout.SLOT_COLUMNS
         self._free = np.concatenate([self._free[:free], added, np.zeros(count, np.int64)])
-        self._counts[steps.FREE] += more
+        self._counts[layout.FREE] += more
         self._slots = slots
         self.questions.make_room(len(slots))
-        self._labels += [None] * more
-        self._records += [None] * more
+        self._labels, self._records = (np.append(each, np.full(more, None)) for each in (self._labels, self._records))
         self._weights = np.pad(self._weights, (0, more))
 
     # ---- state
@@ -437,47 +444,48 @@ class LabelJoin(DeclaredState):
 
     def _waiting_slots(self) -> tuple[Indices, Indices]:
         """Return the slots of all that wait, questions by number and answers by arrival, and what each of them is."""
-        steps, slots = self._steps, self._slots
-        number, flags, partner = (slots[:, column] for column in (steps.NUMBER, steps.FLAGS, steps.PARTNER))
+        slots = self._slots
+        number, flags, partner = (slots[:, column] for column in (layout.NUMBER, layout.FLAGS, layout.PARTNER))
         again = np.zeros(len(slots), np.bool_)
-        again[self._join_again // steps.SLOT_COLUMNS] = True
-        is_open = (number != 0) & ((flags & steps.IS_OPEN > 0) | again)
-        is_answer = flags & steps.IS_ANSWER > 0
+        again[self._join_again // layout.SLOT_COLUMNS] = True
+        is_open = (number != 0) & ((flags & layout.IS_OPEN > 0) | again)
+        is_answer = flags & layout.IS_ANSWER > 0
         questions, answers = np.flatnonzero(is_open & ~is_answer), np.flatnonzero(is_open & is_answer)
         answered = np.flatnonzero((number != 0) & ~is_answer & (partner >= 0))
         questions, answered = questions[np.argsort(number[questions])], answered[np.argsort(number[answered])]
         answers = answers[np.argsort(-number[answers])]
-        parts = [questions, answers, answered, partner[answered] // steps.SLOT_COLUMNS]
+        parts = [questions, answers, answered, partner[answered] // layout.SLOT_COLUMNS]
         kinds = np.repeat(np.arange(4), [len(part) for part in parts])
         return np.concatenate(parts), kinds
 
     def question_slots(self) -> Indices:
         """Return the slots of the questions that wait."""
         slots, kinds = self._waiting_slots()
-        return slots[(kinds == _OPEN_QUESTION) | (kinds == _ANSWERED_QUESTION)]
+        questions: Indices = slots[(kinds == _OPEN_QUESTION) | (kinds == _ANSWERED_QUESTION)]
+        return questions
 
     def forget_assumptions(self) -> None:
         """Another model has never learned a question that waits."""
-        self._slots[self.question_slots(), self._steps.FLAGS] &= ~self._steps.IS_ASSUMED
+        self._slots[self.question_slots(), layout.FLAGS] &= ~layout.IS_ASSUMED
 
     def state(self) -> dict[str, Any]:
         """Return all that waits as plain data: times, not limits, which may change."""
-        steps, counts = self._steps, self._counts
+        counts = self._counts
         slots, kinds = self._waiting_slots()
         is_open = kinds <= _OPEN_ANSWER
-        places = self._slots[slots[is_open], steps.KEY] // steps.KEY_COLUMNS
-        columns = [steps.TIME, steps.NUMBER, steps.WHEN, steps.FLAGS]
-        learned = self._heaps[steps.LEARNED][: int(counts[steps.LEARNED]) * steps.ITEM_COLUMNS].reshape(-1, 4)
+        places = self._slots[slots[is_open], layout.KEY] // layout.KEY_COLUMNS
+        columns = [layout.TIME, layout.NUMBER, layout.WHEN, layout.FLAGS]
+        learned = self._heaps[layout.LEARNED][: int(counts[layout.LEARNED]) * layout.ITEM_COLUMNS].reshape(-1, 4)
         return super().state() | {
             "watermark": self.watermark if self.is_timed else MIN_TIME,
-            "asked": int(counts[steps.ASKED]),
-            "latest": int(counts[steps.LATEST]),
+            "asked": int(counts[layout.ASKED]),
+            "latest": int(counts[layout.LATEST]),
             "settled": self._settled(),
             "kinds": kinds,
             "waiting": self._slots[slots][:, columns],
-            "keys": [self._names[place] for place in places.tolist()],
-            "labels": [plain_scalar(self._labels[slot]) for slot in slots.tolist()],
-            "records": [self._records[slot] for slot in slots.tolist()],
+            "keys": self._names[places].tolist(),
+            "labels": list(map(plain_scalar, self._labels[slots].tolist())),
+            "records": self._records[slots].tolist(),
             "weights": self._weights[slots],
             "questions": self.questions.state(slots[(kinds == _OPEN_QUESTION) | (kinds == _ANSWERED_QUESTION)]),
             "learned": learned[:, :2] - [self._within_ms or 0, 0],
@@ -485,60 +493,59 @@ class LabelJoin(DeclaredState):
 
     def _settled(self) -> list[list[Any]]:
         """Return keys and times of the settled questions, in their order."""
-        steps, keys, times = self._steps, [], []
-        place = int(self._counts[steps.FIRST_SETTLED])
+        keys, times = [], []
+        place = int(self._counts[layout.FIRST_SETTLED])
         while place >= 0:
-            number = place // steps.KEY_COLUMNS
+            number = place // layout.KEY_COLUMNS
             keys.append(self._names[number])
-            times.append(int(self._keys[number, steps.SETTLED_AT]))
-            place = int(self._keys[number, steps.LATER])
+            times.append(int(self._keys[number, layout.SETTLED_AT]))
+            place = int(self._keys[number, layout.LATER])
         return [keys, times]
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Resume from a :meth:`state`. Questions wait for as long as ``within_s`` says now."""
-        steps, own_label = self._steps, self.false_label
+        own_label = self.false_label
         super().restore(state)
         self.is_false_otherwise = self.is_false_otherwise and counts_as_false(self.otherwise)
         self.false_label = own_label if self.false_label is None else self.false_label
-        self._settings[steps.MAY_ASSUME] = self._may_assume
+        self._settings[layout.MAY_ASSUME] = self._may_assume
         waiting, kinds = np.asarray(state["waiting"], np.int64).reshape(-1, 4), np.asarray(state["kinds"])
         is_open = kinds <= _OPEN_ANSWER
         settled, keys = self._places_of(state["settled"][0]), self._places_of(state["keys"])
         arrays = self._arrays(len(kinds) + len(state["learned"]))
         slots = self._restore_slots(state, waiting, kinds)
-        self._slots[slots[is_open], steps.KEY] = keys
-        self._counts[[steps.ASKED, steps.LATEST]] = state["asked"], state["latest"]
-        self._counts[steps.WATERMARK] = self._restored_watermark(state, waiting[is_open], kinds[is_open])
-        steps.settled_before(arrays, settled, np.array(state["settled"][1], np.int64))
+        self._slots[slots[is_open], layout.KEY] = keys
+        self._counts[[layout.ASKED, layout.LATEST]] = state["asked"], state["latest"]
+        self._counts[layout.WATERMARK] = self._restored_watermark(state, waiting[is_open], kinds[is_open])
+        self._compiled.settled_before(arrays, settled, np.array(state["settled"][1], np.int64))
         if self.schedule == "expected":
             for time, number in np.asarray(state["learned"], np.int64).reshape(-1, 2).tolist():
-                steps.learned_before(arrays, time + (self._within_ms or 0), number)
-        answered, answers = (slots[kinds == kind] * steps.SLOT_COLUMNS for kind in (_ANSWERED_QUESTION, _ITS_ANSWER))
-        steps.answered_before(arrays, answered, answers)
+                self._compiled.learned_before(arrays, time + (self._within_ms or 0), number)
+        answered, answers = (slots[kinds == kind] * layout.SLOT_COLUMNS for kind in (_ANSWERED_QUESTION, _ITS_ANSWER))
+        self._compiled.answered_before(arrays, answered, answers)
         # With longer waits questions meet answers. If fewer may wait than before, the oldest are forgotten.
         questions = slots[kinds == _OPEN_QUESTION]
-        questions = questions[np.argsort(self._slots[questions, steps.NUMBER], kind="stable")]
-        self._join_again = np.concatenate([questions, slots[kinds == _OPEN_ANSWER]]) * steps.SLOT_COLUMNS
+        questions = questions[np.argsort(self._slots[questions, layout.NUMBER], kind="stable")]
+        self._join_again = np.concatenate([questions, slots[kinds == _OPEN_ANSWER]]) * layout.SLOT_COLUMNS
         self.wait()
 
     def _restore_slots(
         self, state: Mapping[str, Any], waiting: npt.NDArray[np.int64], kinds: npt.NDArray[np.int64]
     ) -> Indices:
         """Give the events of a state slots, and return these."""
-        steps, own = self._steps, self._slots
-        self._counts[steps.FREE] -= len(kinds)
-        free = int(self._counts[steps.FREE])
-        slots = self._free[free : free + len(kinds)] // steps.SLOT_COLUMNS
-        for place, column in enumerate((steps.TIME, steps.NUMBER, steps.WHEN, steps.FLAGS)):
+        own = self._slots
+        self._counts[layout.FREE] -= len(kinds)
+        free = int(self._counts[layout.FREE])
+        slots: Indices = self._free[free : free + len(kinds)] // layout.SLOT_COLUMNS
+        for place, column in enumerate((layout.TIME, layout.NUMBER, layout.WHEN, layout.FLAGS)):
             own[slots, column] = waiting[:, place]
-        own[slots, steps.FLAGS] &= ~steps.IS_OPEN  # They are joined again.
+        own[slots, layout.FLAGS] &= ~layout.IS_OPEN  # They are joined again.
         if self.schedule != "expected":
-            own[slots, steps.WHEN] = steps.NOT_BEFORE_THE_END
+            own[slots, layout.WHEN] = layout.NOT_BEFORE_THE_END
         answers = slots[kinds == _OPEN_ANSWER]
-        own[answers, steps.NUMBER] = -1 - np.arange(len(answers))
-        self._counts[steps.ARRIVED] = len(answers)
-        for slot, label, record in zip(slots.tolist(), state["labels"], state["records"], strict=True):
-            self._labels[slot], self._records[slot] = label, record
+        own[answers, layout.NUMBER] = -1 - np.arange(len(answers))
+        self._counts[layout.ARRIVED] = len(answers)
+        self._labels[slots], self._records[slots] = objects(state["labels"]), objects(state["records"])
         self._weights[slots] = state["weights"]
         is_question = (kinds == _OPEN_QUESTION) | (kinds == _ANSWERED_QUESTION)
         self.questions.restore(state["questions"], slots[is_question])

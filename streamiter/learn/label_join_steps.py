@@ -1,387 +1,84 @@
 """The compiled steps of a join of questions with labels that come later: what happens with each event, in order.
 
-A *question* is an event that is predicted, an *answer* an event that brings the label of a question with its key. Both
-wait in *slots*, rows of one array. Five heaps order what happens next:
-
-=============  =========================  =============================================================================
-heap           ordered by                 what happens at this time
-=============  =========================  =============================================================================
-``QUESTIONS``  end of the wait, number    the wait of a question without an answer is over
-``ANSWERS``    time, number of arrival    no question of an answer can come any more
-``ANSWERED``   end of the wait, number    a question that waits with its answer is learned
-``LEARNED``    end of the wait, number    a question that has been learned already is counted
-``ASSUMED``    age, number                a question that waits is learned as False
-=============  =========================  =============================================================================
-
-An item of a heap has four numbers: two to order by, a slot, and the number of what the slot had then: the slot may have
-been given to another event since. All functions read and write the arrays of :class:`Arrays`; ``LabelJoin`` makes room
-in them before a call, since compiled code checks no bounds.
-
 This module needs Numba to be fast, see ``streamiter.values.helpers.compiled``.
 """
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
-
 import numpy as np
 import numpy.typing as npt
 
 from streamiter.learn.answer_delay_steps import add_delay, age_of, are_known, count_end, learns_now
-from streamiter.learn.heap_steps import ITEM_COLUMNS, Integers, move_up, pop, push, swap
-from streamiter.values.helpers.compiled import compiled, pointer_function
-from streamiter.values.numbers import Floats
+from streamiter.learn.heap_steps import pop, push
+from streamiter.learn.label_join_arrays import (
+    ANSWER,
+    ANSWERED,
+    ANSWERS,
+    ANSWERS_IT,
+    ARRIVED,
+    ASKED,
+    ASKS,
+    ASSUME,
+    ASSUMED,
+    BRINGS_LABEL,
+    EVENT,
+    FLAGS,
+    FREE,
+    HAS_LABEL,
+    IS_ANSWER,
+    IS_IN_ORDER,
+    IS_OPEN,
+    IS_TOUCHED,
+    KEPT,
+    KEPT_MAX,
+    KEY,
+    KIND,
+    LATER,
+    LATEST,
+    LEARNED,
+    LEARNS_AT_ONCE,
+    MAY_ASSUME,
+    NOT_BEFORE_THE_END,
+    NOT_SETTLED,
+    NUMBER,
+    OF,
+    OF_SLOT,
+    PARTNER,
+    QUESTION,
+    QUESTIONS,
+    REMEMBERS_SETTLED,
+    SETTLED_AT,
+    STEP,
+    STEP_COLUMNS,
+    STEPS,
+    TAKEN,
+    TIME,
+    TOUCHED,
+    WAS_ASSUMED,
+    WATERMARK,
+    WHEN,
+    WITHIN,
+    Arrays,
+    Integers,
+)
+from streamiter.learn.label_join_slots import (
+    LEARNED_KEPT,
+    Pointers,
+    ask,
+    assume,
+    clear_closed_items,
+    drop_closed_items,
+    forget_settled,
+    leave,
+    leave_late,
+    limit_of,
+    pointers,
+    settle_key,
+    touch,
+    waits,
+)
+from streamiter.values.helpers.compiled import compiled
 from streamiter.values.times import MAX_TIME, MIN_TIME
-
-pointer_to = pointer_function()
-
-# ---- the columns of a slot
-KEY: Final = 0
-TIME: Final = 1
-NUMBER: Final = 2
-"""The number of the question, or minus the number of arrival of the answer; 0 for a slot that is free."""
-WHEN: Final = 3
-"""When a question counts as unanswered: ``NOT_BEFORE_THE_END``, or ``WAS_ASSUMED`` once it has counted so."""
-FLAGS: Final = 4
-PARTNER: Final = 5
-"""The slot of the answer with which a question waits, or -1."""
-EVENT: Final = 6
-"""The event of the mini-batch under way, or -1 for an event of an earlier one."""
-STEP: Final = 7
-"""The step of the mini-batch under way that makes the scores of the question, or -1."""
-SLOT_COLUMNS: Final = 8
-
-IS_ANSWER: Final = 1
-IS_OPEN: Final = 2
-"""The question waits for its answer."""
-IS_ASSUMED: Final = 4
-"""The question was learned as False."""
-HAS_LABEL: Final = 8
-"""The answer has a label; or the question has brought its own label, which will be known later."""
-
-NOT_BEFORE_THE_END: Final = -MAX_TIME
-WAS_ASSUMED: Final = MAX_TIME
-
-# ---- the columns of a key
-QUESTION: Final = 0
-"""The slot of the question that waits, or -1."""
-ANSWER: Final = 1
-"""The slot of the answer that waits, or -1."""
-SETTLED_AT: Final = 2
-"""The time of the question that has got its answer."""
-EARLIER: Final = 3
-LATER: Final = 4
-"""The keys of the settled questions before and after this one, or -1; ``NOT_SETTLED`` if it is none of them."""
-IS_TOUCHED: Final = 5
-KEY_COLUMNS: Final = 6
-
-NOT_SETTLED: Final = -2
-
-# ---- the heaps
-QUESTIONS: Final = 0
-ANSWERS: Final = 1
-ANSWERED: Final = 2
-LEARNED: Final = 3
-ASSUMED: Final = 4
-HEAPS: Final = 5
-OF: Final = 2
-NUMBERED: Final = 3
-"""In an item, the slot, and the number of what the slot had then."""
-# A heap is cleared of closed items when they are more than three times the others and this number.
-_CLOSED_MAX: Final = 1_000
-
-# ---- the counts: first the lengths of the heaps
-ASKED: Final = 5
-"""The number of the last question."""
-ARRIVED: Final = 6
-"""The number of the last answer that waited."""
-LATEST: Final = 7
-"""The latest time of an event."""
-WATERMARK: Final = 8
-KEPT: Final = 9
-"""The number of questions and answers that wait for each other."""
-FIRST_SETTLED: Final = 10
-LAST_SETTLED: Final = 11
-SETTLED: Final = 12
-"""The number of settled questions that are known."""
-FREE: Final = 13
-"""The number of free slots."""
-STEPS: Final = 14
-"""The number of steps of this call."""
-TOUCHED: Final = 15
-"""The number of keys that this call has touched."""
-FORGOTTEN: Final = 16
-TAKEN: Final = 17
-"""The number of slots that this call has taken."""
-LATE_ANSWERS: Final = 18
-"""The number of answers without a question in this call."""
-COUNTS: Final = 19
-
-# ---- the settings
-WITHIN: Final = 0
-"""How long a question waits, in milliseconds; -1: without end."""
-KEPT_MAX: Final = 1
-IS_IN_ORDER: Final = 2
-"""Whether an answer that arrives before its question has none."""
-LEARNS_AT_ONCE: Final = 3
-IS_WEIGHTED: Final = 4
-MAY_ASSUME: Final = 5
-HAS_OTHERWISE: Final = 6
-REMEMBERS_SETTLED: Final = 7
-SETTINGS: Final = 8
-
-# ---- the columns of a step
-KIND: Final = 0
-OF_SLOT: Final = 1
-"""The slot of the question. It may have been given to another event since."""
-OF_EVENT: Final = 2
-"""The event of the question, if it is one of this mini-batch; else -1."""
-LABEL_SLOT: Final = 3
-LABEL_EVENT: Final = 4
-"""Where the label is: in a slot, or in an event of this mini-batch; both -1: the label of an unanswered question."""
-SCORES: Final = 5
-"""The step that makes the scores of the question; -1: they are those of its slot."""
-AT_EVENT: Final = 6
-"""The event with which it happens; -1: before the first one."""
-WAS_LEARNED: Final = 7
-"""Whether the question was learned as False before."""
-STEP_COLUMNS: Final = 8
-
-ASK: Final = 0
-ASSUME: Final = 1
-LEARN: Final = 2
-WITHDRAW: Final = 3
-"""The kinds of steps: predict a question; learn a question that waits as False; learn its label; take back that it was
-learned as False, since it has no label."""
-
-# Of the questions that have been learned, each is in every checkpoint until its wait is over: this many take some 25
-# ms. What is delivered twice comes again within seconds or minutes.
-LEARNED_KEPT: Final = 100_000
-
-
-class Arrays(NamedTuple):
-    """The state of a join, and the output of a call."""
-
-    slots: Integers
-    free: Integers
-    """The free slots; the last one is taken first."""
-    keys: Integers
-    questions: Integers
-    answers: Integers
-    answered: Integers
-    learned: Integers
-    assumed: Integers
-    counts: Integers
-    settings: Integers
-    delays: Integers
-    ordered: Integers
-    delay_counts: Integers
-    shares: Floats
-    """The statistics of answers, see ``answer_delays``."""
-    steps: Integers
-    late: Integers
-    """The slots and events of answers that have no question."""
-    taken: Integers
-    touched: Integers
-    """The keys whose events may all have left."""
-
-
-Pointers = Arrays
-"""In compiled code, pointers to the first number of each array: an array that is an argument would cost as much as the
-work itself. A slot, a key or an item is the place of its first number."""
-
-
-@compiled
-def _pointers(arrays: Arrays) -> Pointers:
-    return Pointers(
-        pointer_to(arrays.slots),
-        pointer_to(arrays.free),
-        pointer_to(arrays.keys),
-        pointer_to(arrays.questions),
-        pointer_to(arrays.answers),
-        pointer_to(arrays.answered),
-        pointer_to(arrays.learned),
-        pointer_to(arrays.assumed),
-        pointer_to(arrays.counts),
-        pointer_to(arrays.settings),
-        pointer_to(arrays.delays),
-        pointer_to(arrays.ordered),
-        pointer_to(arrays.delay_counts),
-        pointer_to(arrays.shares),
-        pointer_to(arrays.steps),
-        pointer_to(arrays.late),
-        pointer_to(arrays.taken),
-        pointer_to(arrays.touched),
-    )
-
-
-# ---- what waits for the other
-
-
-@compiled
-def _is_open(heap: Integers, place: int, slots: Integers) -> bool:
-    """Whether the item at a place is of a question or answer that still waits for the other."""
-    slot = heap[place * ITEM_COLUMNS + OF]
-    return bool(slots[slot + NUMBER] == heap[place * ITEM_COLUMNS + NUMBERED] and slots[slot + FLAGS] & IS_OPEN)
-
-
-@compiled
-def _drop_closed(heap: Integers, counts: Integers, name: int, slots: Integers) -> None:
-    """Remove the first items whose events have left, until the first one waits."""
-    while counts[name] > 0 and not _is_open(heap, 0, slots):
-        pop(heap, counts, name)
-
-
-@compiled
-def _clear_closed(heap: Integers, counts: Integers, name: int, slots: Integers) -> None:
-    """Remove the items of events that have left once they are most of a heap: they would take memory without end."""
-    count, kept = counts[name], 0
-    if count <= 4 * counts[KEPT] + _CLOSED_MAX:
-        return
-    for place in range(count):
-        if _is_open(heap, place, slots):
-            swap(heap, kept, place)
-            move_up(heap, kept)
-            kept += 1
-    counts[name] = kept
-
-
-# ---- settled questions: a list from key to key, in the order in which they were settled
-
-
-@compiled
-def _unlink(state: Pointers, key: int) -> None:
-    keys, counts = state.keys, state.counts
-    before, after = keys[key + EARLIER], keys[key + LATER]
-    if before >= 0:
-        keys[before + LATER] = after
-    else:
-        counts[FIRST_SETTLED] = after
-    if after >= 0:
-        keys[after + EARLIER] = before
-    else:
-        counts[LAST_SETTLED] = before
-    keys[key + EARLIER] = keys[key + LATER] = NOT_SETTLED
-    counts[SETTLED] -= 1
-
-
-@compiled
-def _settle_key(state: Pointers, key: int, time: int) -> None:
-    """Note that the question of a key at this time has got its answer; it is now the last of these."""
-    keys, counts = state.keys, state.counts
-    if keys[key + LATER] != NOT_SETTLED:
-        _unlink(state, key)
-    last = counts[LAST_SETTLED]
-    keys[key + SETTLED_AT], keys[key + EARLIER], keys[key + LATER] = time, last, -1
-    if last >= 0:
-        keys[last + LATER] = key
-    else:
-        counts[FIRST_SETTLED] = key
-    counts[LAST_SETTLED] = key
-    counts[SETTLED] += 1
-
-
-@compiled
-def _forget_settled(state: Pointers) -> None:
-    """Forget the settled questions whose wait would be over, and the oldest if there are too many."""
-    keys, counts, within = state.keys, state.counts, state.settings[WITHIN]
-    while counts[SETTLED] > 0:
-        first = counts[FIRST_SETTLED]
-        is_over = within >= 0 and keys[first + SETTLED_AT] + within <= counts[WATERMARK]
-        if not is_over and counts[SETTLED] <= LEARNED_KEPT:
-            return
-        _unlink(state, first)
-        _touch(state, first)
-
-
-# ---- slots and steps
-
-
-@compiled
-def _touch(state: Pointers, key: int) -> None:
-    if not state.keys[key + IS_TOUCHED]:
-        state.keys[key + IS_TOUCHED] = 1
-        state.touched[state.counts[TOUCHED]] = key
-        state.counts[TOUCHED] += 1
-
-
-@compiled
-def _free(state: Pointers, slot: int) -> None:
-    _touch(state, state.slots[slot + KEY])
-    state.slots[slot + NUMBER] = state.slots[slot + FLAGS] = 0
-    state.slots[slot + EVENT] = state.slots[slot + STEP] = -1
-    state.free[state.counts[FREE]] = slot
-    state.counts[FREE] += 1
-
-
-@compiled
-def _add_step(state: Pointers, kind: int, slot: int, answer: int, event: int) -> int:
-    """Add a step of the event in a slot, with the label in the slot ``answer``, or -1 for none; return its place."""
-    place = state.counts[STEPS]
-    state.counts[STEPS] = place + 1
-    at, steps, slots = place * STEP_COLUMNS, state.steps, state.slots
-    steps[at + KIND], steps[at + OF_SLOT], steps[at + AT_EVENT] = kind, slot, event
-    steps[at + OF_EVENT], steps[at + SCORES] = slots[slot + EVENT], slots[slot + STEP]
-    steps[at + LABEL_SLOT] = steps[at + LABEL_EVENT] = -1
-    if answer >= 0 and slots[answer + EVENT] >= 0:
-        steps[at + LABEL_EVENT] = slots[answer + EVENT]
-    elif answer >= 0:
-        steps[at + LABEL_SLOT] = answer
-    steps[at + WAS_LEARNED] = 1 if slots[slot + FLAGS] & IS_ASSUMED else 0
-    return int(place)
-
-
-@compiled
-def _ask(state: Pointers, slot: int, event: int) -> None:
-    """Predict a question; with weights, learn from it as if it had no answer."""
-    step = _add_step(state, ASK, slot, -1, event)
-    state.slots[slot + STEP] = state.steps[step * STEP_COLUMNS + SCORES] = step
-    if state.settings[IS_WEIGHTED]:
-        state.slots[slot + FLAGS] |= IS_ASSUMED
-
-
-@compiled
-def _assume(state: Pointers, slot: int, event: int) -> None:
-    """Learn from a question that waits as if it had no answer."""
-    step = _add_step(state, ASSUME, slot, -1, event)
-    if state.slots[slot + STEP] < 0:
-        state.slots[slot + STEP] = state.steps[step * STEP_COLUMNS + SCORES] = step
-    state.slots[slot + FLAGS] |= IS_ASSUMED
-
-
-@compiled
-def _leave_late(state: Pointers, slot: int) -> None:
-    """An answer leaves without a question."""
-    at = 2 * state.counts[LATE_ANSWERS]
-    state.late[at], state.late[at + 1] = slot, state.slots[slot + EVENT]
-    state.counts[LATE_ANSWERS] += 1
-    _free(state, slot)
-
-
-@compiled
-def _leave(state: Pointers, slot: int, answer: int, event: int, is_forgotten: bool) -> None:
-    """A question leaves, with the answer in a slot or without one (-1): learn its label, if it has one."""
-    slots = state.slots
-    label = slot if slots[slot + FLAGS] & HAS_LABEL else answer
-    if is_forgotten:
-        state.counts[FORGOTTEN] += 1
-    has_label = bool(slots[label + FLAGS] & HAS_LABEL) if label >= 0 else bool(state.settings[HAS_OTHERWISE])
-    if is_forgotten or not has_label:
-        if slots[slot + FLAGS] & IS_ASSUMED:
-            _add_step(state, WITHDRAW, slot, -1, event)
-    else:
-        _add_step(state, LEARN, slot, label, event)
-    _free(state, slot)
-    if answer >= 0:
-        _free(state, answer)
-
-
-@compiled
-def _limit_of(state: Pointers, time: int) -> int:
-    """Return the end of the wait of a question."""
-    within = state.settings[WITHIN]
-    return MAX_TIME if within < 0 else min(int(time) + int(within), MAX_TIME)
-
 
 # ---- what happens with an event
 
@@ -401,16 +98,16 @@ def _keep_at_most(state: Pointers, event: int) -> None:
     """If too many wait, the one whose wait ends first leaves."""
     counts, slots, questions, answers = state.counts, state.slots, state.questions, state.answers
     while counts[KEPT] > state.settings[KEPT_MAX]:
-        _drop_closed(questions, counts, QUESTIONS, slots)
-        _drop_closed(answers, counts, ANSWERS, slots)
+        drop_closed_items(questions, counts, QUESTIONS, slots)
+        drop_closed_items(answers, counts, ANSWERS, slots)
         # A question waits up to a millisecond before the end of its wait.
         is_question = counts[ANSWERS] == 0 or (counts[QUESTIONS] > 0 and questions[0] - 1 <= answers[0])
         slot = questions[OF] if is_question else answers[OF]
         _close(state, slot)
         if is_question:
-            _leave(state, slot, -1, event, True)
+            leave(state, slot, -1, event, True)
         else:
-            _leave_late(state, slot)
+            leave_late(state, slot)
 
 
 @compiled
@@ -431,19 +128,19 @@ def _pair(state: Pointers, question: int, answer: int, event: int, is_again: boo
     if settings[MAY_ASSUME]:
         add_delay(state.delays, state.ordered, state.delay_counts, slots[answer + TIME] - time)
     if settings[REMEMBERS_SETTLED] and not is_again:
-        _settle_key(state, slots[question + KEY], time)
+        settle_key(state, slots[question + KEY], time)
     may_learn = settings[MAY_ASSUME] and slots[question + WHEN] != NOT_BEFORE_THE_END
     if settings[LEARNS_AT_ONCE] or (may_learn and learns_now(state.shares, True)):
-        _leave(state, question, answer, event, False)
+        leave(state, question, answer, event, False)
         if settings[MAY_ASSUME]:
-            _count_later(state, _limit_of(state, time) if settings[WITHIN] >= 0 else time, number)
+            _count_later(state, limit_of(state, time) if settings[WITHIN] >= 0 else time, number)
         return
     slots[question + PARTNER] = answer
-    push(state.answered, counts, ANSWERED, _limit_of(state, time), number, question, number)
+    push(state.answered, counts, ANSWERED, limit_of(state, time), number, question, number)
     if counts[ANSWERED] > settings[KEPT_MAX]:
         first = state.answered[OF]
         pop(state.answered, counts, ANSWERED)
-        _leave(state, first, slots[first + PARTNER], event, False)
+        leave(state, first, slots[first + PARTNER], event, False)
 
 
 @compiled
@@ -458,15 +155,15 @@ def _join_question(state: Pointers, slot: int, event: int, is_again: bool) -> No
         return
     has_no_time = state.settings[IS_IN_ORDER] and within >= 0 and counts[WATERMARK] + 1 > time + within - 1
     if has_no_time or (earlier >= 0 and slots[earlier + TIME] > time):
-        _leave(state, slot, -1, event, True)
+        leave(state, slot, -1, event, True)
         return
     slots[slot + FLAGS] |= IS_OPEN
     keys[key + QUESTION] = slot
     counts[KEPT] += 1
-    push(state.questions, counts, QUESTIONS, _limit_of(state, time), slots[slot + NUMBER], slot, slots[slot + NUMBER])
+    push(state.questions, counts, QUESTIONS, limit_of(state, time), slots[slot + NUMBER], slot, slots[slot + NUMBER])
     if earlier >= 0:
         _close(state, earlier)
-        _leave(state, earlier, -1, event, True)
+        leave(state, earlier, -1, event, True)
     _keep_at_most(state, event)
 
 
@@ -481,7 +178,7 @@ def _join_answer(state: Pointers, slot: int, event: int, is_again: bool) -> None
         _pair(state, question, slot, event, is_again)
         return
     if counts[WATERMARK] + state.settings[IS_IN_ORDER] > time or (earlier >= 0 and slots[earlier + TIME] > time):
-        _leave_late(state, slot)
+        leave_late(state, slot)
         return
     slots[slot + FLAGS] |= IS_OPEN
     keys[key + ANSWER] = slot
@@ -489,7 +186,7 @@ def _join_answer(state: Pointers, slot: int, event: int, is_again: bool) -> None
     push(state.answers, counts, ANSWERS, time, -slots[slot + NUMBER], slot, slots[slot + NUMBER])
     if earlier >= 0:
         _close(state, earlier)
-        _leave_late(state, earlier)
+        leave_late(state, earlier)
     _keep_at_most(state, event)
 
 
@@ -524,12 +221,12 @@ def _reach(state: Pointers, watermark: int, event: int) -> None:
         return
     counts[WATERMARK] = watermark
     while counts[ANSWERS] > 0 and state.answers[0] < watermark:
-        slot, is_open = state.answers[OF], _is_open(state.answers, 0, slots)
+        slot, is_open = state.answers[OF], waits(state.answers, 0, slots)
         pop(state.answers, counts, ANSWERS)
         if is_open:
             _close(state, slot)
-            _leave_late(state, slot)
-    _forget_settled(state)
+            leave_late(state, slot)
+    forget_settled(state)
     # At the end of the stream a question that still waits has no answer so far, which says nothing.
     counted_to = watermark if watermark < MAX_TIME else counts[LATEST]
     while True:
@@ -554,22 +251,22 @@ def _end_first(state: Pointers, name: int, counted_to: int, event: int) -> None:
         pop(state.answered, counts, ANSWERED)
         if counts_ends and limit <= counted_to:
             count_end(state.delay_counts, state.shares, True)
-        _leave(state, slot, slots[slot + PARTNER], event, False)
+        leave(state, slot, slots[slot + PARTNER], event, False)
     elif name == QUESTIONS:
-        limit, slot, is_open = state.questions[0], state.questions[OF], _is_open(state.questions, 0, slots)
+        limit, slot, is_open = state.questions[0], state.questions[OF], waits(state.questions, 0, slots)
         pop(state.questions, counts, QUESTIONS)
         if is_open:
             _close(state, slot)
             if counts_ends and limit <= counted_to:
                 count_end(state.delay_counts, state.shares, False)
-            _leave(state, slot, -1, event, False)
+            leave(state, slot, -1, event, False)
     else:
-        when, slot, is_open = state.assumed[0], state.assumed[OF], _is_open(state.assumed, 0, slots)
+        when, slot, is_open = state.assumed[0], state.assumed[OF], waits(state.assumed, 0, slots)
         pop(state.assumed, counts, ASSUMED)
-        if is_open and when < _limit_of(state, slots[slot + TIME]) and when <= counted_to:
+        if is_open and when < limit_of(state, slots[slot + TIME]) and when <= counted_to:
             slots[slot + WHEN] = WAS_ASSUMED
             if learns_now(state.shares, False):  # Else it waits further.
-                _assume(state, slot, event)
+                assume(state, slot, event)
 
 
 @compiled
@@ -586,7 +283,7 @@ def _take_slot(state: Pointers, key: int, time: int, event: int) -> int:
     slots[slot + PARTNER] = slots[slot + STEP] = -1
     state.taken[counts[TAKEN]] = slot
     counts[TAKEN] += 1
-    _touch(state, key)
+    touch(state, key)
     return int(slot)
 
 
@@ -594,7 +291,7 @@ def _take_slot(state: Pointers, key: int, time: int, event: int) -> int:
 def _assume_at(state: Pointers, slot: int, when: int) -> None:
     """Let a question count as unanswered at a time, if that is before the end of its wait."""
     state.slots[slot + WHEN] = when
-    if when != NOT_BEFORE_THE_END and when < _limit_of(state, state.slots[slot + TIME]):
+    if when != NOT_BEFORE_THE_END and when < limit_of(state, state.slots[slot + TIME]):
         number = state.slots[slot + NUMBER]
         push(state.assumed, state.counts, ASSUMED, when, number, slot, number)
 
@@ -608,12 +305,12 @@ def _ask_event(state: Pointers, key: int, time: int, has_time: bool, has_label: 
     if has_label:
         state.slots[slot + FLAGS] |= HAS_LABEL
     if is_again:
-        _ask(state, slot, event)
-        _leave(state, slot, -1, event, True)
+        ask(state, slot, event)
+        leave(state, slot, -1, event, True)
         return
     counts[ASKED] += 1
     state.slots[slot + NUMBER] = counts[ASKED]
-    _ask(state, slot, event)
+    ask(state, slot, event)
     if state.settings[MAY_ASSUME] and are_known(state.delay_counts):
         age = age_of(state.ordered, state.delay_counts, state.shares, counts[ASKED])
         _assume_at(state, slot, WAS_ASSUMED if age < 0 else state.slots[slot + TIME] + age)
@@ -623,7 +320,7 @@ def _ask_event(state: Pointers, key: int, time: int, has_time: bool, has_label: 
 @compiled
 def join_again(arrays: Arrays, waiting: Integers) -> None:
     """Join the events in these slots, which waited in the checkpoint that a run resumes from, in their order."""
-    state = _pointers(arrays)
+    state = pointers(arrays)
     watermark = state.counts[WATERMARK]
     state.counts[WATERMARK] = MIN_TIME  # They came before it.
     for slot in waiting:
@@ -638,17 +335,17 @@ def join_again(arrays: Arrays, waiting: Integers) -> None:
 @compiled
 def learned_before(arrays: Arrays, limit: int, number: int) -> None:
     """Count the end of the wait of a question that was learned before the checkpoint that a run resumes from."""
-    _count_later(_pointers(arrays), limit, number)
+    _count_later(pointers(arrays), limit, number)
 
 
 @compiled
 def answered_before(arrays: Arrays, questions: Integers, answers: Integers) -> None:
     """Let the questions in these slots wait further, each with the answer that it got before the checkpoint."""
-    state = _pointers(arrays)
+    state = pointers(arrays)
     for place in range(len(questions)):
         slot = questions[place]
         state.slots[slot + PARTNER] = answers[place]
-        limit, number = _limit_of(state, state.slots[slot + TIME]), state.slots[slot + NUMBER]
+        limit, number = limit_of(state, state.slots[slot + TIME]), state.slots[slot + NUMBER]
         push(state.answered, state.counts, ANSWERED, limit, number, slot, number)
 
 
@@ -656,28 +353,22 @@ def answered_before(arrays: Arrays, questions: Integers, answers: Integers) -> N
 def settled_before(arrays: Arrays, keys: Integers, times: Integers) -> None:
     """Note the questions of these keys and times that got their answers before the checkpoint."""
     for place in range(len(keys)):
-        _settle_key(_pointers(arrays), keys[place], times[place])
+        settle_key(pointers(arrays), keys[place], times[place])
 
 
 @compiled
 def drop_closed(arrays: Arrays) -> None:
     """Remove the first items of all heaps whose events have left."""
-    state = _pointers(arrays)
-    _drop_closed(state.questions, state.counts, QUESTIONS, state.slots)
-    _drop_closed(state.answers, state.counts, ANSWERS, state.slots)
-    _drop_closed(state.assumed, state.counts, ASSUMED, state.slots)
+    state = pointers(arrays)
+    drop_closed_items(state.questions, state.counts, QUESTIONS, state.slots)
+    drop_closed_items(state.answers, state.counts, ANSWERS, state.slots)
+    drop_closed_items(state.assumed, state.counts, ASSUMED, state.slots)
 
 
 @compiled
 def end_waits(arrays: Arrays, watermark: int) -> None:
     """End all waits that are over by a watermark, before the first event."""
-    _reach(_pointers(arrays), watermark, -1)
-
-
-ASKS: Final = 1
-ANSWERS_IT: Final = 2
-BRINGS_LABEL: Final = 4
-"""What an event does: both of the first two are 0 for an event that was refused."""
+    _reach(pointers(arrays), watermark, -1)
 
 
 @compiled
@@ -695,7 +386,7 @@ def handle(
     ``kinds`` says what each event does. ``times`` and ``before``, the watermark behind the events before it, are empty
     by the clock: then each event has the time of the watermark.
     """
-    state = _pointers(arrays)
+    state = pointers(arrays)
     counts, has_time = state.counts, len(times) > 0
     for event in range(start, stop):
         if has_time:
@@ -710,9 +401,9 @@ def handle(
             state.slots[slot + NUMBER] = -counts[ARRIVED]
             state.slots[slot + FLAGS] |= IS_ANSWER | (HAS_LABEL if has_label else 0)
             _join_answer(state, slot, event, False)
-    _clear_closed(state.questions, counts, QUESTIONS, state.slots)
-    _clear_closed(state.answers, counts, ANSWERS, state.slots)
-    _clear_closed(state.assumed, counts, ASSUMED, state.slots)
+    clear_closed_items(state.questions, counts, QUESTIONS, state.slots)
+    clear_closed_items(state.answers, counts, ANSWERS, state.slots)
+    clear_closed_items(state.assumed, counts, ASSUMED, state.slots)
 
 
 @compiled
@@ -722,7 +413,7 @@ def close_batch(arrays: Arrays, kept: Integers, idle: Integers) -> tuple[int, in
     A row of ``kept`` has a slot, and its event, or for a question with new scores -1; and the step of the scores, or
     -1. Returns how many rows, and how many keys there are.
     """
-    state = _pointers(arrays)
+    state = pointers(arrays)
     slots, keys, counts, waiting, unused = state.slots, state.keys, state.counts, 0, 0
     for place in range(counts[TAKEN]):
         slot = state.taken[place]

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import pairwise
+from itertools import compress, pairwise
 from operator import attrgetter
 from typing import Any, Final, Literal, NamedTuple
 
@@ -84,12 +84,14 @@ class Reading:
         """Return labels as numbers, 0 for rows that are not learned from; None if another label is not known."""
         if not learns.all():
             targets = np.zeros(len(learns))
-            some = [label for label, learn in zip(given, learns.tolist(), strict=True) if learn]
+            some = given[learns] if isinstance(given, np.ndarray) else list(compress(given, learns))
             found = self.targets(some, np.ones(len(some), dtype=np.bool_))
             if found is None:
                 return None
             targets[learns] = found
             return targets
+        if isinstance(given, np.ndarray) and given.dtype == object:
+            given = given.tolist()
         is_plain = isinstance(given, np.ndarray) and given.dtype.kind in "biuf" and given.ndim == 1
         if self.kind == "number":
             return _numbers(given)

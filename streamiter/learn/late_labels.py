@@ -20,12 +20,15 @@ from streamiter.learn.row_reading import (
     record_of_features,
 )
 from streamiter.learn.rows import BadRows, SparseRecord, blaming_rows, of_numbered_rows, row_weights
+from streamiter.operators.functions import field_read_by, values_of
 from streamiter.operators.operator import Context
 from streamiter.operators.output import Output
+from streamiter.operators.timed.in_order import BEFORE_FIELD, TIME_FIELD
 from streamiter.values.named_rows import NamedRows, named_matrix
 from streamiter.values.numbers import Floats, Indices
-from streamiter.values.records import Batch, take
+from streamiter.values.records import Batch, Columns, take
 from streamiter.values.sparse_rows import SparseRows
+from streamiter.values.times import Times
 
 
 @final
@@ -37,9 +40,9 @@ class EventsToLearn(TypedDict):
     """The number of events of the mini-batch, those that were refused included."""
     numbers: Indices
     records: Batch
-    times: list[int] | None
+    times: Times | None
     """The timestamps of the events; None without event time."""
-    before: list[int] | None
+    before: Times | None
     """For each event the watermark behind the events before it; None without event time."""
     keys: list[Hashable]
     """For each event the key that an answer shares with its question."""
@@ -77,7 +80,7 @@ def answers_and_keys(labels: DelayedLabels, events: Batch) -> tuple[list[bool], 
     """Return for each event whether it is an answer, and its key. Raises BadRows for events without a key."""
 
     def read(some: Batch) -> tuple[list[bool], list[Hashable]]:
-        are_answers, keys = list(map(bool, map(labels.is_answer, some))), list(map(labels.key_of, some))
+        are_answers, keys = list(map(bool, values_of(labels.is_answer, some))), values_of(labels.key_of, some)
         if None in frozenset(keys):  # TypeError for a key without a hash.
             raise ValueError("expected a key that a question and its answer share, given None")
         return are_answers, keys
@@ -86,12 +89,12 @@ def answers_and_keys(labels: DelayedLabels, events: Batch) -> tuple[list[bool], 
 
 
 class TimedEvents(NamedTuple):
-    """The events of a mini-batch that come in the order of event time; a list with an item for each event."""
+    """The events of a mini-batch that come in the order of event time; an item for each event."""
 
-    before: list[int]
+    before: Times
     """The watermark behind the events before it."""
-    times: list[int]
-    records: list[Any]
+    times: Times
+    records: Batch
     keys: list[Hashable] | None = None
     """The number of the row, for rows that a join has labelled."""
     is_answer: list[bool] | None = None
@@ -100,11 +103,25 @@ class TimedEvents(NamedTuple):
     @classmethod
     def of(cls, mini_batch: Batch) -> TimedEvents:
         """Return the events of the records that ``InOrder``, or ``SpansInOrder``, emits."""
-        return cls(*map(list, zip(*mini_batch, strict=True))) if len(mini_batch) else cls([], [], [])
+        if isinstance(mini_batch, Columns):
+            arrays = mini_batch.arrays
+            return cls(arrays.pop(BEFORE_FIELD), arrays.pop(TIME_FIELD), Columns(arrays))
+        # Of a mini-batch of several kinds of batches, the rows of columns are dicts.
+        rows = [
+            (each.pop(BEFORE_FIELD), each.pop(TIME_FIELD), each) if isinstance(each, dict) else each
+            for each in mini_batch
+        ]
+        before, times, *items = map(list, zip(*rows, strict=True)) if rows else ([], [], [])
+        return cls(np.array(before, np.int64), np.array(times, np.int64), *items)
 
-    def taken(self, rows: Sequence[int]) -> TimedEvents:
+    def taken(self, rows: Indices) -> TimedEvents:
         """Return some of the events."""
-        return TimedEvents(*(None if items is None else [items[row] for row in rows] for items in self))  # type: ignore[arg-type]
+        if len(rows) == len(self.times):
+            return self
+        keys, is_answer = (
+            None if items is None else [items[row] for row in rows.tolist()] for items in (self.keys, self.is_answer)
+        )
+        return TimedEvents(self.before[rows], self.times[rows], take(self.records, rows), keys, is_answer)
 
 
 class EventReader(ReadsLabels):
@@ -129,7 +146,7 @@ class EventReader(ReadsLabels):
         timed = TimedEvents.of(records) if self._is_timed else None
 
         def read(records: Batch, numbers: Indices) -> dict[str, Any]:
-            events = None if timed is None else timed.taken((numbers - first).tolist())
+            events = None if timed is None else timed.taken(numbers - first)
             return {
                 "numbers": numbers,
                 "records": records,
@@ -165,7 +182,10 @@ class EventReader(ReadsLabels):
         labels = [] if labelled is None else self._values(target_of, records, labelled)
         asked = [row for row, is_answer in enumerate(are_answers) if not is_answer]
         features = record_of_features(self._read_questions(records, asked))
-        if labelled is None:
+        if labelled is None and isinstance(records, Columns) and field_read_by(target_of) in records:
+            labels = values_of(target_of, records)
+            labels = [label if is_answer else None for label, is_answer in zip(labels, are_answers, strict=True)]
+        elif labelled is None:
             labels = [self._label_of(event, out) if has_label[row] else None for row, event in enumerate(records)]
         return {"keys": keys, "is_answer": are_answers, "labels": labels, "weights": weights, "features": features}
 

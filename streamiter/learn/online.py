@@ -222,7 +222,9 @@ def train_online(
     times = numbers_of_event_time(examples)
     if labels is not None:
         labels = with_schedule(labels, cast(MakeModel, model or own)())
-        examples, is_timed = in_order_of_events(examples, labels, named, synchronous=synchronous)
+        examples, is_timed = in_order_of_events(
+            examples, labels, named, synchronous=synchronous, in_columns=model is None
+        )
     data = epochs_every(examples, records=mini_batch, name=named("epochs")) if synchronous else examples
     shared = _TrainingOptions(mini_batch, workers, on_error, dead_letter, labels, is_timed, owner, named)
     if isinstance(model, ForeignModel):

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from streamiter.errors import GraphError
 from streamiter.learn.delayed_labels import DelayedLabels
-from streamiter.learn.label_join import JoinEvents, LabelJoin
+from streamiter.learn.label_join import JoinEvents, LabelJoin, objects
 from streamiter.learn.late_labels import TimedEvents, answers_and_keys
 from streamiter.learn.losses import plain_loss
 from streamiter.learn.model_rows import ASSUMED, CORRECTED, WITHDRAWN, ModelRows
@@ -197,7 +197,7 @@ class DelayedLabelsWorker(OnlineWorker, KeepsRecords):
         timed, first = TimedEvents.of(mini_batch) if self._join.is_timed else None, self._records_read
 
         def match(records: Batch, numbers: Indices) -> bool:
-            events = None if timed is None else timed.taken((numbers - first).tolist())
+            events = None if timed is None else timed.taken(numbers - first)
             if events is None or events.keys is None or events.is_answer is None:
                 are_answers, keys = answers_and_keys(self._labels, records)
             else:
@@ -245,7 +245,7 @@ class DelayedLabelsWorker(OnlineWorker, KeepsRecords):
         row_of, rows, predictions = self._predict_questions(records, np.flatnonzero(~answers), out)
         labels = [self._label_of(records[event], out) if is_answer else None for event, is_answer in enumerate(answers)]
         times, before = (None, None) if timed is None else (timed.times, timed.before)
-        events = JoinEvents(keys, row_of >= 0, answers, labels, records, None, times, before)
+        events = JoinEvents(keys, row_of >= 0, answers, objects(labels), records, None, times, before)
         steps = self._join.handle(events, self._join.now())
         made = QuestionSteps(self._join, steps, ModelRows(rows.indptr, rows.indices, rows.values), row_of)
         self._learn_from(made, numbers, predictions, out)

@@ -14,8 +14,8 @@ from streamiter.learn.adaptive import AdaptiveLinearModel
 from streamiter.learn.answer_delays import NOTHING_KNOWN
 from streamiter.learn.asked_questions import NOTHING_LEARNED, Predictions
 from streamiter.learn.label_join import LabelJoin
-from streamiter.learn.label_join_steps import ASK, ASSUME, LEARN, WITHDRAW
-from streamiter.learn.labels import Label, is_label
+from streamiter.learn.label_join_arrays import ASK, ASSUME, LEARN, WITHDRAW
+from streamiter.learn.labels import is_label
 from streamiter.learn.model_rows import ASSUMED, CONFIRMED, CORRECTED, WITHDRAWN, ModelRows, RowSteps
 from streamiter.values.numbers import Floats, Indices
 
@@ -32,14 +32,10 @@ class QuestionSteps:
         self._assumes = (kind == ASSUME) | ((kind == ASK) & (join.schedule == "weighted"))
         self._learns = self._assumes | (kind == LEARN) | (kind == WITHDRAW)
         self._weights = np.where(kind == LEARN, join.weights_of(steps), 1.0)
-        false = join.false_label
-        self.labels: list[Label] = [
-            label if learned else false if learns else None
-            for label, learned, learns in zip(
-                join.labels_of(steps), (kind == LEARN).tolist(), self._learns.tolist(), strict=True
-            )
-        ]
+        self.labels = join.labels_of(steps)
         """The label of each step, None for a prediction."""
+        self.labels[kind != LEARN] = None
+        self.labels[self._assumes | (kind == WITHDRAW)] = join.false_label
         self._is_earlier = steps.event < 0
         self._without_scores = np.flatnonzero((steps.scores < 0) & self._is_earlier)
         numbers = np.arange(len(kind))
@@ -59,10 +55,13 @@ class QuestionSteps:
     def steps(self) -> RowSteps:
         """Return the steps: questions are predicted, answers are learned from."""
         assumed = np.where(self._assumes, ASSUMED, 0).astype(np.uint8)
-        false = self._join.false_label
-        for step in np.flatnonzero((self._kind == LEARN) & self._joined.was_learned).tolist():
-            label = self.labels[step]
-            assumed[step] = CONFIRMED if is_label(label) and label == false else CORRECTED
+        false, labels = self._join.false_label, self.labels
+        learned = np.flatnonzero((self._kind == LEARN) & self._joined.was_learned)
+        if len(learned):
+            # Mostly a label is False itself, and one that is refused is compared with nothing.
+            given = labels[learned].tolist()
+            are_false = [label is false or (is_label(label) and label == false) for label in given]
+            assumed[learned] = np.where(are_false, CONFIRMED, CORRECTED)
         assumed[self._kind == WITHDRAW] = WITHDRAWN
         return RowSteps(
             self._rows, self._asks, self._learns, self._weights, self._questions, assumed if assumed.any() else None
@@ -70,7 +69,7 @@ class QuestionSteps:
 
     def targets(self) -> Floats:
         """Return the label of each step as a number, 0 for steps without one."""
-        return np.array([0.0 if label is None else float(label) for label in self.labels])
+        return np.array([0.0 if label is None else float(label) for label in self.labels.tolist()])
 
     def asked_with(self, predictions: Floats) -> Floats:
         """Return the probability, or the number, with which the question of each step was asked.

@@ -24,7 +24,7 @@ from streamiter.learn.adaptive import AdaptiveLinearModel
 from streamiter.learn.answer_delays import Answers
 from streamiter.learn.asked_questions import Predictions
 from streamiter.learn.expert_weights import ExpertWeights
-from streamiter.learn.label_join import WAIT_IS_OVER, JoinEvents, LabelJoin
+from streamiter.learn.label_join import WAIT_IS_OVER, JoinEvents, LabelJoin, objects
 from streamiter.learn.labels import Label, Labels
 from streamiter.learn.late_labels import EventsToLearn, no_events
 from streamiter.learn.model_owner import ModelOwner, OwnerOptions
@@ -301,12 +301,18 @@ class RowOwner(ModelOwner, KeepsRecords):
         asks, answers = row_of >= 0, np.array(given["is_answer"], np.bool_)
         steps = join.handle(
             JoinEvents(
-                given["keys"], asks, answers, given["labels"], given["records"], given["weights"], given["times"],
+                given["keys"],
+                asks,
+                answers,
+                objects(given["labels"]),
+                given["records"],
+                given["weights"],
+                given["times"],
                 given["before"],
             ),
             watermark,
             self._positive,
-        )  # fmt: skip
+        )
         late = join.late_answers()
         for record in late:
             join.refuse(record, out)
@@ -320,7 +326,7 @@ class RowOwner(ModelOwner, KeepsRecords):
         if len(settled):
             found = self._model.as_now(made.predictions_of(settled, predictions, priors, self._model))
             weights = made.weights_of(settled)
-            labels = [made.labels[step] for step in settled.tolist()]
+            labels = made.labels[settled].tolist()
             of_events = made.numbers_of(settled, numbers, self._next_event - given["count"])
         made.keep_waiting(numbers, predictions, priors)
         if len(settled):

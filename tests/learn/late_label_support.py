@@ -16,8 +16,8 @@ from learn.online_support import Record
 from streamiter import Flow, Stream
 from streamiter.learn import AdaptiveLinearModel, DelayedLabels, train_online
 from streamiter.learn.asked_questions import AskedScores, Predictions
-from streamiter.learn.label_join import JoinEvents, LabelJoin
-from streamiter.learn.label_join_steps import ASSUME, LEARN
+from streamiter.learn.label_join import JoinEvents, LabelJoin, objects
+from streamiter.learn.label_join_arrays import ASSUME, LEARN
 from streamiter.learn.model_rows import ASSUMED, CONFIRMED, CORRECTED, ModelRows, RowSteps
 from streamiter.operators import Source, SourceBatch
 from streamiter.values.times import MIN_TIME
@@ -256,7 +256,9 @@ class SmallJoin:
     def _handle(self, key: Any, time: int | None, record: Any, label: Any) -> list[tuple[Any, Any]]:
         is_answer = np.array([label is not None])
         times, before = (None, None) if time is None else ([time], [MIN_TIME])
-        return self._learned(JoinEvents([key], ~is_answer, is_answer, [label], [record], None, times, before), MIN_TIME)
+        return self._learned(
+            JoinEvents([key], ~is_answer, is_answer, objects([label]), [record], None, times, before), MIN_TIME
+        )
 
     def _learned(self, events: JoinEvents, watermark: int) -> list[tuple[Any, Any]]:
         steps = self.join.handle(events, watermark)
