@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamiter.errors import ConfigurationError, ModelError, OtherModel
-from streamiter.learn.asked_questions import AskedScores, Predictions
+from streamiter.learn.asked_questions import AskedScores, QuestionPredictions
 from streamiter.learn.expert_weights import (
     CrossStatistics,
     ExpertWeights,
@@ -407,7 +407,7 @@ class AdaptiveLinearModel(DeclaredState, Savable):
         """Return labels as numbers: 0 or 1, the number of the class, or the number itself."""
         return self._labels.targets(labels)
 
-    def as_now(self, predictions: Predictions) -> Floats:
+    def as_now(self, predictions: QuestionPredictions) -> Floats:
         """Return predictions of earlier questions in the form in which :meth:`step` returns predictions now.
 
         A class that was not known then has the probability 0; the class that had not come yet is the last one.

@@ -8,9 +8,8 @@ from __future__ import annotations
 import math
 from typing import Final
 
-from streamiter.learn.label_join_arrays import Integers
 from streamiter.values.helpers.compiled import compiled
-from streamiter.values.numbers import Floats
+from streamiter.values.numbers import Floats, Integers
 
 ENDED: Final = 0
 """The number of waits that have ended, of questions with an answer, too."""

@@ -12,7 +12,7 @@ NOTHING_LEARNED: Final = -1
 """The reading of a question that was asked before the first label: it has no scores."""
 
 
-class Predictions(NamedTuple):
+class QuestionPredictions(NamedTuple):
     """How questions were predicted: an item, or a row, for each question."""
 
     made: Floats

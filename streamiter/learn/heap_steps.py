@@ -8,8 +8,9 @@ This module needs Numba to be fast, see ``streamiter.values.helpers.compiled``.
 
 from __future__ import annotations
 
-from streamiter.learn.label_join_arrays import ITEM_COLUMNS, Integers
+from streamiter.learn.label_join_arrays import ITEM_COLUMNS
 from streamiter.values.helpers.compiled import compiled
+from streamiter.values.numbers import Integers
 
 
 @compiled

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from streamiter.learn.asked_questions import NOTHING_LEARNED, AskedScores, Predictions
+from streamiter.learn.asked_questions import NOTHING_LEARNED, AskedScores, QuestionPredictions
 from streamiter.learn.model_rows import ModelRows
 from streamiter.values.numbers import Floats, Indices
 
@@ -44,7 +44,7 @@ class KeptQuestions:
 
     # ---- keeping and taking
 
-    def keep(self, slots: Indices, numbers: Indices, rows: ModelRows, predictions: Predictions) -> None:
+    def keep(self, slots: Indices, numbers: Indices, rows: ModelRows, predictions: QuestionPredictions) -> None:
         """Keep questions, which have no scores yet; the rows have no missing values."""
         self.numbers[slots] = numbers
         lengths = np.diff(rows.indptr)
@@ -92,9 +92,9 @@ class KeptQuestions:
         at = np.arange(indptr[-1]) + np.repeat(self._starts[slots] - indptr[:-1], lengths)
         return ModelRows(indptr, self._indices[at], self._values[at])
 
-    def predictions(self, slots: Indices) -> Predictions:
+    def predictions(self, slots: Indices) -> QuestionPredictions:
         """Return how these questions were predicted."""
-        return Predictions(self._made[slots], self._widths[slots], self._readings[slots], self._priors[slots])
+        return QuestionPredictions(self._made[slots], self._widths[slots], self._readings[slots], self._priors[slots])
 
     def scores(self, questions: Indices, slots: Indices) -> AskedScores:
         """Return the scores of the questions in these slots, which have these numbers, ascending."""
@@ -127,19 +127,21 @@ class KeptQuestions:
 
     def state(self, slots: Indices) -> dict[str, Any]:
         """Return what is kept of these questions as plain data."""
-        rows = self.rows(slots)
+        rows, predictions, counts = self.rows(slots), self.predictions(slots), self._score_counts[slots]
+        scores = self._scores[slots, : counts.max(initial=0)]
+        scores[np.arange(scores.shape[1]) >= counts[:, None]] = np.nan  # Those of a question that had the slot before.
         return {
             "numbers": self.numbers[slots],
             **rows._asdict(),
-            **self.predictions(slots)._asdict(),
-            "scores": self._scores[slots],
-            "score counts": self._score_counts[slots],
+            **predictions._replace(made=predictions.made[:, : predictions.widths.max(initial=1)])._asdict(),
+            "scores": scores,
+            "score counts": counts,
         }
 
     def restore(self, state: Mapping[str, Any], slots: Indices) -> None:
         """Keep the questions of a :meth:`state` in these slots."""
         rows = ModelRows(state["indptr"], state["indices"], state["values"])
-        predictions = Predictions(*(state[name] for name in Predictions._fields))
+        predictions = QuestionPredictions(*(state[name] for name in QuestionPredictions._fields))
         self.keep(slots, state["numbers"], rows, predictions)
         scores = state["scores"]
         if scores.shape[1] > self._scores.shape[1]:

@@ -240,7 +240,7 @@ class LabelJoin(DeclaredState):
         times, before = (
             nothing if given is None else np.asarray(given, np.int64) for given in (events.times, events.before)
         )
-        self._counts[[layout.STEPS, layout.TAKEN, layout.TOUCHED, layout.LATE_ANSWERS]] = 0
+        self._counts[[layout.STEPS, layout.TAKEN_SLOTS, layout.TOUCHED, layout.LATE_ANSWERS]] = 0
         arrays = self._last = self._arrays(len(kinds))
         if len(self._join_again):
             again, self._join_again = self._join_again, np.zeros(0, np.intp)
@@ -257,7 +257,7 @@ class LabelJoin(DeclaredState):
 
     def _steps_of(self, arrays: Any, shares: list[tuple[int, bool]]) -> JoinedSteps:
         count = int(self._counts[layout.STEPS])
-        columns = arrays.steps[: count * layout.STEP_COLUMNS].reshape(count, layout.STEP_COLUMNS).T.copy()
+        columns = arrays.steps[: count * layout.JOINED_STEP_COLUMNS].reshape(count, layout.JOINED_STEP_COLUMNS).T.copy()
         for column in (layout.OF_SLOT, layout.LABEL_SLOT):
             columns[column] //= layout.SLOT_COLUMNS  # -1 stays -1.
         has_share = np.full(count, self._has_share)
@@ -325,7 +325,7 @@ class LabelJoin(DeclaredState):
     def close(self) -> StillWaiting:
         """End a mini-batch, whose steps have been made; return what waits behind it."""
         events = self._events
-        most = int(self._counts[layout.TAKEN] + self._counts[layout.STEPS])
+        most = int(self._counts[layout.TAKEN_SLOTS] + self._counts[layout.STEPS])
         kept, idle = np.empty((most, 3), np.int64), np.empty(int(self._counts[layout.TOUCHED]), np.int64)
         waiting, unused = self._compiled.close_batch(self._last, kept, idle)
         places = idle[:unused] // layout.KEY_COLUMNS
@@ -337,7 +337,7 @@ class LabelJoin(DeclaredState):
         slots, of_events, scores = kept[:waiting].T
         slots = slots // layout.SLOT_COLUMNS
         is_new = np.flatnonzero(of_events >= 0)
-        is_new = is_new[self._slots[slots[is_new], layout.FLAGS] & (layout.HAS_LABEL | layout.IS_ANSWER) > 0]
+        is_new = is_new[self._slots[slots[is_new], layout.SLOT_FLAGS] & (layout.HAS_LABEL | layout.IS_ANSWER) > 0]
         self._keep_labels(slots[is_new], of_events[is_new], events)
         return StillWaiting(slots, of_events, scores)
 
@@ -385,7 +385,7 @@ class LabelJoin(DeclaredState):
     def _arrays(self, events: int) -> Any:
         """Return the arrays, with room for so many events."""
         counts = self._counts
-        if (missing := events - int(counts[layout.FREE])) > 0:
+        if (missing := events - int(counts[layout.FREE_SLOTS])) > 0:
             self._add_slots(max(missing, len(self._slots)))
         items = counts[: layout.HEAPS]
         for name in range(layout.HEAPS):
@@ -406,14 +406,14 @@ class LabelJoin(DeclaredState):
             self._heaps[layout.ANSWERS],
             self._heaps[layout.ANSWERED],
             self._heaps[layout.LEARNED],
-            self._heaps[layout.ASSUMED],
+            self._heaps[layout.ASSUMABLE],
             counts,
             self._settings,
             self.delays.last,
             self.delays.ordered,
             self.delays.counts,
             self.delays.shares,
-            np.empty(most * layout.STEP_COLUMNS, np.int64),
+            np.empty(most * layout.JOINED_STEP_COLUMNS, np.int64),
             np.empty(2 * late, np.int64),
             np.empty(events, np.int64),
             np.empty(touched, np.int64),
@@ -423,11 +423,11 @@ class LabelJoin(DeclaredState):
         count = len(self._slots)
         slots = np.zeros((count + more, layout.SLOT_COLUMNS), np.int64)
         slots[:count] = self._slots
-        slots[count:, [layout.PARTNER, layout.EVENT, layout.STEP]] = -1
-        free = int(self._counts[layout.FREE])
+        slots[count:, [layout.PARTNER, layout.SLOT_EVENT, layout.SLOT_STEP]] = -1
+        free = int(self._counts[layout.FREE_SLOTS])
         added = np.arange(count, count + more)[::-1] * layout.SLOT_COLUMNS
         self._free = np.concatenate([self._free[:free], added, np.zeros(count, np.int64)])
-        self._counts[layout.FREE] += more
+        self._counts[layout.FREE_SLOTS] += more
         self._slots = slots
         self.questions.make_room(len(slots))
         self._labels, self._records = (np.append(each, np.full(more, None)) for each in (self._labels, self._records))
@@ -445,7 +445,8 @@ class LabelJoin(DeclaredState):
     def _waiting_slots(self) -> tuple[Indices, Indices]:
         """Return the slots of all that wait, questions by number and answers by arrival, and what each of them is."""
         slots = self._slots
-        number, flags, partner = (slots[:, column] for column in (layout.NUMBER, layout.FLAGS, layout.PARTNER))
+        columns = (layout.SLOT_NUMBER, layout.SLOT_FLAGS, layout.PARTNER)
+        number, flags, partner = (slots[:, column] for column in columns)
         again = np.zeros(len(slots), np.bool_)
         again[self._join_again // layout.SLOT_COLUMNS] = True
         is_open = (number != 0) & ((flags & layout.IS_OPEN > 0) | again)
@@ -466,15 +467,19 @@ class LabelJoin(DeclaredState):
 
     def forget_assumptions(self) -> None:
         """Another model has never learned a question that waits."""
-        self._slots[self.question_slots(), layout.FLAGS] &= ~layout.IS_ASSUMED
+        self._slots[self.question_slots(), layout.SLOT_FLAGS] &= ~layout.IS_ASSUMED
 
     def state(self) -> dict[str, Any]:
         """Return all that waits as plain data: times, not limits, which may change."""
         counts = self._counts
         slots, kinds = self._waiting_slots()
         is_open = kinds <= _OPEN_ANSWER
-        places = self._slots[slots[is_open], layout.KEY] // layout.KEY_COLUMNS
-        columns = [layout.TIME, layout.NUMBER, layout.WHEN, layout.FLAGS]
+        places = self._slots[slots[is_open], layout.SLOT_KEY] // layout.KEY_COLUMNS
+        columns = [layout.SLOT_TIME, layout.SLOT_NUMBER, layout.WHEN, layout.SLOT_FLAGS]
+        waiting = self._slots[slots][:, columns]
+        has_label = waiting[:, 3] & (layout.IS_ANSWER | layout.HAS_LABEL) > 0
+        waiting[:, 3] &= ~layout.IS_OPEN  # A restore joins them again.
+        waiting[(kinds == _OPEN_ANSWER) | (kinds == _ITS_ANSWER), 1] = 0  # They are in the order of their arrival.
         learned = self._heaps[layout.LEARNED][: int(counts[layout.LEARNED]) * layout.ITEM_COLUMNS].reshape(-1, 4)
         return super().state() | {
             "watermark": self.watermark if self.is_timed else MIN_TIME,
@@ -482,13 +487,13 @@ class LabelJoin(DeclaredState):
             "latest": int(counts[layout.LATEST]),
             "settled": self._settled(),
             "kinds": kinds,
-            "waiting": self._slots[slots][:, columns],
+            "waiting": waiting,
             "keys": self._names[places].tolist(),
-            "labels": list(map(plain_scalar, self._labels[slots].tolist())),
-            "records": self._records[slots].tolist(),
-            "weights": self._weights[slots],
+            "labels": list(map(plain_scalar, np.where(has_label, self._labels[slots], None).tolist())),
+            "records": np.where(has_label, self._records[slots], None).tolist(),
+            "weights": np.where(has_label, self._weights[slots], 1.0),
             "questions": self.questions.state(slots[(kinds == _OPEN_QUESTION) | (kinds == _ANSWERED_QUESTION)]),
-            "learned": learned[:, :2] - [self._within_ms or 0, 0],
+            "learned": learned[np.argsort(learned[:, 1]), :2] - [self._within_ms or 0, 0],
         }
 
     def _settled(self) -> list[list[Any]]:
@@ -514,7 +519,7 @@ class LabelJoin(DeclaredState):
         settled, keys = self._places_of(state["settled"][0]), self._places_of(state["keys"])
         arrays = self._arrays(len(kinds) + len(state["learned"]))
         slots = self._restore_slots(state, waiting, kinds)
-        self._slots[slots[is_open], layout.KEY] = keys
+        self._slots[slots[is_open], layout.SLOT_KEY] = keys
         self._counts[[layout.ASKED, layout.LATEST]] = state["asked"], state["latest"]
         self._counts[layout.WATERMARK] = self._restored_watermark(state, waiting[is_open], kinds[is_open])
         self._compiled.settled_before(arrays, settled, np.array(state["settled"][1], np.int64))
@@ -525,7 +530,7 @@ class LabelJoin(DeclaredState):
         self._compiled.answered_before(arrays, answered, answers)
         # With longer waits questions meet answers. If fewer may wait than before, the oldest are forgotten.
         questions = slots[kinds == _OPEN_QUESTION]
-        questions = questions[np.argsort(self._slots[questions, layout.NUMBER], kind="stable")]
+        questions = questions[np.argsort(self._slots[questions, layout.SLOT_NUMBER], kind="stable")]
         self._join_again = np.concatenate([questions, slots[kinds == _OPEN_ANSWER]]) * layout.SLOT_COLUMNS
         self.wait()
 
@@ -534,16 +539,15 @@ class LabelJoin(DeclaredState):
     ) -> Indices:
         """Give the events of a state slots, and return these."""
         own = self._slots
-        self._counts[layout.FREE] -= len(kinds)
-        free = int(self._counts[layout.FREE])
+        self._counts[layout.FREE_SLOTS] -= len(kinds)
+        free = int(self._counts[layout.FREE_SLOTS])
         slots: Indices = self._free[free : free + len(kinds)] // layout.SLOT_COLUMNS
-        for place, column in enumerate((layout.TIME, layout.NUMBER, layout.WHEN, layout.FLAGS)):
+        for place, column in enumerate((layout.SLOT_TIME, layout.SLOT_NUMBER, layout.WHEN, layout.SLOT_FLAGS)):
             own[slots, column] = waiting[:, place]
-        own[slots, layout.FLAGS] &= ~layout.IS_OPEN  # They are joined again.
         if self.schedule != "expected":
             own[slots, layout.WHEN] = layout.NOT_BEFORE_THE_END
-        answers = slots[kinds == _OPEN_ANSWER]
-        own[answers, layout.NUMBER] = -1 - np.arange(len(answers))
+        answers = slots[(kinds == _OPEN_ANSWER) | (kinds == _ITS_ANSWER)]
+        own[answers, layout.SLOT_NUMBER] = -1 - np.arange(len(answers))
         self._counts[layout.ARRIVED] = len(answers)
         self._labels[slots], self._records[slots] = objects(state["labels"]), objects(state["records"])
         self._weights[slots] = state["weights"]

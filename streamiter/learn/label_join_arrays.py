@@ -10,7 +10,7 @@ heap           ordered by                 what happens at this time
 ``ANSWERS``    time, number of arrival    no question of an answer can come any more
 ``ANSWERED``   end of the wait, number    a question that waits with its answer is learned
 ``LEARNED``    end of the wait, number    a question that has been learned already is counted
-``ASSUMED``    age, number                a question that waits is learned as False
+``ASSUMABLE``    age, number                a question that waits is learned as False
 =============  =========================  =============================================================================
 
 An item of a heap has four numbers: two to order by, a slot, and the number of what the slot had then: the slot may have
@@ -21,27 +21,22 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-import numpy as np
-import numpy.typing as npt
-
-from streamiter.values.numbers import Floats
+from streamiter.values.numbers import Floats, Integers
 from streamiter.values.times import MAX_TIME
 
-Integers = npt.NDArray[np.int64]
-
 # ---- the columns of a slot
-KEY: Final = 0
-TIME: Final = 1
-NUMBER: Final = 2
+SLOT_KEY: Final = 0
+SLOT_TIME: Final = 1
+SLOT_NUMBER: Final = 2
 """The number of the question, or minus the number of arrival of the answer; 0 for a slot that is free."""
 WHEN: Final = 3
 """When a question counts as unanswered: ``NOT_BEFORE_THE_END``, or ``WAS_ASSUMED`` once it has counted so."""
-FLAGS: Final = 4
+SLOT_FLAGS: Final = 4
 PARTNER: Final = 5
 """The slot of the answer with which a question waits, or -1."""
-EVENT: Final = 6
+SLOT_EVENT: Final = 6
 """The event of the mini-batch under way, or -1 for an event of an earlier one."""
-STEP: Final = 7
+SLOT_STEP: Final = 7
 """The step of the mini-batch under way that makes the scores of the question, or -1."""
 SLOT_COLUMNS: Final = 8
 
@@ -57,9 +52,9 @@ NOT_BEFORE_THE_END: Final = -MAX_TIME
 WAS_ASSUMED: Final = MAX_TIME
 
 # ---- the columns of a key
-QUESTION: Final = 0
+WAITING_QUESTION: Final = 0
 """The slot of the question that waits, or -1."""
-ANSWER: Final = 1
+WAITING_ANSWER: Final = 1
 """The slot of the answer that waits, or -1."""
 SETTLED_AT: Final = 2
 """The time of the question that has got its answer."""
@@ -76,7 +71,7 @@ QUESTIONS: Final = 0
 ANSWERS: Final = 1
 ANSWERED: Final = 2
 LEARNED: Final = 3
-ASSUMED: Final = 4
+ASSUMABLE: Final = 4
 HEAPS: Final = 5
 OF: Final = 2
 NUMBERED: Final = 3
@@ -97,14 +92,14 @@ FIRST_SETTLED: Final = 10
 LAST_SETTLED: Final = 11
 SETTLED: Final = 12
 """The number of settled questions that are known."""
-FREE: Final = 13
+FREE_SLOTS: Final = 13
 """The number of free slots."""
 STEPS: Final = 14
 """The number of steps of this call."""
 TOUCHED: Final = 15
 """The number of keys that this call has touched."""
 FORGOTTEN: Final = 16
-TAKEN: Final = 17
+TAKEN_SLOTS: Final = 17
 """The number of slots that this call has taken."""
 LATE_ANSWERS: Final = 18
 """The number of answers without a question in this call."""
@@ -138,12 +133,12 @@ AT_EVENT: Final = 6
 """The event with which it happens; -1: before the first one."""
 WAS_LEARNED: Final = 7
 """Whether the question was learned as False before."""
-STEP_COLUMNS: Final = 8
+JOINED_STEP_COLUMNS: Final = 8
 
-ASK: Final = 0
-ASSUME: Final = 1
-LEARN: Final = 2
-WITHDRAW: Final = 3
+TO_ASK: Final = 0
+TO_ASSUME: Final = 1
+TO_LEARN: Final = 2
+TO_WITHDRAW: Final = 3
 """The kinds of steps: predict a question; learn a question that waits as False; learn its label; take back that it was
 learned as False, since it has no label."""
 

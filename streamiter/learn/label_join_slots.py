@@ -13,15 +13,11 @@ from typing import Final
 
 from streamiter.learn.heap_steps import move_up, pop, swap
 from streamiter.learn.label_join_arrays import (
-    ASK,
-    ASSUME,
     AT_EVENT,
     EARLIER,
-    EVENT,
     FIRST_SETTLED,
-    FLAGS,
     FORGOTTEN,
-    FREE,
+    FREE_SLOTS,
     HAS_LABEL,
     HAS_OTHERWISE,
     IS_ASSUMED,
@@ -29,17 +25,15 @@ from streamiter.learn.label_join_arrays import (
     IS_TOUCHED,
     IS_WEIGHTED,
     ITEM_COLUMNS,
+    JOINED_STEP_COLUMNS,
     KEPT,
-    KEY,
     KIND,
     LABEL_EVENT,
     LABEL_SLOT,
     LAST_SETTLED,
     LATE_ANSWERS,
     LATER,
-    LEARN,
     NOT_SETTLED,
-    NUMBER,
     NUMBERED,
     OF,
     OF_EVENT,
@@ -47,18 +41,24 @@ from streamiter.learn.label_join_arrays import (
     SCORES,
     SETTLED,
     SETTLED_AT,
-    STEP,
-    STEP_COLUMNS,
+    SLOT_EVENT,
+    SLOT_FLAGS,
+    SLOT_KEY,
+    SLOT_NUMBER,
+    SLOT_STEP,
     STEPS,
+    TO_ASK,
+    TO_ASSUME,
+    TO_LEARN,
+    TO_WITHDRAW,
     TOUCHED,
     WAS_LEARNED,
     WATERMARK,
-    WITHDRAW,
     WITHIN,
     Arrays,
-    Integers,
 )
 from streamiter.values.helpers.compiled import compiled, pointer_function
+from streamiter.values.numbers import Integers
 from streamiter.values.times import MAX_TIME
 
 pointer_to = pointer_function()
@@ -103,8 +103,8 @@ def pointers(arrays: Arrays) -> Pointers:
 @compiled
 def waits(heap: Integers, place: int, slots: Integers) -> bool:
     """Whether the item at a place is of a question or answer that still waits for the other."""
-    slot = heap[place * ITEM_COLUMNS + OF]
-    return bool(slots[slot + NUMBER] == heap[place * ITEM_COLUMNS + NUMBERED] and slots[slot + FLAGS] & IS_OPEN)
+    slot, number = heap[place * ITEM_COLUMNS + OF], heap[place * ITEM_COLUMNS + NUMBERED]
+    return bool(slots[slot + SLOT_NUMBER] == number and slots[slot + SLOT_FLAGS] & IS_OPEN)
 
 
 @compiled
@@ -189,11 +189,11 @@ def touch(state: Pointers, key: int) -> None:
 
 @compiled
 def _free(state: Pointers, slot: int) -> None:
-    touch(state, state.slots[slot + KEY])
-    state.slots[slot + NUMBER] = state.slots[slot + FLAGS] = 0
-    state.slots[slot + EVENT] = state.slots[slot + STEP] = -1
-    state.free[state.counts[FREE]] = slot
-    state.counts[FREE] += 1
+    touch(state, state.slots[slot + SLOT_KEY])
+    state.slots[slot + SLOT_NUMBER] = state.slots[slot + SLOT_FLAGS] = 0
+    state.slots[slot + SLOT_EVENT] = state.slots[slot + SLOT_STEP] = -1
+    state.free[state.counts[FREE_SLOTS]] = slot
+    state.counts[FREE_SLOTS] += 1
 
 
 @compiled
@@ -201,41 +201,41 @@ def _add_step(state: Pointers, kind: int, slot: int, answer: int, event: int) ->
     """Add a step of the event in a slot, with the label in the slot ``answer``, or -1 for none; return its place."""
     place = state.counts[STEPS]
     state.counts[STEPS] = place + 1
-    at, steps, slots = place * STEP_COLUMNS, state.steps, state.slots
+    at, steps, slots = place * JOINED_STEP_COLUMNS, state.steps, state.slots
     steps[at + KIND], steps[at + OF_SLOT], steps[at + AT_EVENT] = kind, slot, event
-    steps[at + OF_EVENT], steps[at + SCORES] = slots[slot + EVENT], slots[slot + STEP]
+    steps[at + OF_EVENT], steps[at + SCORES] = slots[slot + SLOT_EVENT], slots[slot + SLOT_STEP]
     steps[at + LABEL_SLOT] = steps[at + LABEL_EVENT] = -1
-    if answer >= 0 and slots[answer + EVENT] >= 0:
-        steps[at + LABEL_EVENT] = slots[answer + EVENT]
+    if answer >= 0 and slots[answer + SLOT_EVENT] >= 0:
+        steps[at + LABEL_EVENT] = slots[answer + SLOT_EVENT]
     elif answer >= 0:
         steps[at + LABEL_SLOT] = answer
-    steps[at + WAS_LEARNED] = 1 if slots[slot + FLAGS] & IS_ASSUMED else 0
+    steps[at + WAS_LEARNED] = 1 if slots[slot + SLOT_FLAGS] & IS_ASSUMED else 0
     return int(place)
 
 
 @compiled
 def ask(state: Pointers, slot: int, event: int) -> None:
     """Predict a question; with weights, learn from it as if it had no answer."""
-    step = _add_step(state, ASK, slot, -1, event)
-    state.slots[slot + STEP] = state.steps[step * STEP_COLUMNS + SCORES] = step
+    step = _add_step(state, TO_ASK, slot, -1, event)
+    state.slots[slot + SLOT_STEP] = state.steps[step * JOINED_STEP_COLUMNS + SCORES] = step
     if state.settings[IS_WEIGHTED]:
-        state.slots[slot + FLAGS] |= IS_ASSUMED
+        state.slots[slot + SLOT_FLAGS] |= IS_ASSUMED
 
 
 @compiled
 def assume(state: Pointers, slot: int, event: int) -> None:
     """Learn from a question that waits as if it had no answer."""
-    step = _add_step(state, ASSUME, slot, -1, event)
-    if state.slots[slot + STEP] < 0:
-        state.slots[slot + STEP] = state.steps[step * STEP_COLUMNS + SCORES] = step
-    state.slots[slot + FLAGS] |= IS_ASSUMED
+    step = _add_step(state, TO_ASSUME, slot, -1, event)
+    if state.slots[slot + SLOT_STEP] < 0:
+        state.slots[slot + SLOT_STEP] = state.steps[step * JOINED_STEP_COLUMNS + SCORES] = step
+    state.slots[slot + SLOT_FLAGS] |= IS_ASSUMED
 
 
 @compiled
 def leave_late(state: Pointers, slot: int) -> None:
     """An answer leaves without a question."""
     at = 2 * state.counts[LATE_ANSWERS]
-    state.late[at], state.late[at + 1] = slot, state.slots[slot + EVENT]
+    state.late[at], state.late[at + 1] = slot, state.slots[slot + SLOT_EVENT]
     state.counts[LATE_ANSWERS] += 1
     _free(state, slot)
 
@@ -244,15 +244,15 @@ def leave_late(state: Pointers, slot: int) -> None:
 def leave(state: Pointers, slot: int, answer: int, event: int, is_forgotten: bool) -> None:
     """A question leaves, with the answer in a slot or without one (-1): learn its label, if it has one."""
     slots = state.slots
-    label = slot if slots[slot + FLAGS] & HAS_LABEL else answer
+    label = slot if slots[slot + SLOT_FLAGS] & HAS_LABEL else answer
     if is_forgotten:
         state.counts[FORGOTTEN] += 1
-    has_label = bool(slots[label + FLAGS] & HAS_LABEL) if label >= 0 else bool(state.settings[HAS_OTHERWISE])
+    has_label = bool(slots[label + SLOT_FLAGS] & HAS_LABEL) if label >= 0 else bool(state.settings[HAS_OTHERWISE])
     if is_forgotten or not has_label:
-        if slots[slot + FLAGS] & IS_ASSUMED:
-            _add_step(state, WITHDRAW, slot, -1, event)
+        if slots[slot + SLOT_FLAGS] & IS_ASSUMED:
+            _add_step(state, TO_WITHDRAW, slot, -1, event)
     else:
-        _add_step(state, LEARN, slot, label, event)
+        _add_step(state, TO_LEARN, slot, label, event)
     _free(state, slot)
     if answer >= 0:
         _free(state, answer)

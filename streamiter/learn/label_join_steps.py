@@ -11,27 +11,23 @@ import numpy.typing as npt
 from streamiter.learn.answer_delay_steps import add_delay, age_of, are_known, count_end, learns_now
 from streamiter.learn.heap_steps import pop, push
 from streamiter.learn.label_join_arrays import (
-    ANSWER,
     ANSWERED,
     ANSWERS,
     ANSWERS_IT,
     ARRIVED,
     ASKED,
     ASKS,
-    ASSUME,
-    ASSUMED,
+    ASSUMABLE,
     BRINGS_LABEL,
-    EVENT,
-    FLAGS,
-    FREE,
+    FREE_SLOTS,
     HAS_LABEL,
     IS_ANSWER,
     IS_IN_ORDER,
     IS_OPEN,
     IS_TOUCHED,
+    JOINED_STEP_COLUMNS,
     KEPT,
     KEPT_MAX,
-    KEY,
     KIND,
     LATER,
     LATEST,
@@ -40,26 +36,29 @@ from streamiter.learn.label_join_arrays import (
     MAY_ASSUME,
     NOT_BEFORE_THE_END,
     NOT_SETTLED,
-    NUMBER,
     OF,
     OF_SLOT,
     PARTNER,
-    QUESTION,
     QUESTIONS,
     REMEMBERS_SETTLED,
     SETTLED_AT,
-    STEP,
-    STEP_COLUMNS,
+    SLOT_EVENT,
+    SLOT_FLAGS,
+    SLOT_KEY,
+    SLOT_NUMBER,
+    SLOT_STEP,
+    SLOT_TIME,
     STEPS,
-    TAKEN,
-    TIME,
+    TAKEN_SLOTS,
+    TO_ASSUME,
     TOUCHED,
+    WAITING_ANSWER,
+    WAITING_QUESTION,
     WAS_ASSUMED,
     WATERMARK,
     WHEN,
     WITHIN,
     Arrays,
-    Integers,
 )
 from streamiter.learn.label_join_slots import (
     LEARNED_KEPT,
@@ -78,6 +77,7 @@ from streamiter.learn.label_join_slots import (
     waits,
 )
 from streamiter.values.helpers.compiled import compiled
+from streamiter.values.numbers import Integers
 from streamiter.values.times import MAX_TIME, MIN_TIME
 
 # ---- what happens with an event
@@ -86,8 +86,9 @@ from streamiter.values.times import MAX_TIME, MIN_TIME
 @compiled
 def _close(state: Pointers, slot: int) -> None:
     """A question or an answer waits for the other no longer."""
-    key, side = state.slots[slot + KEY], ANSWER if state.slots[slot + FLAGS] & IS_ANSWER else QUESTION
-    state.slots[slot + FLAGS] &= ~IS_OPEN
+    key, is_answer = state.slots[slot + SLOT_KEY], state.slots[slot + SLOT_FLAGS] & IS_ANSWER
+    side = WAITING_ANSWER if is_answer else WAITING_QUESTION
+    state.slots[slot + SLOT_FLAGS] &= ~IS_OPEN
     if state.keys[key + side] == slot:
         state.keys[key + side] = -1
     state.counts[KEPT] -= 1
@@ -124,11 +125,11 @@ def _count_later(state: Pointers, limit: int, number: int) -> None:
 def _pair(state: Pointers, question: int, answer: int, event: int, is_again: bool) -> None:
     """A question has got its answer. ``is_again``: both waited in the checkpoint that a run resumes from."""
     slots, counts, settings = state.slots, state.counts, state.settings
-    time, number = slots[question + TIME], slots[question + NUMBER]
+    time, number = slots[question + SLOT_TIME], slots[question + SLOT_NUMBER]
     if settings[MAY_ASSUME]:
-        add_delay(state.delays, state.ordered, state.delay_counts, slots[answer + TIME] - time)
+        add_delay(state.delays, state.ordered, state.delay_counts, slots[answer + SLOT_TIME] - time)
     if settings[REMEMBERS_SETTLED] and not is_again:
-        settle_key(state, slots[question + KEY], time)
+        settle_key(state, slots[question + SLOT_KEY], time)
     may_learn = settings[MAY_ASSUME] and slots[question + WHEN] != NOT_BEFORE_THE_END
     if settings[LEARNS_AT_ONCE] or (may_learn and learns_now(state.shares, True)):
         leave(state, question, answer, event, False)
@@ -147,20 +148,21 @@ def _pair(state: Pointers, question: int, answer: int, event: int, is_again: boo
 def _join_question(state: Pointers, slot: int, event: int, is_again: bool) -> None:
     """Give a question its answer if that has come, or let it wait."""
     slots, keys, counts, within = state.slots, state.keys, state.counts, state.settings[WITHIN]
-    key, time = slots[slot + KEY], slots[slot + TIME]
-    earlier, answer = keys[key + QUESTION], keys[key + ANSWER]
-    if answer >= 0 and slots[answer + TIME] >= time and (within < 0 or slots[answer + TIME] - time < within):
+    key, time = slots[slot + SLOT_KEY], slots[slot + SLOT_TIME]
+    earlier, answer = keys[key + WAITING_QUESTION], keys[key + WAITING_ANSWER]
+    if answer >= 0 and slots[answer + SLOT_TIME] >= time and (within < 0 or slots[answer + SLOT_TIME] - time < within):
         _close(state, answer)
         _pair(state, slot, answer, event, is_again)
         return
     has_no_time = state.settings[IS_IN_ORDER] and within >= 0 and counts[WATERMARK] + 1 > time + within - 1
-    if has_no_time or (earlier >= 0 and slots[earlier + TIME] > time):
+    if has_no_time or (earlier >= 0 and slots[earlier + SLOT_TIME] > time):
         leave(state, slot, -1, event, True)
         return
-    slots[slot + FLAGS] |= IS_OPEN
-    keys[key + QUESTION] = slot
+    slots[slot + SLOT_FLAGS] |= IS_OPEN
+    keys[key + WAITING_QUESTION] = slot
     counts[KEPT] += 1
-    push(state.questions, counts, QUESTIONS, limit_of(state, time), slots[slot + NUMBER], slot, slots[slot + NUMBER])
+    number = slots[slot + SLOT_NUMBER]
+    push(state.questions, counts, QUESTIONS, limit_of(state, time), number, slot, number)
     if earlier >= 0:
         _close(state, earlier)
         leave(state, earlier, -1, event, True)
@@ -171,19 +173,20 @@ def _join_question(state: Pointers, slot: int, event: int, is_again: bool) -> No
 def _join_answer(state: Pointers, slot: int, event: int, is_again: bool) -> None:
     """Give an answer to its question if that waits, or let it wait for it."""
     slots, keys, counts, within = state.slots, state.keys, state.counts, state.settings[WITHIN]
-    key, time = slots[slot + KEY], slots[slot + TIME]
-    question, earlier = keys[key + QUESTION], keys[key + ANSWER]
-    if question >= 0 and slots[question + TIME] <= time and (within < 0 or time - slots[question + TIME] < within):
+    key, time = slots[slot + SLOT_KEY], slots[slot + SLOT_TIME]
+    question, earlier = keys[key + WAITING_QUESTION], keys[key + WAITING_ANSWER]
+    asked = slots[question + SLOT_TIME] if question >= 0 else MAX_TIME
+    if asked <= time and (within < 0 or time - asked < within):
         _close(state, question)
         _pair(state, question, slot, event, is_again)
         return
-    if counts[WATERMARK] + state.settings[IS_IN_ORDER] > time or (earlier >= 0 and slots[earlier + TIME] > time):
+    if counts[WATERMARK] + state.settings[IS_IN_ORDER] > time or (earlier >= 0 and slots[earlier + SLOT_TIME] > time):
         leave_late(state, slot)
         return
-    slots[slot + FLAGS] |= IS_OPEN
-    keys[key + ANSWER] = slot
+    slots[slot + SLOT_FLAGS] |= IS_OPEN
+    keys[key + WAITING_ANSWER] = slot
     counts[KEPT] += 1
-    push(state.answers, counts, ANSWERS, time, -slots[slot + NUMBER], slot, slots[slot + NUMBER])
+    push(state.answers, counts, ANSWERS, time, -slots[slot + SLOT_NUMBER], slot, slots[slot + SLOT_NUMBER])
     if earlier >= 0:
         _close(state, earlier)
         leave_late(state, earlier)
@@ -195,9 +198,9 @@ def _first_of(state: Pointers, watermark: int) -> int:
     """Return the heap of the item that is due first by the watermark, of questions; -1: none is due."""
     counts, found = state.counts, -1
     time, order = MAX_TIME, 0
-    for name in (ASSUMED, QUESTIONS, ANSWERED, LEARNED):
+    for name in (ASSUMABLE, QUESTIONS, ANSWERED, LEARNED):
         heap = state.questions
-        if name == ASSUMED:
+        if name == ASSUMABLE:
             heap = state.assumed
         elif name == ANSWERED:
             heap = state.answered
@@ -262,8 +265,8 @@ def _end_first(state: Pointers, name: int, counted_to: int, event: int) -> None:
             leave(state, slot, -1, event, False)
     else:
         when, slot, is_open = state.assumed[0], state.assumed[OF], waits(state.assumed, 0, slots)
-        pop(state.assumed, counts, ASSUMED)
-        if is_open and when < limit_of(state, slots[slot + TIME]) and when <= counted_to:
+        pop(state.assumed, counts, ASSUMABLE)
+        if is_open and when < limit_of(state, slots[slot + SLOT_TIME]) and when <= counted_to:
             slots[slot + WHEN] = WAS_ASSUMED
             if learns_now(state.shares, False):  # Else it waits further.
                 assume(state, slot, event)
@@ -273,16 +276,16 @@ def _end_first(state: Pointers, name: int, counted_to: int, event: int) -> None:
 def _take_slot(state: Pointers, key: int, time: int, event: int) -> int:
     """Give an event a free slot; its time is not before the watermark."""
     counts = state.counts
-    counts[FREE] -= 1
-    slot = state.free[counts[FREE]]
+    counts[FREE_SLOTS] -= 1
+    slot = state.free[counts[FREE_SLOTS]]
     time = max(time, counts[WATERMARK])
     counts[LATEST] = max(counts[LATEST], time)
     slots = state.slots
-    slots[slot + KEY], slots[slot + TIME], slots[slot + EVENT] = key, time, event
-    slots[slot + WHEN], slots[slot + FLAGS] = NOT_BEFORE_THE_END, 0
-    slots[slot + PARTNER] = slots[slot + STEP] = -1
-    state.taken[counts[TAKEN]] = slot
-    counts[TAKEN] += 1
+    slots[slot + SLOT_KEY], slots[slot + SLOT_TIME], slots[slot + SLOT_EVENT] = key, time, event
+    slots[slot + WHEN], slots[slot + SLOT_FLAGS] = NOT_BEFORE_THE_END, 0
+    slots[slot + PARTNER] = slots[slot + SLOT_STEP] = -1
+    state.taken[counts[TAKEN_SLOTS]] = slot
+    counts[TAKEN_SLOTS] += 1
     touch(state, key)
     return int(slot)
 
@@ -291,9 +294,9 @@ def _take_slot(state: Pointers, key: int, time: int, event: int) -> int:
 def _assume_at(state: Pointers, slot: int, when: int) -> None:
     """Let a question count as unanswered at a time, if that is before the end of its wait."""
     state.slots[slot + WHEN] = when
-    if when != NOT_BEFORE_THE_END and when < limit_of(state, state.slots[slot + TIME]):
-        number = state.slots[slot + NUMBER]
-        push(state.assumed, state.counts, ASSUMED, when, number, slot, number)
+    if when != NOT_BEFORE_THE_END and when < limit_of(state, state.slots[slot + SLOT_TIME]):
+        number = state.slots[slot + SLOT_NUMBER]
+        push(state.assumed, state.counts, ASSUMABLE, when, number, slot, number)
 
 
 @compiled
@@ -303,17 +306,17 @@ def _ask_event(state: Pointers, key: int, time: int, has_time: bool, has_label: 
     is_again = has_time and keys[key + LATER] != NOT_SETTLED and keys[key + SETTLED_AT] == time
     slot = _take_slot(state, key, time, event)
     if has_label:
-        state.slots[slot + FLAGS] |= HAS_LABEL
+        state.slots[slot + SLOT_FLAGS] |= HAS_LABEL
     if is_again:
         ask(state, slot, event)
         leave(state, slot, -1, event, True)
         return
     counts[ASKED] += 1
-    state.slots[slot + NUMBER] = counts[ASKED]
+    state.slots[slot + SLOT_NUMBER] = counts[ASKED]
     ask(state, slot, event)
     if state.settings[MAY_ASSUME] and are_known(state.delay_counts):
         age = age_of(state.ordered, state.delay_counts, state.shares, counts[ASKED])
-        _assume_at(state, slot, WAS_ASSUMED if age < 0 else state.slots[slot + TIME] + age)
+        _assume_at(state, slot, WAS_ASSUMED if age < 0 else state.slots[slot + SLOT_TIME] + age)
     _join_question(state, slot, event, False)
 
 
@@ -324,7 +327,7 @@ def join_again(arrays: Arrays, waiting: Integers) -> None:
     watermark = state.counts[WATERMARK]
     state.counts[WATERMARK] = MIN_TIME  # They came before it.
     for slot in waiting:
-        if state.slots[slot + FLAGS] & IS_ANSWER:
+        if state.slots[slot + SLOT_FLAGS] & IS_ANSWER:
             _join_answer(state, slot, -1, True)
         else:
             _assume_at(state, slot, state.slots[slot + WHEN])
@@ -345,7 +348,7 @@ def answered_before(arrays: Arrays, questions: Integers, answers: Integers) -> N
     for place in range(len(questions)):
         slot = questions[place]
         state.slots[slot + PARTNER] = answers[place]
-        limit, number = limit_of(state, state.slots[slot + TIME]), state.slots[slot + NUMBER]
+        limit, number = limit_of(state, state.slots[slot + SLOT_TIME]), state.slots[slot + SLOT_NUMBER]
         push(state.answered, state.counts, ANSWERED, limit, number, slot, number)
 
 
@@ -362,7 +365,7 @@ def drop_closed(arrays: Arrays) -> None:
     state = pointers(arrays)
     drop_closed_items(state.questions, state.counts, QUESTIONS, state.slots)
     drop_closed_items(state.answers, state.counts, ANSWERS, state.slots)
-    drop_closed_items(state.assumed, state.counts, ASSUMED, state.slots)
+    drop_closed_items(state.assumed, state.counts, ASSUMABLE, state.slots)
 
 
 @compiled
@@ -398,12 +401,12 @@ def handle(
         elif kinds[event] & ANSWERS_IT:
             slot = _take_slot(state, keys[event], time, event)
             counts[ARRIVED] += 1
-            state.slots[slot + NUMBER] = -counts[ARRIVED]
-            state.slots[slot + FLAGS] |= IS_ANSWER | (HAS_LABEL if has_label else 0)
+            state.slots[slot + SLOT_NUMBER] = -counts[ARRIVED]
+            state.slots[slot + SLOT_FLAGS] |= IS_ANSWER | (HAS_LABEL if has_label else 0)
             _join_answer(state, slot, event, False)
     clear_closed_items(state.questions, counts, QUESTIONS, state.slots)
     clear_closed_items(state.answers, counts, ANSWERS, state.slots)
-    clear_closed_items(state.assumed, counts, ASSUMED, state.slots)
+    clear_closed_items(state.assumed, counts, ASSUMABLE, state.slots)
 
 
 @compiled
@@ -415,22 +418,23 @@ def close_batch(arrays: Arrays, kept: Integers, idle: Integers) -> tuple[int, in
     """
     state = pointers(arrays)
     slots, keys, counts, waiting, unused = state.slots, state.keys, state.counts, 0, 0
-    for place in range(counts[TAKEN]):
+    for place in range(counts[TAKEN_SLOTS]):
         slot = state.taken[place]
-        if slots[slot + EVENT] >= 0:
-            kept[waiting, 0], kept[waiting, 1], kept[waiting, 2] = slot, slots[slot + EVENT], slots[slot + STEP]
+        if slots[slot + SLOT_EVENT] >= 0:
+            kept[waiting, 0], kept[waiting, 1] = slot, slots[slot + SLOT_EVENT]
+            kept[waiting, 2] = slots[slot + SLOT_STEP]
             waiting += 1
-            slots[slot + EVENT] = slots[slot + STEP] = -1
+            slots[slot + SLOT_EVENT] = slots[slot + SLOT_STEP] = -1
     for place in range(counts[STEPS]):
-        slot = state.steps[place * STEP_COLUMNS + OF_SLOT]
-        if state.steps[place * STEP_COLUMNS + KIND] == ASSUME and slots[slot + STEP] == place:
+        slot = state.steps[place * JOINED_STEP_COLUMNS + OF_SLOT]
+        if state.steps[place * JOINED_STEP_COLUMNS + KIND] == TO_ASSUME and slots[slot + SLOT_STEP] == place:
             kept[waiting, 0], kept[waiting, 1], kept[waiting, 2] = slot, -1, place
             waiting += 1
-            slots[slot + STEP] = -1
+            slots[slot + SLOT_STEP] = -1
     for place in range(counts[TOUCHED]):
         key = state.touched[place]
         keys[key + IS_TOUCHED] = 0
-        if keys[key + QUESTION] < 0 and keys[key + ANSWER] < 0 and keys[key + LATER] == NOT_SETTLED:
+        if keys[key + WAITING_QUESTION] < 0 and keys[key + WAITING_ANSWER] < 0 and keys[key + LATER] == NOT_SETTLED:
             idle[unused] = key
             unused += 1
     return waiting, unused

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamiter.errors import ConfigurationError, ModelError, shortened
-from streamiter.learn.asked_questions import Predictions
+from streamiter.learn.asked_questions import QuestionPredictions
 from streamiter.learn.rows import BadRows
 from streamiter.operators.declared_state import DeclaredState, Form, declared
 from streamiter.operators.definitions import Definition
@@ -285,7 +285,7 @@ class LabelReader(DeclaredState):
         self.reading = now
         self.count = min(self.count + labels, FIRST_LABELS)
 
-    def as_now(self, predictions: Predictions) -> Floats:
+    def as_now(self, predictions: QuestionPredictions) -> Floats:
         """Return predictions that were made under earlier readings in the present form."""
         reading = self.reading
         assert reading is not None

@@ -20,7 +20,7 @@ from streamiter.learn.row_reading import (
     record_of_features,
 )
 from streamiter.learn.rows import BadRows, SparseRecord, blaming_rows, of_numbered_rows, row_weights
-from streamiter.operators.functions import field_read_by, values_of
+from streamiter.operators.functions import field_read_by, field_values
 from streamiter.operators.operator import Context
 from streamiter.operators.output import Output
 from streamiter.operators.timed.in_order import BEFORE_FIELD, TIME_FIELD
@@ -80,7 +80,7 @@ def answers_and_keys(labels: DelayedLabels, events: Batch) -> tuple[list[bool], 
     """Return for each event whether it is an answer, and its key. Raises BadRows for events without a key."""
 
     def read(some: Batch) -> tuple[list[bool], list[Hashable]]:
-        are_answers, keys = list(map(bool, values_of(labels.is_answer, some))), values_of(labels.key_of, some)
+        are_answers, keys = list(map(bool, field_values(labels.is_answer, some))), field_values(labels.key_of, some)
         if None in frozenset(keys):  # TypeError for a key without a hash.
             raise ValueError("expected a key that a question and its answer share, given None")
         return are_answers, keys
@@ -183,7 +183,7 @@ class EventReader(ReadsLabels):
         asked = [row for row, is_answer in enumerate(are_answers) if not is_answer]
         features = record_of_features(self._read_questions(records, asked))
         if labelled is None and isinstance(records, Columns) and field_read_by(target_of) in records:
-            labels = values_of(target_of, records)
+            labels = field_values(target_of, records)
             labels = [label if is_answer else None for label, is_answer in zip(labels, are_answers, strict=True)]
         elif labelled is None:
             labels = [self._label_of(event, out) if has_label[row] else None for row, event in enumerate(records)]

@@ -12,9 +12,9 @@ import numpy as np
 
 from streamiter.learn.adaptive import AdaptiveLinearModel
 from streamiter.learn.answer_delays import NOTHING_KNOWN
-from streamiter.learn.asked_questions import NOTHING_LEARNED, Predictions
+from streamiter.learn.asked_questions import NOTHING_LEARNED, QuestionPredictions
 from streamiter.learn.label_join import LabelJoin
-from streamiter.learn.label_join_arrays import ASK, ASSUME, LEARN, WITHDRAW
+from streamiter.learn.label_join_arrays import TO_ASK, TO_ASSUME, TO_LEARN, TO_WITHDRAW
 from streamiter.learn.labels import is_label
 from streamiter.learn.model_rows import ASSUMED, CONFIRMED, CORRECTED, WITHDRAWN, ModelRows, RowSteps
 from streamiter.values.numbers import Floats, Indices
@@ -28,14 +28,14 @@ class QuestionSteps:
         self._join, self._joined, self._own, self._row_of = join, steps, rows, row_of
         kind = steps.kind.copy()
         self._kind = kind
-        self._asks = (kind == ASK) | (kind == ASSUME)
-        self._assumes = (kind == ASSUME) | ((kind == ASK) & (join.schedule == "weighted"))
-        self._learns = self._assumes | (kind == LEARN) | (kind == WITHDRAW)
-        self._weights = np.where(kind == LEARN, join.weights_of(steps), 1.0)
+        self._asks = (kind == TO_ASK) | (kind == TO_ASSUME)
+        self._assumes = (kind == TO_ASSUME) | ((kind == TO_ASK) & (join.schedule == "weighted"))
+        self._learns = self._assumes | (kind == TO_LEARN) | (kind == TO_WITHDRAW)
+        self._weights = np.where(kind == TO_LEARN, join.weights_of(steps), 1.0)
         self.labels = join.labels_of(steps)
         """The label of each step, None for a prediction."""
-        self.labels[kind != LEARN] = None
-        self.labels[self._assumes | (kind == WITHDRAW)] = join.false_label
+        self.labels[kind != TO_LEARN] = None
+        self.labels[self._assumes | (kind == TO_WITHDRAW)] = join.false_label
         self._is_earlier = steps.event < 0
         self._without_scores = np.flatnonzero((steps.scores < 0) & self._is_earlier)
         numbers = np.arange(len(kind))
@@ -56,13 +56,13 @@ class QuestionSteps:
         """Return the steps: questions are predicted, answers are learned from."""
         assumed = np.where(self._assumes, ASSUMED, 0).astype(np.uint8)
         false, labels = self._join.false_label, self.labels
-        learned = np.flatnonzero((self._kind == LEARN) & self._joined.was_learned)
+        learned = np.flatnonzero((self._kind == TO_LEARN) & self._joined.was_learned)
         if len(learned):
             # Mostly a label is False itself, and one that is refused is compared with nothing.
             given = labels[learned].tolist()
             are_false = [label is false or (is_label(label) and label == false) for label in given]
             assumed[learned] = np.where(are_false, CONFIRMED, CORRECTED)
-        assumed[self._kind == WITHDRAW] = WITHDRAWN
+        assumed[self._kind == TO_WITHDRAW] = WITHDRAWN
         return RowSteps(
             self._rows, self._asks, self._learns, self._weights, self._questions, assumed if assumed.any() else None
         )
@@ -96,20 +96,22 @@ class QuestionSteps:
     def skip(self, step: int) -> Any:
         """Learn no label in this step; return the record of the label."""
         if self._joined.was_learned[step]:
-            self._kind[step], self.labels[step], self._weights[step] = WITHDRAW, self._join.false_label, 1.0
+            self._kind[step], self.labels[step], self._weights[step] = TO_WITHDRAW, self._join.false_label, 1.0
         else:
             self._kind[step], self.labels[step], self._learns[step] = -1, None, False
         return self.record_of(step)
 
     def settled(self) -> Indices:
         """Return the steps of the questions whose labels are known now."""
-        return np.flatnonzero(self._kind == LEARN)
+        return np.flatnonzero(self._kind == TO_LEARN)
 
     def weights_of(self, settled: Indices) -> Floats:
         """Return the weights with which these steps were learned."""
         return self._weights[settled]
 
-    def predictions_of(self, settled: Indices, made: Floats, priors: Floats, model: AdaptiveLinearModel) -> Predictions:
+    def predictions_of(
+        self, settled: Indices, made: Floats, priors: Floats, model: AdaptiveLinearModel
+    ) -> QuestionPredictions:
         """Return the predictions that were made for questions, of this mini-batch and of earlier ones.
 
         ``made`` has the predictions of all steps. Before the first label they are what the answers suggested.
@@ -141,7 +143,7 @@ class QuestionSteps:
             elif not model.readings and model.scores > 1:
                 share[:] = NOTHING_KNOWN
             given[unknown, 0] = share
-        return Predictions(given, widths, readings, of_priors)
+        return QuestionPredictions(given, widths, readings, of_priors)
 
     def numbers_of(self, settled: Indices, numbers: Indices, before: int) -> Indices:
         """Return for each of these steps the numbers of the event that settled it, and of the question."""
@@ -164,7 +166,7 @@ class QuestionSteps:
             own = priors[self._row_of[events]]
             own[~np.isnan(made[steps, 0])] = np.nan
             nothing = np.full(len(new), NOTHING_LEARNED)
-            predictions = Predictions(made[steps], np.full(len(new), made.shape[1]), nothing, own)
+            predictions = QuestionPredictions(made[steps], np.full(len(new), made.shape[1]), nothing, own)
             kept.keep(new, numbers[events], self._own.take(self._row_of[events]), predictions)
         if len(slots) and self.asked.made.size:
             kept.keep_scores(slots, self.asked.made[scores], self.asked.reading)

@@ -22,7 +22,7 @@ import numpy.typing as npt
 from streamiter.errors import OtherModel
 from streamiter.learn.adaptive import AdaptiveLinearModel
 from streamiter.learn.answer_delays import Answers
-from streamiter.learn.asked_questions import Predictions
+from streamiter.learn.asked_questions import QuestionPredictions
 from streamiter.learn.expert_weights import ExpertWeights
 from streamiter.learn.label_join import WAIT_IS_OVER, JoinEvents, LabelJoin, objects
 from streamiter.learn.labels import Label, Labels
@@ -256,7 +256,8 @@ class RowOwner(ModelOwner, KeepsRecords):
             for row, width in enumerate(widths.tolist()):
                 made[row, :width] = rows[row].prediction
             readings = np.array([row.reading for row in rows])
-            predictions = self._model.as_now(Predictions(made, widths, readings, np.full((len(rows), 2), np.nan)))
+            nothing = np.full((len(rows), 2), np.nan)
+            predictions = self._model.as_now(QuestionPredictions(made, widths, readings, nothing))
             targets = self._model.targets([row.label for row in rows])
             weights = np.array([row.weight for row in rows])
             numbers = np.array([row.numbers for row in rows], dtype=np.intp)

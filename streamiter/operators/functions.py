@@ -171,10 +171,10 @@ def field_read_by(function: Any) -> str | None:
     return fields[0] if len(fields) == 1 and isinstance(fields[0], str) else None
 
 
-def values_of(function: Function, records: Batch) -> list[Any]:
+def field_values(function: Function, records: Batch) -> list[Any]:
     """Return what the function returns for each record; a field of ``Columns`` is read as a whole.
 
-    >>> values_of(itemgetter("x"), Columns({"x": [1, 2], "y": [0, 0]}))
+    >>> field_values(itemgetter("x"), Columns({"x": [1, 2], "y": [0, 0]}))
     [1, 2]
     """
     field = field_read_by(function)

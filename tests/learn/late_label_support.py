@@ -15,9 +15,9 @@ from learn.online_support import Record
 
 from streamiter import Flow, Stream
 from streamiter.learn import AdaptiveLinearModel, DelayedLabels, train_online
-from streamiter.learn.asked_questions import AskedScores, Predictions
+from streamiter.learn.asked_questions import AskedScores, QuestionPredictions
 from streamiter.learn.label_join import JoinEvents, LabelJoin, objects
-from streamiter.learn.label_join_arrays import ASSUME, LEARN
+from streamiter.learn.label_join_arrays import TO_ASSUME, TO_LEARN
 from streamiter.learn.model_rows import ASSUMED, CONFIRMED, CORRECTED, ModelRows, RowSteps
 from streamiter.operators import Source, SourceBatch
 from streamiter.values.times import MIN_TIME
@@ -265,8 +265,8 @@ class SmallJoin:
         labels, learned = self.join.labels_of(steps), []
         for kind, slot, event, label in zip(*map(np.ndarray.tolist, steps[:3]), labels, strict=True):
             name = self.names[slot] if event < 0 else events.records[event]
-            if kind in (ASSUME, LEARN):
-                learned.append((name, label if kind == LEARN else "assumed"))
+            if kind in (TO_ASSUME, TO_LEARN):
+                learned.append((name, label if kind == TO_LEARN else "assumed"))
         waiting = self.join.close()
         new = [slot for slot, event in zip(waiting.slots.tolist(), waiting.events.tolist(), strict=True) if event >= 0]
         self.names.update((slot, events.records[0]) for slot in new)
@@ -276,7 +276,7 @@ class SmallJoin:
             questions,
             questions,
             ModelRows(np.zeros(len(new) + 1, np.intp), np.zeros(0, np.intp), np.zeros(0)),
-            Predictions(nothing[:, :1], np.ones(len(new), np.intp), np.full(len(new), -1), nothing),
+            QuestionPredictions(nothing[:, :1], np.ones(len(new), np.intp), np.full(len(new), -1), nothing),
         )
         return learned
 
