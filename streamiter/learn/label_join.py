@@ -213,6 +213,10 @@ class LabelJoin(DeclaredState):
         heads = (heap[0] for name, heap in enumerate(self._heaps) if self._counts[name])
         return len(self._join_again) > 0 or any(head <= watermark for head in heads)
 
+    def pass_time(self, watermark: int) -> None:
+        """Reach a watermark by which nothing is due: later events count as events of this time at the earliest."""
+        self._compiled.end_waits(self._arrays(0), watermark)
+
     @property
     def watermark(self) -> int:
         """The watermark, or the time of the clock, up to which waits have ended."""
@@ -478,6 +482,8 @@ class LabelJoin(DeclaredState):
         columns = [layout.SLOT_TIME, layout.SLOT_NUMBER, layout.WHEN, layout.SLOT_FLAGS]
         waiting = self._slots[slots][:, columns]
         has_label = waiting[:, 3] & (layout.IS_ANSWER | layout.HAS_LABEL) > 0
+        labels, records = self._labels[slots], self._records[slots]
+        labels[~has_label] = records[~has_label] = None  # Those of an event that had the slot before.
         waiting[:, 3] &= ~layout.IS_OPEN  # A restore joins them again.
         waiting[(kinds == _OPEN_ANSWER) | (kinds == _ITS_ANSWER), 1] = 0  # They are in the order of their arrival.
         learned = self._heaps[layout.LEARNED][: int(counts[layout.LEARNED]) * layout.ITEM_COLUMNS].reshape(-1, 4)
@@ -489,8 +495,8 @@ class LabelJoin(DeclaredState):
             "kinds": kinds,
             "waiting": waiting,
             "keys": self._names[places].tolist(),
-            "labels": list(map(plain_scalar, np.where(has_label, self._labels[slots], None).tolist())),
-            "records": np.where(has_label, self._records[slots], None).tolist(),
+            "labels": list(map(plain_scalar, labels.tolist())),
+            "records": records.tolist(),
             "weights": np.where(has_label, self._weights[slots], 1.0),
             "questions": self.questions.state(slots[(kinds == _OPEN_QUESTION) | (kinds == _ANSWERED_QUESTION)]),
             "learned": learned[np.argsort(learned[:, 1]), :2] - [self._within_ms or 0, 0],
@@ -562,10 +568,12 @@ class LabelJoin(DeclaredState):
         if not self.is_timed:
             # The clock of another machine may be behind, and an answer is not earlier than its question.
             return int(times.max(initial=MIN_TIME))
+        if not len(times):
+            return int(state["watermark"])
         # A wait that has become shorter, and is over, ends with the next event.
         within = MAX_TIME if self._within_ms is None else self._within_ms
         ends = np.where(kinds == _OPEN_QUESTION, np.minimum(times, MAX_TIME - within) + within, times + 1)
-        return min(int(state["watermark"]), int(ends.min(initial=MAX_TIME)) - 1)
+        return min(int(state["watermark"]), int(ends.min()) - 1)
 
     @staticmethod
     def without_end(state: dict[str, Any]) -> dict[str, Any]:

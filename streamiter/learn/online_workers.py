@@ -231,6 +231,8 @@ class DelayedLabelsWorker(OnlineWorker, KeepsRecords):
             steps = self._join.handle(JoinEvents.none(), watermark)
             nothing = np.zeros(0, np.intp)
             self._learn_from(QuestionSteps(self._join, steps, ModelRows.none(), nothing), nothing, np.zeros(0), out)
+        else:
+            self._join.pass_time(watermark)
 
     def _match(
         self,

@@ -182,6 +182,8 @@ class RowOwner(ModelOwner, KeepsRecords):
             self.take_over_rollback()
             if self._learn_events(no_events(), watermark, out):
                 self.count_step(out)
+        else:
+            self._labels.pass_time(watermark)
 
     def on_epoch_watermark_incremented(self, epoch_watermark: int, context: Context, out: Output) -> None:
         self._learn_held(out)

@@ -128,7 +128,7 @@ class Predicted:
                 told.append(["no label yet"])
             else:
                 made, nothing = np.array([row[0]]), np.full((1, 2), np.nan)
-                predictions = QuestionPredictions(made, np.array([made.shape[1]]), np.array([row[1]]), nothing)
+                predictions = QuestionPredictions(made, np.array([made.shape[1]]), np.array([int(row[1])]), nothing)
                 numbers = np.atleast_1d(model.as_now(predictions)[0])
                 told.append([float(number).hex() for number in [*(p for p in numbers[:-1] if p), numbers[-1]]])
         return told
