@@ -19,7 +19,7 @@ from streamiter import Checkpoints, Flow, LocalProcesses, Ray, epochs_every, hop
 from streamiter.engine.processes.host import PlainOptions
 from streamiter.flow.stream import Stream
 from streamiter.learn import DelayedLabels, PublishSchedule, online_k_means, online_standard_scaler, train_online
-from streamiter.learn.late_labels import LabelJoin
+from streamiter.learn.label_join import LabelJoin
 from streamiter.models import ServedModel
 from streamiter.operators import Context, KeyedState, MapAsync, MiniBatch, Operator, Output, Source, SourceBatch
 from streamiter.parameter_server import ParameterServer

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamiter.errors import ConfigurationError, ModelError, OtherModel
+from streamiter.learn.asked_questions import AskedScores
 from streamiter.learn.expert_weights import (
     CrossStatistics,
     ExpertWeights,
@@ -286,20 +287,18 @@ class AdaptiveLinearModel(DeclaredState, Savable):
                 self._weights.add_numeric(new_columns)
         return self._by_column(named)
 
-    def step(
-        self, rows: ModelRows, steps: RowSteps, labels: Labels, asked: dict[int, list[float]] | None = None
-    ) -> Floats:
+    def step(self, rows: ModelRows, steps: RowSteps, labels: Labels, asked: AskedScores | None = None) -> Floats:
         """Make these steps, in order, with a label for each step that learns; return a prediction for each step.
 
-        ``asked`` has the experts' scores of earlier questions, by number; the scores of the questions of these steps
-        are added. Before the first label predictions are NaN. Raises ``BadRows``, with the positions of steps, for
-        labels that do not fit the task, and for weights above 1e30; then no step was made.
+        ``asked`` has the experts' scores of earlier questions; it gets those of the questions of these steps. Before
+        the first label predictions are NaN. Raises ``BadRows``, with the positions of steps, for labels that do not fit
+        the task, and for weights above 1e30; then no step was made.
         """
         if (bad := steps.learns & ~(steps.weights <= _WEIGHT_MAX)).any():
             reason = f"expected sample weights of at most {_WEIGHT_MAX:g}, given {steps.weights[bad][0]:g}"
             raise BadRows(np.flatnonzero(bad), f"{_NAME}: {reason}")
         parts = self.labels.read(labels, steps.learns)
-        questions = np.unique(steps.questions[steps.questions >= 0]).tolist()
+        questions = 1 + int(steps.questions.max(initial=-1))
         predictions = np.full(len(steps.rows), np.nan)
         self.predicted_again = None
         by_question: Floats | None = None
@@ -310,7 +309,7 @@ class AdaptiveLinearModel(DeclaredState, Savable):
                 predictions = self._read_labels_as(part, predictions, steps.learns)
             self.labels.take_over(part, int(np.count_nonzero(some.learns)))
             if is_new or by_question is None:
-                by_question = self._scores_of(asked or {}, 1 + max(questions, default=-1))
+                by_question = self._scores_of(asked, questions)
             found = self._step(part, rows, some, by_question)
             if found.ndim > predictions.ndim:
                 predictions = np.full((len(predictions), found.shape[1]), np.nan)
@@ -323,8 +322,8 @@ class AdaptiveLinearModel(DeclaredState, Savable):
                 more = self._first_rows.followed_by(rows, some, labels[part.start : part.stop], FIRST_LABELS)
                 self._first_rows = None if self.labels.is_settled else more
         if by_question is not None and asked is not None:
-            of_now = float(len(self.labels.earlier))
-            asked |= {question: [of_now, *by_question[question].ravel().tolist()] for question in questions}
+            asked.made = by_question.reshape(questions, by_question[0].size if questions else 0)
+            asked.reading = len(self.labels.earlier)
         self._crosses.keep()
         self.fields.keep()
         self._version += bool((steps.learns & (steps.weights > 0.0)).any())
@@ -337,14 +336,16 @@ class AdaptiveLinearModel(DeclaredState, Savable):
             return self._weights.step_classes(rows, steps, part.targets, asked, is_open=is_open)
         return self._weights.step(rows, steps, part.targets, asked)[:, 0]
 
-    def _scores_of(self, asked: Mapping[int, list[float]], questions: int) -> Floats:
+    def _scores_of(self, asked: AskedScores | None, questions: int) -> Floats:
         """Return the experts' scores by question; the scores of a model that read labels in another way count as 0."""
         assert self._weights is not None
         assert self.labels.reading is not None
-        of_now, names = [float(len(self.labels.earlier))], self.labels.reading.names
-        known = {question: scores[1:] for question, scores in asked.items() if scores[:1] == of_now}
+        names, asked = self.labels.reading.names, asked or AskedScores.none()
         classes = len(names) + self.labels.has_open_class if self._weights.task == "classes" else 1
-        return self._weights.scores_of_questions(known, questions, max(classes, self._weights.scores))
+        known = np.flatnonzero((asked.readings == len(self.labels.earlier)) & (asked.counts > 0))
+        by_question = self._weights.scores_of_questions(questions, max(classes, self._weights.scores))
+        self._weights.fill_in_scores(by_question, asked.questions[known], asked.counts[known], asked.scores[known])
+        return by_question
 
     def _read_labels_as(self, part: LabelPart, predictions: Floats, learns: npt.NDArray[np.bool_]) -> Floats:
         """Learn from labels that are read as in this part; return the earlier predictions in the same form.
@@ -371,7 +372,7 @@ class AdaptiveLinearModel(DeclaredState, Savable):
             targets = reading.targets(first.labels, every.learns)
             assert targets is not None
             classes = len(reading.names) + 1 if reading.kind == "classes" else 1
-            asked = self._weights.scores_of_questions({}, 0, classes)
+            asked = self._weights.scores_of_questions(0, classes)
             again = self._step(LabelPart(0, len(targets), reading, targets), first.rows, every, asked)
             if reading.kind == "binary":
                 own = np.flatnonzero(learns[: part.start])

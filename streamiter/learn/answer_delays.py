@@ -7,30 +7,17 @@ predict before the first label.
 from __future__ import annotations
 
 import math
-from bisect import bisect_left, insort
-from collections import deque
 from collections.abc import Mapping, Sequence
 from itertools import chain, zip_longest
 from typing import Any, Final
 
 import numpy as np
 
-from streamiter.learn.labels import FIRST_LABELS, Label
-from streamiter.operators.declared_state import COPIED, DeclaredState, Form, declared
-
-# Fewer answers do not tell how long the longest of a hundred takes.
-_ANSWERS_MIN: Final = 100
-_ANSWERS: Final = 1_000
-_QUESTIONS: Final = 10_000
-# Measured with answers that come one by one, and every 250 and 900 s: with 3 the model is older, with 8 it is biased.
-_AHEAD_MAX: Final = 5.0
-# The share of questions without an answer is a wait old, so a small difference must not add up.
-_LEAK: Final = 0.05
-# Multiples of it are spread evenly between 0 and 2**32, of any numbers in a row (Knuth, 6.4).
-_GOLDEN: Final = 2_654_435_769
+from streamiter.learn.labels import Label
+from streamiter.operators.declared_state import COPIED, DeclaredState, declared
 
 
-class AnswerDelays(DeclaredState):
+class AnswerDelays:
     """How long answers take, and how many questions have none: when does a question count as one without an answer?
 
     Let F(a) be the share of answers that take at most ``a``, and u the share of questions without one. If most of such
@@ -45,64 +32,55 @@ class AnswerDelays(DeclaredState):
     has its label.
     """
 
-    _delays: deque[int] = declared(made=deque, form=Form(list, deque))
-    _ended = declared(0)
-    """The number of waits that have ended, of questions with an answer, too."""
-    _unanswered = declared(0.5)
-    """The share of the last questions that have no answer, by the ends of their waits."""
-    _ahead = declared(0.0)
-    """The answers that were learned early, minus the questions without one; in the mean the steps are 0."""
-
     def __init__(self) -> None:
-        self._sorted: list[int] = []
+        # Imported here: it imports Numba, which takes most of a second.
+        from streamiter.learn import answer_delay_steps
 
-    def answered(self, delay: int) -> None:
-        self._delays.append(delay)
-        insort(self._sorted, delay)
-        if len(self._delays) > _ANSWERS:
-            del self._sorted[bisect_left(self._sorted, self._delays.popleft())]
-
-    def ended(self, *, is_answered: bool) -> None:
-        """Count a question at the end of its wait, whenever its answer came."""
-        self._ended += 1
-        self._unanswered += ((not is_answered) - self._unanswered) / (min(self._ended, _QUESTIONS) + 1)
+        self._steps = steps = answer_delay_steps
+        self.last = np.zeros(steps.DELAYS_KEPT, np.int64)
+        """The last delays, as a ring."""
+        self.ordered = np.zeros(steps.DELAYS_KEPT, np.int64)
+        """The last delays, in ascending order."""
+        self.counts = np.zeros(2, np.int64)
+        self.shares = np.array([0.5, 0.0])
 
     def are_known(self) -> bool:
         """Whether enough answers have come, and the model has read so many labels that their kind will not change."""
-        return len(self._sorted) >= _ANSWERS_MIN and self._ended >= FIRST_LABELS
+        return bool(self._steps.are_known(self.counts))
 
-    def age_of(self, number: int) -> int | None:
-        """Return the age at which question ``number`` counts as unanswered; None: at the end of its wait."""
-        share, drawn = self._unanswered, (number * _GOLDEN % 2**32) / 2**32
-        left = (math.exp(-drawn * (1.0 - share) / share) - share) / (1.0 - share)
-        if left <= 0.0:
-            return None
-        return self._sorted[min(int((1.0 - left) * len(self._sorted)), len(self._sorted) - 1)] + 1
-
-    def learns_now(self, *, is_answered: bool) -> bool:
-        """Whether a new answer, or a question that has reached its age, is learned before its wait is over."""
-        step = self._unanswered if is_answered else self._unanswered - 1.0
-        ahead = self._ahead * (1.0 - _LEAK * abs(step)) + step
-        if abs(ahead) > _AHEAD_MAX:
-            return False
-        self._ahead = ahead
-        return True
+    def state(self) -> dict[str, Any]:
+        """Return a copy of the state as plain data."""
+        steps, count = self._steps, int(self.counts[self._steps.DELAYS])
+        first = max(0, count - steps.DELAYS_KEPT)
+        unanswered, ahead = self.shares.tolist()
+        return {
+            "delays": self.last[np.arange(first, count) % steps.DELAYS_KEPT].tolist(),
+            "ended": int(self.counts[steps.ENDED]),
+            "unanswered": unanswered,
+            "ahead": ahead,
+        }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        super().restore(state)
-        self._sorted = sorted(self._delays)
+        """Restore a :meth:`state`."""
+        delays = state["delays"]
+        self.last[: len(delays)] = delays
+        self.ordered[: len(delays)] = sorted(delays)
+        self.counts[:] = state["ended"], len(delays)
+        self.shares[:] = state["unanswered"], state["ahead"]
 
     @staticmethod
     def merged(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Return the joined counts of several; the last delays of each of them are the last delays."""
+        from streamiter.learn.answer_delay_steps import AHEAD_MAX, DELAYS_KEPT
+
         ended = sum(state["ended"] for state in states)
         last = list(chain(*zip_longest(*(reversed(state["delays"]) for state in states))))
         unanswered = sum(state["unanswered"] * state["ended"] for state in states) / ended if ended else 0.5
         return {
-            "delays": [delay for delay in last if delay is not None][:_ANSWERS][::-1],
+            "delays": [delay for delay in last if delay is not None][:DELAYS_KEPT][::-1],
             "ended": ended,
             "unanswered": unanswered,
-            "ahead": max(-_AHEAD_MAX, min(_AHEAD_MAX, sum(state["ahead"] for state in states))),
+            "ahead": max(-AHEAD_MAX, min(AHEAD_MAX, sum(state["ahead"] for state in states))),
         }
 
 

@@ -170,11 +170,12 @@ def with_schedule(labels: DelayedLabels, model: Any) -> DelayedLabels:
 
 
 def in_order_of_events(
-    events: Stream, labels: DelayedLabels, named: Callable[[str], str], *, synchronous: bool
+    events: Stream, labels: DelayedLabels, named: Callable[[str], str], *, synchronous: bool, in_columns: bool
 ) -> tuple[Stream, bool]:
     """Return the events as the training reads them, and whether they are in the order of event time.
 
-    They then come one after the other as ``InOrder``, or ``SpansInOrder``, emits them.
+    They then come one after the other as ``InOrder``, or ``SpansInOrder``, emits them. ``in_columns``: they are not
+    sent by key.
     """
     events = with_event_time(events, labels, named)
     is_timed = is_in_event_time(events, labels)
@@ -189,7 +190,7 @@ def in_order_of_events(
     ordered = add_next_step(
         {SINGLE_INPUT: events},
         "in order",
-        lambda: kind(one_way=one_way),
+        lambda: kind(one_way=one_way, in_columns=in_columns),
         {"name": named("in order"), "parallelism": 1},
         order="needs",
     )

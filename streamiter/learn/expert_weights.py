@@ -331,19 +331,22 @@ class ExpertWeights:
             start = stop
         return predictions
 
-    def scores_of_questions(self, asked: Mapping[int, list[float]], questions: int, scores: int) -> Floats:
-        """Return the experts' scores by question.
+    def scores_of_questions(self, questions: int, scores: int) -> Floats:
+        """Return room for the experts' scores of questions."""
+        return np.zeros((questions, scores, len(self.rates)))
+
+    @staticmethod
+    def fill_in_scores(by_question: Floats, questions: Indices, counts: Indices, scores: Floats) -> None:
+        """Fill in the experts' scores of earlier questions, a row for each, of which so many are known.
 
         The last scores of a question are the scores of the open class. Each class that has come since has the same
         scores.
         """
-        by_question = np.zeros((questions, scores, len(self.rates)))
-        for question, given in asked.items():
-            if given:
-                known = np.reshape(given, (-1, len(self.rates)))
-                by_question[question, : len(known)] = known
-                by_question[question, len(known) :] = known[-1]
-        return by_question
+        for count in np.unique(counts).tolist():
+            rows = np.flatnonzero(counts == count)
+            known = scores[rows, :count].reshape(len(rows), -1, by_question.shape[2])
+            by_question[questions[rows], : known.shape[1]] = known
+            by_question[questions[rows], known.shape[1] :] = known[:, -1:]
 
     def published(self) -> dict[str, Any]:
         """Return the one linear model that the experts make together.

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import pairwise
+from itertools import compress, pairwise
 from operator import attrgetter
 from typing import Any, Final, Literal, NamedTuple
 
@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamiter.errors import ConfigurationError, ModelError, shortened
+from streamiter.learn.asked_questions import QuestionPredictions
 from streamiter.learn.rows import BadRows
 from streamiter.operators.declared_state import DeclaredState, Form, declared
 from streamiter.operators.definitions import Definition
@@ -84,12 +85,14 @@ class Reading:
         """Return labels as numbers, 0 for rows that are not learned from; None if another label is not known."""
         if not learns.all():
             targets = np.zeros(len(learns))
-            some = [label for label, learn in zip(given, learns.tolist(), strict=True) if learn]
+            some = given[learns] if isinstance(given, np.ndarray) else list(compress(given, learns))
             found = self.targets(some, np.ones(len(some), dtype=np.bool_))
             if found is None:
                 return None
             targets[learns] = found
             return targets
+        if isinstance(given, np.ndarray) and given.dtype == object:
+            given = given.tolist()
         is_plain = isinstance(given, np.ndarray) and given.dtype.kind in "biuf" and given.ndim == 1
         if self.kind == "number":
             return _numbers(given)
@@ -284,29 +287,30 @@ class LabelReader(DeclaredState):
         self.reading = now
         self.count = min(self.count + labels, FIRST_LABELS)
 
-    def as_now(self, predictions: Sequence[Sequence[float]], scores: Sequence[Sequence[float]]) -> Floats:
-        """Return predictions that were made with scores, whose first number tells the reading, in the present form.
+    def as_now(self, predictions: QuestionPredictions) -> Floats:
+        """Return predictions that were made under earlier readings in the present form.
 
         A class that was not known then has the probability 0; the class that had not come yet is the last one.
         """
         reading = self.reading
         assert reading is not None
         width = len(reading.names) + self.has_open_class if reading.kind == "classes" else 1
-        readings = [*self.earlier, reading]
-        found = np.zeros((len(predictions), width))
-        if not self.earlier and all(len(prediction) == width for prediction in predictions):
-            found = np.array(predictions, dtype=np.float64).reshape(-1, width)  # Nothing has changed, as nearly always.
-            predictions = scores = []
-        for row, (prediction, given) in enumerate(zip(predictions, scores, strict=True)):
-            if given and given[0] < len(self.earlier):
-                told = np.array(prediction)
-                for before, now in pairwise(readings[int(given[0]) :]):
+        found = np.zeros((len(predictions.made), width))
+        # Mostly there is one group: nothing has changed.
+        groups, group_of = np.unique(np.stack([predictions.readings, predictions.widths]), axis=1, return_inverse=True)
+        for group, (earlier, given) in enumerate(groups.T.tolist()):
+            rows = np.flatnonzero(group_of.reshape(-1) == group)
+            made = predictions.made[rows, :given]
+            if 0 <= earlier < len(self.earlier):
+                told = made[:, 0]
+                for before, now in pairwise([*self.earlier, reading][earlier:]):
                     told = now.in_terms_of(before, told)
-                found[row] = told
-            elif len(prediction) < width:
-                found[row, : len(prediction) - 1], found[row, -1] = prediction[:-1], prediction[-1]
+                found[rows] = told.reshape(len(rows), -1)
+            elif given < width:
+                # The class that had not come then is still the last one.
+                found[rows, : given - 1], found[rows, -1] = made[:, :-1], made[:, -1]
             else:
-                found[row] = prediction
+                found[rows] = made
         return found if reading.kind == "classes" else found[:, 0]
 
     def _say(self, before: Reading | None, now: Reading) -> None:

@@ -25,6 +25,11 @@ class ModelRows(NamedTuple):
         """The number of rows."""
         return len(self.indptr) - 1
 
+    @staticmethod
+    def none() -> ModelRows:
+        """Return no rows."""
+        return ModelRows(np.zeros(1, np.intp), np.zeros(0, np.intp), np.zeros(0))
+
     @classmethod
     def of_named(cls, named: NamedRows, columns: Mapping[str, int], texts: Container[str], *, first: int) -> ModelRows:
         """Return rows by column, in ascending order; fields that are not known are left out.
@@ -123,7 +128,7 @@ class FirstRows(NamedTuple):
     @staticmethod
     def none() -> FirstRows:
         """Return no rows."""
-        return FirstRows(ModelRows(np.zeros(1, np.intp), np.zeros(0, np.intp), np.zeros(0)), [], np.zeros(0))
+        return FirstRows(ModelRows.none(), [], np.zeros(0))
 
     def followed_by(self, rows: ModelRows, steps: RowSteps, labels: Labels, most: int) -> FirstRows:
         """Return these rows and the rows that the steps learn from, up to ``most`` in all."""

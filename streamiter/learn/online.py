@@ -35,13 +35,13 @@ from streamiter.learn.delayed_labels import (
 from streamiter.learn.drift import DRIFTS, DriftDetector
 from streamiter.learn.features import StandardScaler
 from streamiter.learn.foreign_models import ForeignModel, ForeignOwner, foreign_reader
+from streamiter.learn.label_join import LabelJoin
 from streamiter.learn.labels import Label, LearningTask
-from streamiter.learn.late_labels import EventReader, LabelJoin
+from streamiter.learn.late_labels import EventReader
 from streamiter.learn.linear import LinearModel
 from streamiter.learn.losses import LossName, checked_loss
 from streamiter.learn.model_owner import MODELS, OwnerOptions, PublishSchedule
 from streamiter.learn.online_workers import DelayedLabelsWorker, OnlineWorker, OnlineWorkerOptions, function_of_features
-from streamiter.learn.question_steps import ANSWERS, QUESTIONS
 from streamiter.learn.row_reading import (
     LabelFields,
     NumberMiniBatches,
@@ -219,7 +219,9 @@ def train_online(
     times = numbers_of_event_time(examples)
     if labels is not None:
         labels = with_schedule(labels, cast(MakeModel, model or own)())
-        examples, is_timed = in_order_of_events(examples, labels, named, synchronous=synchronous)
+        examples, is_timed = in_order_of_events(
+            examples, labels, named, synchronous=synchronous, in_columns=model is None
+        )
     data = epochs_every(examples, records=mini_batch, name=named("epochs")) if synchronous else examples
     policy: Refusals = {"on_error": on_error, "dead_letter": dead_letter}
     shared = _TrainingOptions(mini_batch, workers, policy, labels, is_timed, owner, named)
@@ -379,8 +381,8 @@ def _by_rows(
     timeout_s = None if shared.owner.in_epochs else _SECONDS_A_MINI_BATCH
 
     def make_owner() -> RowOwner:
-        join = partial(LabelJoin, is_timed=shared.is_timed, questions=QUESTIONS, answers=ANSWERS)
-        return RowOwner(make_model, shared.owner, None if labels is None else join(labels))
+        join = None if labels is None else LabelJoin(labels, is_timed=shared.is_timed)
+        return RowOwner(make_model, shared.owner, join)
 
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
         # Where labels come later, the owner handles the events in the order of the stream, so one subtask numbers them.

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from operator import attrgetter
-from typing import Any, Final, Literal, NamedTuple
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from streamiter.errors import GraphError
 from streamiter.learn.delayed_labels import DelayedLabels
-from streamiter.learn.late_labels import LabelJoin, Outcome, TimedEvents, answers_and_keys
+from streamiter.learn.label_join import JoinEvents, LabelJoin, objects
+from streamiter.learn.late_labels import TimedEvents, answers_and_keys
 from streamiter.learn.losses import plain_loss
+from streamiter.learn.model_rows import ASSUMED, CORRECTED, WITHDRAWN, ModelRows
+from streamiter.learn.question_steps import QuestionSteps
 from streamiter.learn.rows import (
     BadRows,
     Examples,
@@ -23,16 +25,15 @@ from streamiter.learn.rows import (
     checked_rows,
     of_numbered_rows,
     row_weights,
-    without,
 )
 from streamiter.learn.training import GradientSum, GradientWorker, MakeModel, gradients_under_way
 from streamiter.learn.validation import PREDICTIONS, PredictedRows
-from streamiter.operators.declared_state import GREATEST, LEAST, NESTED, OF_SAME_NUMBER, Form, declared, of_nested
+from streamiter.operators.declared_state import GREATEST, LEAST, NESTED, OF_SAME_NUMBER, declared, of_nested
 from streamiter.operators.definitions import Definition
 from streamiter.operators.operator import Context, KeepsRecords
 from streamiter.operators.output import Output
 from streamiter.values.numbers import Floats, Indices
-from streamiter.values.records import Batch
+from streamiter.values.records import Batch, take
 from streamiter.values.sparse_rows import SparseRows
 
 
@@ -152,37 +153,6 @@ class OnlineWorker(GradientWorker):
         return super().without_end(state) | {"reported epoch": -1, "gradients under way": 0}
 
 
-# Indices and values, as lists: numpy arrays of about eight features each would take ten times as long.
-_Row = tuple[list[int], list[float]]
-
-
-@dataclass(slots=True)
-class _Question:
-    """A question that waits for its label."""
-
-    row: _Row
-    prediction: float
-    number: int
-    """The number of its event in the stream."""
-    assumed: float | None = None
-    """The prediction with which it was learned as False, before its label was known; None: it was not."""
-
-
-_QUESTIONS: Final = Form(attrgetter("row", "prediction", "number", "assumed"), lambda record: _Question(*record))
-
-
-class _Labelled(NamedTuple):
-    """A question with a label: to learn from, to validate, or both."""
-
-    record: Any
-    """The answer."""
-    question: _Question
-    target: float
-    number: int
-    learns: Literal["no", "plain", "corrected", "withdrawn"]
-    is_settled: bool = True
-
-
 _PROBABILITY_MIN: Final = 1e-12
 
 
@@ -198,7 +168,7 @@ class DelayedLabelsWorker(OnlineWorker, KeepsRecords):
         super().__init__(options)
         self._labels = labels
         self._features = function_of_features("DelayedLabels", labels.features)
-        self._join = LabelJoin(labels, is_timed=is_timed, questions=_QUESTIONS)
+        self._join = LabelJoin(labels, is_timed=is_timed)
 
     def definition(self) -> Definition:
         return {**super().definition(), **self._join.definition()}
@@ -217,167 +187,148 @@ class DelayedLabelsWorker(OnlineWorker, KeepsRecords):
         starts = self._starts
         super().follow(given)
         if self._starts != starts:
-            for question in self._join.questions():
-                question.assumed = None
+            self._join.forget_assumptions()
 
     def process_examples(self, mini_batch: Batch, out: Output) -> None:
         """Predict all questions together, then match the events in order; learn from all labels together."""
-        labelled: list[_Labelled] = []
-        self._settle(self._join.reach(self._join.now()), self._records_read, labelled, out)
         timed, first = TimedEvents.of(mini_batch) if self._join.is_timed else None, self._records_read
 
-        def match(records: Batch, numbers: Indices) -> None:
-            events = None if timed is None else timed.taken((numbers - first).tolist())
-            self._match(records, numbers.tolist(), events, labelled, out)
+        def match(records: Batch, numbers: Indices) -> bool:
+            events = None if timed is None else timed.taken(numbers - first)
+            if events is None or events.keys is None or events.is_answer is None:
+                are_answers, keys = answers_and_keys(self._labels, records)
+            else:
+                are_answers, keys = events.is_answer, events.keys
+            self._match(records, np.array(are_answers, np.bool_), keys, numbers, events, out)
+            return True
 
-        of_numbered_rows(match, mini_batch if timed is None else timed.records, first, out)
-        self._learn_from(labelled, out)
+        if of_numbered_rows(match, mini_batch if timed is None else timed.records, first, out) is None:
+            self._end_waits(self._join.now(), out)
         self._records_read += len(mini_batch)
         self._join.wait()
 
     def on_timer(self, payload: object, out: Output) -> None:
         """Learn from questions whose wait is over."""
         self._join.heard()
-        self._end_waits(self._join.reach(self._join.now()), out)
+        self._end_waits(self._join.now(), out)
         self._join.wait()
-
-    def _end_waits(self, outcomes: list[Outcome], out: Output) -> None:
-        labelled: list[_Labelled] = []
-        self._settle(outcomes, self._records_read, labelled, out)
-        self._learn_from(labelled, out)
-
-    def _match(
-        self, events: Batch, numbers: list[int], times: TimedEvents | None, labelled: list[_Labelled], out: Output
-    ) -> None:
-        """Predict the questions, and join the events; append the questions whose labels are known to ``labelled``."""
-        if times is None or times.keys is None or times.is_answer is None:
-            are_answers, keys = answers_and_keys(self._labels, events)
-        else:
-            are_answers, keys = times.is_answer, times.keys
-        asked = [row for row, is_answer in enumerate(are_answers) if not is_answer]
-        questions, join = [events[row] for row in asked], self._join
-        predicted = self._predict_questions(questions, [numbers[row] for row in asked], out)
-        for row, (event, is_answer, key, number) in enumerate(zip(events, are_answers, keys, numbers, strict=True)):
-            time = None
-            if times is not None:
-                time = times.times[row]
-                self._settle(join.reach(times.before[row]), number, labelled, out)
-            if is_answer:
-                self._settle(join.answer(key, time, event), number, labelled, out)
-            elif (question := next(predicted)) is not None:
-                if join.schedule == "weighted":
-                    question.assumed = math.nan  # Predicted with the others.
-                    labelled.append(_Labelled(event, question, 0.0, number, "plain", is_settled=False))
-                self._settle(join.ask(key, time, question), number, labelled, out)
 
     def input_ended(self, name: str, out: Output) -> None:
         super().input_ended(name, out)
         if name == "examples":
-            self._end_waits(self._join.end(), out)
+            self._end_waits(self._join.at_end(), out)
 
     def on_event_time_watermark(self, watermark: int, out: Output) -> None:
         """On a quiet stream, end the waits that are over: otherwise they end with the next mini-batch."""
         if self._context.event_time_is_idle and not self._in_epochs:
-            self._end_waits(self._join.reach(watermark), out)
+            self._end_waits(watermark, out)
 
-    def _settle(self, outcomes: list[Outcome], number: int, labelled: list[_Labelled], out: Output) -> None:
-        """Append the questions whose labels are known; refuse the answers without a question."""
-        for question, answer, kind in outcomes:
-            if question is None:
-                self._join.refuse(answer, out)
-                continue
-            if kind == "assumed":
-                question.assumed = math.nan  # Predicted with the others.
-                labelled.append(_Labelled(None, question, 0.0, number, "plain", is_settled=False))
-                continue
-            label = None
-            if kind != "forgotten":
-                try:
-                    label = self._labels.otherwise if answer is None else self._labels.target_of(answer)
-                    label = None if label is None else float(label)
-                except Exception as error:
-                    out.reject(answer, error)
-                    label = None
-            if label is not None:
-                record = {"otherwise": label} if answer is None else answer
-                labelled.append(_Labelled(record, question, label, number, self._learns(question, label)))
-            elif question.assumed is not None:
-                labelled.append(_Labelled(answer, question, 0.0, number, "withdrawn", is_settled=False))
+    def _end_waits(self, watermark: int, out: Output) -> None:
+        if self._join.is_due(watermark):
+            steps = self._join.handle(JoinEvents.none(), watermark)
+            nothing = np.zeros(0, np.intp)
+            self._learn_from(QuestionSteps(self._join, steps, ModelRows.none(), nothing), nothing, np.zeros(0), out)
+        else:
+            self._join.pass_time(watermark)
 
-    @staticmethod
-    def _learns(question: _Question, target: float) -> Literal["no", "plain", "corrected"]:
-        if question.assumed is None:
-            return "plain"
-        return "corrected" if target else "no"
+    def _match(
+        self,
+        records: Batch,
+        answers: npt.NDArray[np.bool_],
+        keys: list[Hashable],
+        numbers: Indices,
+        timed: TimedEvents | None,
+        out: Output,
+    ) -> None:
+        """Predict the questions, join the events, and learn from the questions whose labels are known."""
+        row_of, rows, predictions = self._predict_questions(records, np.flatnonzero(~answers), out)
+        labels = [self._label_of(records[event], out) if is_answer else None for event, is_answer in enumerate(answers)]
+        times, before = (None, None) if timed is None else (timed.times, timed.before)
+        events = JoinEvents(keys, row_of >= 0, answers, objects(labels), records, None, times, before)
+        steps = self._join.handle(events, self._join.now())
+        made = QuestionSteps(self._join, steps, ModelRows(rows.indptr, rows.indices, rows.values), row_of)
+        self._learn_from(made, numbers, predictions, out)
 
-    def _predict_questions(self, questions: list[Any], numbers: list[int], out: Output) -> Iterator[_Question | None]:
-        """Yield features and prediction of each question, None for a question without features."""
-        predicted: list[_Question | None] = [None] * len(questions)
+    def _label_of(self, answer: Any, out: Output) -> float | None:
+        """Return the label of an answer. If it is refused, its question has no label, and waits no longer."""
+        try:
+            label = self._labels.target_of(answer)
+            return None if label is None else float(label)
+        except Exception as error:
+            out.reject(answer, error)
+            return None
 
-        def predict(some: Batch, places: Indices) -> None:
-            rows, predictions = blaming_rows(self._predicted, some, self._features)
-            for place, row, prediction in zip(places.tolist(), rows.rows(), predictions, strict=True):
-                predicted[place] = _Question(row, prediction, numbers[place])
+    def _predict_questions(self, records: Batch, asked: Indices, out: Output) -> tuple[Indices, SparseRows, Floats]:
+        """Return the row of each event, -1 for one without features, and features and prediction of each row."""
+        row_of = np.full(len(records), -1)
 
-        of_numbered_rows(predict, questions, 0, out)
-        return iter(predicted)
+        def predict(questions: Batch, places: Indices) -> tuple[SparseRows, Floats]:
+            found = blaming_rows(self._predicted, questions, self._features)
+            row_of[asked[places]] = np.arange(len(places))
+            return found
 
-    def _predicted(self, questions: Sequence[Any]) -> tuple[SparseRows, list[float]]:
+        found = of_numbered_rows(predict, take(records, asked), 0, out)
+        return row_of, *(found or (SparseRows.from_rows([], self._model.width), np.zeros(0)))
+
+    def _predicted(self, questions: Batch) -> tuple[SparseRows, Floats]:
         rows: SparseRows = self._features(questions)
-        return rows, self._model.predict(rows).tolist()
+        return rows, self._model.predict(rows)
 
-    def _learn_from(self, labelled: list[_Labelled], out: Output) -> None:
-        """Report the gradient of all rows to learn from, then emit the predictions of all questions with labels."""
-        refused: list[_Labelled] = []
+    def _learn_from(self, made: QuestionSteps, numbers: Indices, predictions: Floats, out: Output) -> None:
+        """Report the gradient of all rows to learn from, then emit the predictions of all questions with labels.
+
+        ``predictions`` are those of the questions of this mini-batch, by row.
+        """
+        for record in self._join.late_answers():
+            self._join.refuse(record, out)
+        rows, steps, count = made.rows(), made.steps(), len(made.labels)
+        features = SparseRows(rows.indptr, rows.indices, rows.values, self._model.width)
+        asked = made.asked_with(predictions)
+        # Before they are learned as False, questions that wait are predicted with the others.
+        assumed = made.earlier_scores()
+        assumes = np.flatnonzero(steps.predicts & steps.learns)
+        if len(assumes):
+            assumed[steps.questions[assumes]] = self._model.predict(features[steps.rows[assumes].tolist()])
+        kinds = np.zeros(count, np.uint8) if steps.assumed is None else steps.assumed
+        refused: list[int] = []
         sums = GradientSum()
-        if assumed := [each for each in labelled if not each.is_settled and each.learns == "plain"]:
-            for each, now in zip(assumed, self._model.predict(self._examples(assumed).features).tolist(), strict=True):
-                each.question.assumed = now
-        for learns in ("plain", "corrected"):
-            group = [each for each in labelled if each.learns == learns]
-            refused += self._add_gradient(sums, group, out)
-        withdrawn = [each for each in labelled if each.learns == "withdrawn"]
+
+        def add(group: Indices, targets: Floats) -> None:
+            """Add the gradient of some steps to the sums, without those whose label is refused."""
+            while len(group):
+                some, given = features[steps.rows[group].tolist()], targets[group]
+                try:
+                    gradient = self._model.gradient(some, given)
+                except BadRows as bad:
+                    for row in bad.rows:
+                        out.reject(made.record_of(int(group[row])), bad.of_row(row))
+                    refused.extend(group[list(bad.rows)].tolist())
+                    group = np.delete(group, list(bad.rows))
+                    continue
+                if kinds[group[0]] > ASSUMED:
+                    # Without the gradient for False, as it was when these questions were learned as False.
+                    now = np.maximum(self._model.predict(some), _PROBABILITY_MIN)
+                    before = self._model.gradient(some, np.zeros(len(now)), assumed[steps.questions[group]] / now)
+                    total = before.scaled(-1.0) if kinds[group[0]] == WITHDRAWN else gradient + before.scaled(-1.0)
+                    gradient = replace(total, weight=gradient.weight, records=0, moments=None)
+                sums.add(gradient, float(self._model.loss.values(asked[group], given).sum()))
+                return
+
+        targets = made.targets()
+        add(np.flatnonzero(steps.learns & (kinds <= ASSUMED)), targets)
+        add(np.flatnonzero(kinds == CORRECTED), targets)
         # A question that was learned as False, and has no label, is taken back.
-        withdrawn += [each._replace(learns="withdrawn", target=0.0) for each in refused if each.learns == "corrected"]
-        self._add_gradient(sums, withdrawn, out)
+        for step in refused:
+            kinds[step] = WITHDRAWN if kinds[step] == CORRECTED else 0
+        add(np.flatnonzero(kinds == WITHDRAWN), np.zeros(count))
         if sums.gradient is not None:
             self.report_sum(sums, out)
-        without_label = set(map(id, refused))
-        if settled := [each for each in labelled if each.is_settled and id(each) not in without_label]:
-            predictions = np.array([each.question.prediction for each in settled])
-            numbers = np.array([each.number for each in settled])
-            questions = np.array([each.question.number for each in settled])
-            targets = self._model.checked_targets([each.target for each in settled], len(settled))
-            self.emit_predictions(predictions, targets, np.ones(len(settled)), numbers, out, questions=questions)
-
-    def _add_gradient(self, sums: GradientSum, group: list[_Labelled], out: Output) -> list[_Labelled]:
-        """Add the gradient of some questions to the sums; return those whose label is refused."""
-        refused: list[_Labelled] = []
-        while group:
-            examples = self._examples(group)
-            predictions = np.array([each.question.prediction for each in group])
-            assumed_before = np.array([each.question.assumed or 0.0 for each in group])
-            try:
-                gradient = self._model.gradient(examples.features, examples.targets)
-            except BadRows as bad:
-                without([each.record for each in group], bad, out)
-                refused += [group[row] for row in bad.rows]
-                group = [each for row, each in enumerate(group) if row not in bad.rows]
-                continue
-            if group[0].learns != "plain":
-                # Take back the gradient with which these questions were learned as False.
-                now = np.maximum(self._model.predict(examples.features), _PROBABILITY_MIN)
-                assumed = self._model.gradient(examples.features, np.zeros(len(now)), assumed_before / now).scaled(-1.0)
-                total = assumed if group[0].learns == "withdrawn" else gradient + assumed
-                gradient = replace(total, weight=gradient.weight, records=0, moments=None)
-            loss = self._model.loss.values(predictions, np.asarray(examples.targets)).sum()
-            sums.add(gradient, float(loss))
-            break
-        return refused
-
-    def _examples(self, labelled: Sequence[_Labelled]) -> Examples:
-        rows = SparseRows.from_rows([each.question.row for each in labelled], self._model.width)
-        return Examples(rows, np.array([each.target for each in labelled]))
+        if len(settled := np.setdiff1d(made.settled(), refused)):
+            numbered = made.numbers_of(settled, numbers, self._records_read)
+            given, weights = self._model.checked_targets(targets[settled], len(settled)), np.ones(len(settled))
+            self.emit_predictions(asked[settled], given, weights, numbered[:, 0], out, questions=numbered[:, 1])
+        made.asked.made, made.asked.reading = assumed[:, None], 0
+        made.keep_waiting(numbers, asked[:, None], np.full((len(rows.indptr), 2), np.nan))
 
     def without_end(self, state: dict[str, Any]) -> dict[str, Any]:
         return super().without_end(state) | {"join": self._join.without_end(state["join"])}

@@ -1,289 +1,172 @@
-"""The steps of a mini-batch of questions and answers: which rows are predicted, learned from, corrected or taken back.
+"""The steps of the model for a mini-batch of questions and answers: which rows are predicted, learned or taken back.
 
-:class:`EventPlan` turns what happened to questions into ``RowSteps`` of the model that learns row by row.
+:class:`QuestionSteps` turns what a ``LabelJoin`` says of questions into ``RowSteps`` of the model that learns row by
+row.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from streamiter.learn.adaptive import AdaptiveLinearModel
-from streamiter.learn.answer_delays import NOTHING_KNOWN, Prior
-from streamiter.learn.labels import Label, is_label
-from streamiter.learn.late_labels import LabelJoin, Outcome
+from streamiter.learn.answer_delays import NOTHING_KNOWN
+from streamiter.learn.asked_questions import NOTHING_LEARNED, QuestionPredictions
+from streamiter.learn.label_join import LabelJoin
+from streamiter.learn.label_join_arrays import TO_ASK, TO_ASSUME, TO_LEARN, TO_WITHDRAW
+from streamiter.learn.labels import is_label
 from streamiter.learn.model_rows import ASSUMED, CONFIRMED, CORRECTED, WITHDRAWN, ModelRows, RowSteps
-from streamiter.operators.declared_state import Form
-from streamiter.values.named_rows import is_missing
+from streamiter.values.numbers import Floats, Indices
 
 
-class Predicted(NamedTuple):
-    """A question that waits for its label: its row, by columns of the model, and its prediction."""
+class QuestionSteps:
+    """The steps of a mini-batch, and the rows that they need."""
 
-    indices: list[int]
-    values: list[float]
-    prediction: list[float]
-    """The probability of True or the number, or the probability of each class; NaN before the first label."""
-    scores: list[float]
-    """The scores of the experts when it was asked, or learned as False; empty before the first label."""
-    prior: Prior | None = None
-    """Before the first label, what to count in place of a prediction."""
-
-    def by(self, column_of: Callable[[int], int | None]) -> Predicted:
-        """Return the question by the columns of another model, without the scores of the old one."""
-        columns = ((column_of(index), value) for index, value in zip(self.indices, self.values, strict=True))
-        kept = sorted((column, value) for column, value in columns if column is not None)
-        return self._replace(indices=[column for column, _ in kept], values=[value for _, value in kept], scores=[])
-
-
-@dataclass(slots=True, eq=False)
-class Question:
-    """A question: ``predicted``, or in the mini-batch under way, with its row there and the step that predicts it."""
-
-    number: int
-    """The number of its event in the stream."""
-    predicted: Predicted | None = None
-    row: int = -1
-    step: int = -1
-    label: LabelAnswer | None = None
-    """Its label, which will be known later; None if the answer brings it."""
-    is_assumed: bool = False
-    """Whether this model has learned from it as False, before its label was known."""
-
-    def to_record(self) -> tuple[Any, ...]:
-        """Return a question that waits as plain data."""
-        assert self.predicted is not None
-        return self.number, tuple(self.predicted), self.label and tuple(self.label), self.is_assumed
-
-    @classmethod
-    def from_record(cls, record: Any) -> Question:
-        """Return the question of a :meth:`to_record`."""
-        number, predicted, label, is_assumed = record
-        return cls(number, Predicted(*predicted), label=label and LabelAnswer(*label), is_assumed=is_assumed)
-
-
-class LabelAnswer(NamedTuple):
-    """The label of an answer, and its record."""
-
-    label: Label
-    record: Any
-    weight: float = 1.0
-
-
-QUESTIONS: Final = Form(Question.to_record, Question.from_record)
-ANSWERS: Final = Form(tuple, lambda record: LabelAnswer(*record))
-"""The forms in a snapshot of what waits."""
-
-
-class Settled(NamedTuple):
-    """A question whose label is known, for validation; ``answer`` is the step that learns it."""
-
-    question: Question
-    label: Label
-    weight: float
-    number: int
-    answer: int
-    has_share: bool
-    """Whether the share of answers other than ``otherwise`` is the share of True."""
-
-
-class EventPlan:
-    """The steps for the events of a mini-batch, and the rows that they need."""
-
-    def __init__(self, rows: ModelRows, row_of_question: dict[int, int], labels: LabelJoin) -> None:
-        self.row_of_question = row_of_question
-        self.asked: dict[int, Question] = {}
-        """The questions of this mini-batch that wait for their label, by their step."""
-        self.labels: list[Label] = []
+    def __init__(self, join: LabelJoin, steps: Any, rows: ModelRows, row_of: Indices) -> None:
+        """``row_of`` has the row of each event that is a question."""
+        self._join, self._joined, self._own, self._row_of = join, steps, rows, row_of
+        kind = steps.kind.copy()
+        self._kind = kind
+        self._asks = (kind == TO_ASK) | (kind == TO_ASSUME)
+        self._assumes = (kind == TO_ASSUME) | ((kind == TO_ASK) & (join.schedule == "weighted"))
+        self._learns = self._assumes | (kind == TO_LEARN) | (kind == TO_WITHDRAW)
+        self._weights = np.where(kind == TO_LEARN, join.weights_of(steps), 1.0)
+        self.labels = join.labels_of(steps)
         """The label of each step, None for a prediction."""
-        self.settled: list[Settled] = []
-        """The questions whose labels are known now."""
-        self.priors: dict[int, Prior] = {}
-        """The prediction that the answers so far suggest, by step of a question, while the model knows nothing."""
-        self._is_weighted, self._otherwise = labels.schedule == "weighted", labels.otherwise
-        self._false, self._labels = labels.false_label, labels
-        self._assumed_at: dict[Question, int] = {}
-        """The steps in which questions that wait are learned as False."""
-        self._answers: dict[int, tuple[Question, LabelAnswer]] = {}
-        """Question and answer of each step that learns a label."""
-        self._withdrawn: set[int] = set()
-        """The steps of questions that were assumed to be False, and have no label."""
-        self.forgotten = 0
-        """The number of questions that were asked again, or that too many others have replaced."""
-        self._own = rows
-        self._earlier: list[Predicted] = []
-        self._rows: list[int] = []
-        """The row of each step."""
-        self._asks: list[bool] = []
-        """Whether each step makes a prediction."""
-        self._assumes: list[bool] = []
-        """Whether each step learns its row as False, before the label is known."""
-
-    def ask(self, event: int, number: int, prior: Prior | None) -> Question:
-        """Predict a question; with weights, learn from it as if it had no answer."""
-        question = Question(number, None, self.row_of_question[event], len(self._rows))
-        question.is_assumed = self._is_weighted
-        self.asked[question.step] = question
-        if prior is not None:
-            self.priors[question.step] = prior
-        self._add(question.row, self._false if self._is_weighted else None, asks=True, assumes=self._is_weighted)
-        return question
-
-    def _assume(self, question: Question) -> None:
-        """Learn from a question that waits as if it had no answer, and keep the scores with which it was learned."""
-        question.is_assumed = True
-        self._assumed_at[question] = len(self._rows)
-        self._add(self._row_of(question), self._false, asks=True, assumes=True)
-
-    def settle(self, outcomes: list[Outcome], number: int) -> list[LabelAnswer]:
-        """Learn from the questions whose labels are known before, or with, the event ``number``.
-
-        Returns the answers that have no question.
-        """
-        late: list[LabelAnswer] = []
-        for question, answer, kind in outcomes:
-            if question is None:
-                late.append(answer)
-                continue
-            if kind == "assumed":
-                self._assume(question)
-                continue
-            self.asked.pop(question.step, None)
-            if question.label is not None:
-                answer = question.label
-            label = self._otherwise if answer is None else answer.label
-            if kind == "forgotten":
-                self.forgotten += 1
-            if kind == "forgotten" or label is None:
-                if question.is_assumed:
-                    self._withdrawn.add(self._learn(question, LabelAnswer(self._false, None)))
-                continue
-            step = self._learn(question, answer or LabelAnswer(label, {"otherwise": label}))
-            weight, has_share = 1.0 if answer is None else answer.weight, self._labels.has_share
-            self.settled.append(Settled(question, label, weight, number, step, has_share))
-        return late
-
-    def _learn(self, question: Question, answer: LabelAnswer) -> int:
-        """Learn from the row of a question; return the step."""
-        step = len(self._rows)
-        if question.is_assumed:
-            answer = answer._replace(weight=1.0)  # As it was learned before the answer told a weight.
-        self._answers[step] = question, answer
-        self._add(self._row_of(question), answer.label, asks=False)
-        return step
-
-    def _row_of(self, question: Question) -> int:
-        if question.predicted is None:
-            return question.row
-        self._earlier.append(question.predicted)
-        return self._own.length + len(self._earlier) - 1
-
-    def _add(self, row: int, label: Label, *, asks: bool, assumes: bool = False) -> None:
-        self._rows.append(row)
-        self.labels.append(label)
-        self._asks.append(asks)
-        self._assumes.append(assumes)
-
-    def skipped(self, step: int) -> Any:
-        """Learn no label in this step; return the record of the answer."""
-        self.settled = [each for each in self.settled if each.answer != step]
-        question, answer = self._answers[step]
-        if question.is_assumed:
-            self.labels[step], self._answers[step] = self._false, (question, LabelAnswer(self._false, None))
-            self._withdrawn.add(step)
-        else:
-            self.labels[step] = None
-            del self._answers[step]
-        return answer.record
+        self.labels[kind != TO_LEARN] = None
+        self.labels[self._assumes | (kind == TO_WITHDRAW)] = join.false_label
+        self._is_earlier = steps.event < 0
+        self._without_scores = np.flatnonzero((steps.scores < 0) & self._is_earlier)
+        numbers = np.arange(len(kind))
+        self._questions = np.where(steps.scores < 0, numbers, steps.scores)
+        earlier = np.cumsum(self._is_earlier) - 1
+        self._rows = np.where(self._is_earlier, rows.length + earlier, 0)
+        is_own = ~self._is_earlier
+        self._rows[is_own] = row_of[steps.event[is_own]]
+        kept = join.questions
+        self._slots = steps.slot[self._is_earlier]
+        self.asked = kept.scores(self._without_scores, steps.slot[self._without_scores])
 
     def rows(self) -> ModelRows:
         """Return the rows of the mini-batch, then the rows of earlier questions."""
-        if not self._earlier:
-            return self._own
-        lengths = [len(question.indices) for question in self._earlier]
-        indices = [index for question in self._earlier for index in question.indices]
-        values = [value for question in self._earlier for value in question.values]
-        return ModelRows(
-            np.concatenate([self._own.indptr, self._own.indptr[-1] + np.cumsum(lengths)]),
-            np.concatenate([self._own.indices, np.array(indices, dtype=np.intp)]),
-            np.concatenate([self._own.values, np.array(values, dtype=np.float64)]),
-        )
+        return self._own.followed_by(self._join.questions.rows(self._slots)) if len(self._slots) else self._own
 
     def steps(self) -> RowSteps:
         """Return the steps: questions are predicted, answers are learned from."""
-        count, answered = len(self._rows), list(self._answers)
-        asks = np.array(self._asks, dtype=np.bool_)
-        learns = np.array(self._assumes, dtype=np.bool_)
-        learns[answered] = True
-        assumed = np.array(self._assumes, dtype=np.uint8) * ASSUMED
-        assumed[answered] = [self._kind_of(step, question) for step, (question, _) in self._answers.items()]
-        questions = np.arange(count)
-        for question, step in self._assumed_at.items():
-            questions[step] = self._number_of(question, step)
-        for step, (question, _) in self._answers.items():
-            questions[step] = self._number_of(question, step)
-        rows = np.array(self._rows, dtype=np.intp)
-        weights = np.ones(count)
-        weights[answered] = [answer.weight for _, answer in self._answers.values()]
-        return RowSteps(rows, asks, learns, weights, questions, assumed if assumed.any() else None)
+        assumed = np.where(self._assumes, ASSUMED, 0).astype(np.uint8)
+        false, labels = self._join.false_label, self.labels
+        learned = np.flatnonzero((self._kind == TO_LEARN) & self._joined.was_learned)
+        if len(learned):
+            # Mostly a label is False itself, and one that is refused is compared with nothing.
+            given = labels[learned].tolist()
+            are_false = [label is false or (is_label(label) and label == false) for label in given]
+            assumed[learned] = np.where(are_false, CONFIRMED, CORRECTED)
+        assumed[self._kind == TO_WITHDRAW] = WITHDRAWN
+        return RowSteps(
+            self._rows, self._asks, self._learns, self._weights, self._questions, assumed if assumed.any() else None
+        )
 
-    def _number_of(self, question: Question, step: int) -> int:
-        """Return the number under which a step of the question finds its scores: the step that made them."""
-        return question.step if question.predicted is None else self._assumed_at.get(question, step)
+    def targets(self) -> Floats:
+        """Return the label of each step as a number, 0 for steps without one."""
+        return np.array([0.0 if label is None else float(label) for label in self.labels.tolist()])
 
-    def _kind_of(self, step: int, question: Question) -> int:
-        """Return the action of a step on an assumption; 0 if there is none."""
-        if not question.is_assumed:
-            return 0
-        if step in self._withdrawn:
-            return WITHDRAWN
-        label = self.labels[step]
-        return CONFIRMED if is_label(label) and label == self._false else CORRECTED
+    def asked_with(self, predictions: Floats) -> Floats:
+        """Return the probability, or the number, with which the question of each step was asked.
 
-    def earlier_scores(self) -> dict[int, list[float]]:
-        """Return the experts' scores of earlier questions, by the step of the answer; none if a step makes them."""
-        return {
-            step: question.predicted.scores
-            for step, (question, _) in self._answers.items()
-            if question.predicted is not None and question not in self._assumed_at
-        }
-
-    def keep_waiting(self, predictions: list[list[float]], scores: dict[int, list[float]]) -> None:
-        """Keep rows, predictions and scores in the questions that wait for a label."""
-        for question, step in self._assumed_at.items():
-            if question.predicted is not None:
-                question.predicted = question.predicted._replace(scores=scores.get(step, []))
-        if not self.asked:
-            return
-        places = np.flatnonzero(~is_missing(self._own.values))
-        indices, values = self._own.indices[places].tolist(), self._own.values[places].tolist()
-        starts = np.searchsorted(places, self._own.indptr).tolist()
-        for step, question in self.asked.items():
-            part = slice(starts[question.row], starts[question.row + 1])
-            prior = self.priors.get(step) if math.isnan(predictions[step][0]) else None
-            question.predicted = Predicted(indices[part], values[part], predictions[step], scores.get(step, []), prior)
-            question.row = question.step = -1
-
-    def prediction_of(
-        self, settled: Settled, predictions: list[list[float]], model: AdaptiveLinearModel
-    ) -> tuple[list[float], list[float]]:
-        """Return the prediction that was made for a question, and its scores, none for one of this mini-batch.
-
-        Before the first label it is what the answers suggested.
+        ``predictions`` are those of the rows of the mini-batch.
         """
-        question = settled.question
-        if question.predicted is None:
-            prediction, prior = predictions[question.step], self.priors.get(question.step)
-            scores: list[float] = []
+        steps, is_own = self._joined, ~self._is_earlier
+        asked = np.empty(len(steps.kind))
+        asked[is_own] = predictions[self._row_of[steps.event[is_own]]]
+        asked[self._is_earlier] = self._join.questions.predictions(steps.slot[self._is_earlier]).made[:, 0]
+        return asked
+
+    def earlier_scores(self) -> Floats:
+        """Return for each step the only score of its question, if that is an earlier one and has been scored."""
+        scores = np.zeros(len(self._kind))
+        if (has_score := self.asked.counts > 0).any():
+            scores[self.asked.questions[has_score]] = self.asked.scores[has_score, 0]
+        return scores
+
+    def record_of(self, step: int) -> Any:
+        """Return the record of the label of a step."""
+        return self._join.record_of(self._joined, step)
+
+    def skip(self, step: int) -> Any:
+        """Learn no label in this step; return the record of the label."""
+        if self._joined.was_learned[step]:
+            self._kind[step], self.labels[step], self._weights[step] = TO_WITHDRAW, self._join.false_label, 1.0
         else:
-            prediction, scores, prior = question.predicted[2:]
-        if not math.isnan(prediction[0]):
-            return prediction, scores
-        share, mean = prior if prior is not None and settled.has_share else (NOTHING_KNOWN, 0.0)
-        if model.labels.earlier:
-            return [share], [0.0]  # The first reading was of two labels.
-        return [mean if model.task == "regression" else NOTHING_KNOWN if model.scores > 1 else share], []
+            self._kind[step], self.labels[step], self._learns[step] = -1, None, False
+        return self.record_of(step)
+
+    def settled(self) -> Indices:
+        """Return the steps of the questions whose labels are known now."""
+        return np.flatnonzero(self._kind == TO_LEARN)
+
+    def weights_of(self, settled: Indices) -> Floats:
+        """Return the weights with which these steps were learned."""
+        return self._weights[settled]
+
+    def predictions_of(
+        self, settled: Indices, made: Floats, priors: Floats, model: AdaptiveLinearModel
+    ) -> QuestionPredictions:
+        """Return the predictions that were made for questions, of this mini-batch and of earlier ones.
+
+        ``made`` has the predictions of all steps. Before the first label they are what the answers suggested.
+        """
+        width = made.shape[1]
+        steps, is_earlier = self._joined, self._is_earlier[settled]
+        asked = np.where(is_earlier, 0, self._questions[settled])
+        given = made[asked]
+        widths, readings = np.full(len(settled), width), np.full(len(settled), NOTHING_LEARNED)
+        of_priors = np.full((len(settled), 2), np.nan)
+        of_priors[~is_earlier] = priors[self._row_of[steps.event[settled[~is_earlier]]]]
+        if is_earlier.any():
+            earlier = self._join.questions.predictions(steps.slot[settled[is_earlier]])
+            if earlier.made.shape[1] > width:
+                given = np.pad(given, ((0, 0), (0, earlier.made.shape[1] - width)), constant_values=np.nan)
+            given[is_earlier, : earlier.made.shape[1]] = earlier.made
+            widths[is_earlier], readings[is_earlier] = earlier.widths, earlier.readings
+            of_priors[is_earlier] = earlier.priors
+        unknown = np.flatnonzero(np.isnan(given[:, 0]))
+        if len(unknown):
+            share = np.where(steps.has_share[settled[unknown]], of_priors[unknown, 0], np.nan)
+            mean = np.where(np.isnan(share), 0.0, of_priors[unknown, 1])
+            share[np.isnan(share)] = NOTHING_KNOWN
+            widths[unknown] = 1
+            # The first reading was of two labels.
+            readings[unknown] = 0 if model.labels.earlier else NOTHING_LEARNED
+            if not model.labels.earlier and model.task == "regression":
+                share = mean
+            elif not model.labels.earlier and model.scores > 1:
+                share[:] = NOTHING_KNOWN
+            given[unknown, 0] = share
+        return QuestionPredictions(given, widths, readings, of_priors)
+
+    def numbers_of(self, settled: Indices, numbers: Indices, before: int) -> Indices:
+        """Return for each of these steps the numbers of the event that settled it, and of the question."""
+        steps = self._joined
+        at, events = steps.at_event[settled], steps.event[settled]
+        padded = np.append(numbers, before)
+        own = np.where(events >= 0, padded[events], self._join.questions.numbers[steps.slot[settled]])
+        return np.stack([padded[at], own], axis=1)
+
+    def keep_waiting(self, numbers: Indices, made: Floats, priors: Floats) -> None:
+        """End the mini-batch: keep rows, predictions and scores of the questions that wait for a label."""
+        join, kept = self._join, self._join.questions
+        waiting = join.close()
+        is_question = waiting.scores >= 0
+        slots, events, scores = (column[is_question] for column in waiting)
+        is_new = events >= 0
+        new = slots[is_new]
+        if len(new):
+            steps, events = scores[is_new], events[is_new]
+            own = priors[self._row_of[events]]
+            own[~np.isnan(made[steps, 0])] = np.nan
+            nothing = np.full(len(new), NOTHING_LEARNED)
+            predictions = QuestionPredictions(made[steps], np.full(len(new), made.shape[1]), nothing, own)
+            kept.keep(new, numbers[events], self._own.take(self._row_of[events]), predictions)
+        if len(slots) and self.asked.made.size:
+            kept.keep_scores(slots, self.asked.made[scores], self.asked.reading)

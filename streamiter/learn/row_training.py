@@ -11,23 +11,25 @@ and learns from its row when the answer arrives.
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Callable
 from itertools import starmap
 from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from streamiter.errors import OtherModel
 from streamiter.learn.adaptive import AdaptiveLinearModel
 from streamiter.learn.answer_delays import Answers
+from streamiter.learn.asked_questions import QuestionPredictions
 from streamiter.learn.expert_weights import ExpertWeights
-from streamiter.learn.labels import Label, Labels, is_label
-from streamiter.learn.late_labels import WAIT_IS_OVER, EventsToLearn, LabelJoin, Outcome, no_events
+from streamiter.learn.label_join import WAIT_IS_OVER, JoinEvents, LabelJoin, objects
+from streamiter.learn.labels import Label, Labels
+from streamiter.learn.late_labels import EventsToLearn, no_events
 from streamiter.learn.model_owner import ModelOwner, OwnerOptions
 from streamiter.learn.model_rows import ModelRows, RowSteps
-from streamiter.learn.question_steps import EventPlan, LabelAnswer
+from streamiter.learn.question_steps import QuestionSteps
 from streamiter.learn.row_reading import RowsToLearn, features_of_record, missing_values_of
 from streamiter.learn.rows import BadRows, of_numbered_rows
 from streamiter.learn.score_metrics import as_lists, hits, widened
@@ -52,7 +54,8 @@ class _Untold(NamedTuple):
     """A row that was learned from before it was decided which label is positive; its prediction is not emitted yet."""
 
     prediction: list[float]
-    scores: list[float]
+    reading: int
+    """The number of readings of labels that had been given up."""
     label: Label
     weight: float
     numbers: int | list[int]
@@ -77,7 +80,7 @@ class RowOwner(ModelOwner, KeepsRecords):
     _labels: LabelJoin | None = declared(form=NESTED)
     _answers = declared(made=Answers, form=NESTED)
     _forgotten = declared(0)
-    """The number of questions that were asked again, or that too many others have replaced."""
+    """The number of questions that were forgotten before this run."""
     _missing = declared(0)
     """The number of missing values since a version was published."""
     _untold: list[_Untold] = declared(
@@ -120,15 +123,15 @@ class RowOwner(ModelOwner, KeepsRecords):
         model.start_from(parameters, records=records)
         keeps_classes = model.scores <= 1 and model.classes == self._model.classes
         self._renumber(model.columns_from(self._model), keeps_classes=keeps_classes)
-        for question in [] if self._labels is None else self._labels.questions():
-            question.is_assumed = False
+        if self._labels is not None:
+            self._labels.forget_assumptions()
         self._model, self._version_published, self._untold = model, model.version, []
 
     def _renumber(self, column_of: Callable[[int], int | None], *, keeps_classes: bool = True) -> None:
-        for question in [] if self._labels is None else self._labels.questions():
-            question.predicted = question.predicted.by(column_of)
-            if not keeps_classes:  # Their numbers may be others.
-                question.predicted = question.predicted._replace(prediction=[math.nan])
+        if self._labels is not None:
+            slots = self._labels.question_slots()
+            # Without the same classes the numbers of the classes may be others.
+            self._labels.questions.follow_model(slots, column_of, keeps_predictions=keeps_classes)
 
     def state(self) -> dict[str, object]:
         return {"model": self._model.state()}
@@ -171,10 +174,12 @@ class RowOwner(ModelOwner, KeepsRecords):
 
     def _end_waits(self, watermark: int, out: Output) -> None:
         assert self._labels is not None
-        if outcomes := self._labels.reach(watermark):
+        if self._labels.is_due(watermark):
             self.take_over_rollback()
-            self._learn_events(no_events(), out, outcomes)
-            self.count_step(out)
+            if self._learn_events(no_events(), watermark, out):
+                self.count_step(out)
+        else:
+            self._labels.pass_time(watermark)
 
     def on_epoch_watermark_incremented(self, epoch_watermark: int, context: Context, out: Output) -> None:
         self._learn_held(out)
@@ -197,7 +202,7 @@ class RowOwner(ModelOwner, KeepsRecords):
         if "is_answer" in given:
             assert self._labels is not None
             self._next_event = given["position"][1] + given["count"]
-            self._learn_events(given, out, self._labels.reach(self._labels.now()))
+            self._learn_events(given, self._labels.now(), out)
             self._labels.wait()
         else:
             self._learn_rows(given, out)
@@ -217,9 +222,9 @@ class RowOwner(ModelOwner, KeepsRecords):
             predictions = self._model.step(rows, steps, labels)
             self._missing += missing_values_of(features)
             if (again := self._model.predicted_again) is not None:
-                now = [float(len(self._model.labels.earlier))]
+                now = len(self._model.labels.earlier)
                 told = zip(self._untold, as_lists(again[len(again) - len(self._untold) :]), strict=True)
-                self._untold = [row._replace(prediction=made, scores=now) for row, made in told]
+                self._untold = [row._replace(prediction=made, reading=now) for row, made in told]
             self._tell(predictions, labels, steps.weights, given["numbers"][places], out)
 
         of_numbered_rows(learn, given["records"], 0, out)
@@ -229,7 +234,7 @@ class RowOwner(ModelOwner, KeepsRecords):
         if self._model.labels.is_positive_known and not self._untold:
             self._emit_predictions(predictions, self._model.labels.targets(labels), weights, numbers, out)
             return
-        now = [float(len(self._model.labels.earlier))]
+        now = len(self._model.labels.earlier)
         rows = zip(as_lists(predictions), labels, weights, numbers, strict=True)
         self._untold += [_Untold(made, now, label, float(weight), at.tolist()) for made, label, weight, at in rows]
         if self._model.labels.is_positive_known:
@@ -238,7 +243,13 @@ class RowOwner(ModelOwner, KeepsRecords):
     def _tell_all(self, out: Output) -> None:
         rows, self._untold = self._untold, []
         if rows:
-            predictions = self._model.labels.as_now([row.prediction for row in rows], [row.scores for row in rows])
+            widths = np.array([len(row.prediction) for row in rows])
+            made = np.full((len(rows), int(widths.max())), np.nan)
+            for row, width in enumerate(widths.tolist()):
+                made[row, :width] = rows[row].prediction
+            readings = np.array([row.reading for row in rows])
+            nothing = np.full((len(rows), 2), np.nan)
+            predictions = self._model.labels.as_now(QuestionPredictions(made, widths, readings, nothing))
             targets = self._model.labels.targets([row.label for row in rows])
             weights = np.array([row.weight for row in rows])
             numbers = np.array([row.numbers for row in rows], dtype=np.intp)
@@ -272,50 +283,67 @@ class RowOwner(ModelOwner, KeepsRecords):
 
     # ---- questions and answers
 
-    def _learn_events(self, given: EventsToLearn, out: Output, over: list[Outcome]) -> None:
-        """Predict the questions, and learn from those whose labels become known, event by event; ``over`` first."""
+    def _learn_events(self, given: EventsToLearn, watermark: int, out: Output) -> bool:
+        """Predict the questions, and learn from those whose labels become known, event by event.
+
+        First the waits end that are over by the watermark. Returns whether anything was learned, predicted or refused.
+        """
         assert self._labels is not None
-        labels, join = given["labels"], self._labels
-        plan = EventPlan(*self._question_rows(given, out), join)
-        refused = plan.settle(over, self._next_event - given["count"])
-        times, before, weights = given["times"], given["before"], given["weights"]
-        numbers = given["numbers"].tolist()
+        join, events = self._labels, len(given["keys"])
+        rows, row_of = self._question_rows(given, out)
+        asks, answers = row_of >= 0, np.array(given["is_answer"], np.bool_)
+        steps = join.handle(
+            JoinEvents(
+                given["keys"],
+                asks,
+                answers,
+                objects(given["labels"]),
+                given["records"],
+                given["weights"],
+                given["times"],
+                given["before"],
+            ),
+            watermark,
+            self._positive,
+        )
+        late = join.late_answers()
+        for record in late:
+            join.refuse(record, out)
+        if not (events or late or len(steps.kind)):
+            join.close()
+            return False
+        priors = self._priors(asks, answers, given["labels"], rows.length, row_of)
+        made = QuestionSteps(join, steps, rows, row_of)
+        predictions = self._make_steps(made, out)
+        settled, numbers = made.settled(), given["numbers"]
+        if len(settled):
+            found = self._model.labels.as_now(made.predictions_of(settled, predictions, priors, self._model))
+            weights = made.weights_of(settled)
+            labels = made.labels[settled].tolist()
+            of_events = made.numbers_of(settled, numbers, self._next_event - given["count"])
+        made.keep_waiting(numbers, predictions, priors)
+        if len(settled):
+            self._tell(found, labels, weights, of_events, out)
+        return True
 
-        def weight_of(event: int) -> float:
-            return 1.0 if weights is None else float(weights[event])
+    def _priors(
+        self, asks: npt.NDArray[np.bool_], answers: npt.NDArray[np.bool_], labels: Labels, count: int, row_of: Indices
+    ) -> Floats:
+        """Return for each row what the answers so far suggest; NaN once the model has learned from a label."""
+        assert self._labels is not None
+        priors, otherwise = np.full((count, 2), np.nan), self._labels.otherwise
+        if not self._model.records:
+            for event in np.flatnonzero(asks | answers).tolist():
+                if asks[event]:
+                    priors[row_of[event]] = self._answers.ask(is_answered=otherwise is None)
+                else:
+                    self._answers.add(labels[event], otherwise)
+        return priors
 
-        for event, (key, number) in enumerate(zip(given["keys"], numbers, strict=True)):
-            outcomes = [] if before is None else join.reach(before[event])
-            if outcomes:
-                refused += plan.settle(outcomes, number)
-                outcomes = []
-            time = None if times is None else times[event]
-            if event in plan.row_of_question:
-                prior = None if self._model.records else self._answers.ask(is_answered=join.otherwise is None)
-                question = plan.ask(event, number, prior)
-                if labels[event] is not None:
-                    question.label = LabelAnswer(labels[event], given["records"][event], weight_of(event))
-                outcomes = join.ask(key, time, question)
-            elif given["is_answer"][event]:
-                answer = LabelAnswer(labels[event], given["records"][event], weight_of(event))
-                if is_label(answer.label):
-                    join.note_label(answer.label, self._positive)
-                if not self._model.records:
-                    self._answers.add(answer.label, join.otherwise)
-                outcomes = join.answer(key, time, answer)
-            if outcomes:
-                refused += plan.settle(outcomes, number)
-        for answer in refused:
-            join.refuse(answer.record, out)
-        self._forgotten += plan.forgotten
-        scores = plan.earlier_scores()
-        predictions = self._make_steps(plan, scores, out)
-        plan.keep_waiting(predictions, scores)
-        self._emit_settled(plan, predictions, out)
-
-    def _question_rows(self, given: EventsToLearn, out: Output) -> tuple[ModelRows, dict[int, int]]:
-        """Return the rows of the questions, and which row each question has; others are refused."""
-        asked = [event for event, is_answer in enumerate(given["is_answer"]) if not is_answer]
+    def _question_rows(self, given: EventsToLearn, out: Output) -> tuple[ModelRows, Indices]:
+        """Return the rows of the questions, and the row of each event, -1 for answers; others are refused."""
+        row_of = np.full(len(given["keys"]), -1)
+        asked = np.flatnonzero(~np.array(given["is_answer"], np.bool_))
         features = features_of_record(given["features"])
 
         def record_of(row: int) -> Any:
@@ -324,35 +352,26 @@ class RowOwner(ModelOwner, KeepsRecords):
         while True:
             try:
                 rows = self._model.rows(features, record_of)
-                self._missing += missing_values_of(features)
-                return rows, {event: row for row, event in enumerate(asked)}
+                break
             except BadRows as bad:
                 for row in bad.rows:
-                    out.reject(given["records"][asked[row]], bad.of_row(row))
-                refused = set(bad.rows)
-                kept = [row for row in range(len(asked)) if row not in refused]
-                asked, features = [asked[row] for row in kept], features[kept]
+                    out.reject(record_of(row), bad.of_row(row))
+                kept = np.delete(np.arange(len(asked)), list(bad.rows))
+                asked, features = asked[kept], features[kept.tolist()]
+        self._missing += missing_values_of(features)
+        row_of[asked] = np.arange(len(asked))
+        return rows, row_of
 
-    def _make_steps(self, plan: EventPlan, scores: dict[int, list[float]], out: Output) -> list[list[float]]:
-        """Make the steps of the plan, without answers whose label is refused; return the predictions by step."""
+    def _make_steps(self, made: QuestionSteps, out: Output) -> Floats:
+        """Make the steps, without labels that are refused; return the predictions by step."""
         while True:
             try:
-                predictions = self._model.step(plan.rows(), plan.steps(), plan.labels, scores)
+                predictions = self._model.step(made.rows(), made.steps(), made.labels, made.asked)
             except BadRows as bad:
                 for step in bad.rows:
-                    out.reject(plan.skipped(step), bad)
+                    out.reject(made.skip(step), bad)
             else:
-                return as_lists(predictions)
-
-    def _emit_settled(self, plan: EventPlan, predictions: list[list[float]], out: Output) -> None:
-        """Emit the predictions of the questions whose labels are known now, in that order."""
-        if not (settled := plan.settled):
-            return
-        made = [plan.prediction_of(each, predictions, self._model) for each in settled]
-        shaped = self._model.labels.as_now([prediction for prediction, _ in made], [scores for _, scores in made])
-        weights = np.array([each.weight for each in settled])
-        numbers = np.array([(each.number, each.question.number) for each in settled], dtype=np.intp)
-        self._tell(shaped, [each.label for each in settled], weights, numbers, out)
+                return predictions if predictions.ndim == 2 else predictions[:, None]
 
     # ---- publishing, state
 
@@ -369,7 +388,7 @@ class RowOwner(ModelOwner, KeepsRecords):
     def metrics(self) -> dict[str, float]:
         counts = {"missing_values": float(self._missing)}
         if self._labels is not None:
-            counts["forgotten_questions"] = float(self._forgotten)
+            counts["forgotten_questions"] = float(self._forgotten + self._labels.forgotten)
         return counts | super().metrics()
 
     def begin_version(self) -> None:
@@ -382,13 +401,14 @@ class RowOwner(ModelOwner, KeepsRecords):
 
     def finish(self, out: Output) -> None:
         self._learn_held(out)
-        if self._labels is not None and (over := self._labels.end()):
-            self._learn_events(no_events(), out, over)
+        if self._labels is not None:
+            self._learn_events(no_events(), self._labels.at_end(), out)
         self._tell_all(out)
         super().finish(out)
 
     def snapshot(self) -> dict[str, Any]:
-        return super().snapshot() | self.state()
+        forgotten = 0 if self._labels is None else self._labels.forgotten
+        return super().snapshot() | self.state() | {"forgotten": self._forgotten + forgotten}
 
     def without_end(self, state: dict[str, Any]) -> dict[str, Any]:
         return super().without_end(state) | {"labels": state["labels"] and LabelJoin.without_end(state["labels"])}

@@ -10,6 +10,7 @@ import inspect
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from operator import itemgetter
 from types import FunctionType, MethodType
 from typing import Any, Final, NoReturn, Protocol
 
@@ -163,6 +164,27 @@ def field_or_function(argument: str, field_or_f: str | Function) -> Function:
 
     field.__qualname__ = f"field {name!r}"
     return field
+
+
+def field_read_by(function: Any) -> str | None:
+    """Return the name of the field that an ``itemgetter`` reads; None for any other function."""
+    if type(function) is not itemgetter:
+        return None
+    fields = function.__reduce__()[1]
+    return fields[0] if len(fields) == 1 and isinstance(fields[0], str) else None
+
+
+def field_values(function: Function, records: Batch) -> list[Any]:
+    """Return what the function returns for each record; a field of ``Columns`` is read as a whole.
+
+    >>> field_values(itemgetter("x"), Columns({"x": [1, 2], "y": [0, 0]}))
+    [1, 2]
+    """
+    field = field_read_by(function)
+    if isinstance(records, Columns) and field is not None and field in records:
+        values: list[Any] = records[field].tolist()
+        return values
+    return list(map(function, records))
 
 
 def _no_field(argument: str, name: str, record: Any) -> ValueError:

@@ -15,8 +15,12 @@ from learn.online_support import Record
 
 from streamiter import Flow, Stream
 from streamiter.learn import AdaptiveLinearModel, DelayedLabels, train_online
-from streamiter.learn.model_rows import ASSUMED, CONFIRMED, CORRECTED, RowSteps
+from streamiter.learn.asked_questions import AskedScores, QuestionPredictions
+from streamiter.learn.label_join import JoinEvents, LabelJoin, objects
+from streamiter.learn.label_join_arrays import TO_ASSUME, TO_LEARN
+from streamiter.learn.model_rows import ASSUMED, CONFIRMED, CORRECTED, ModelRows, RowSteps
 from streamiter.operators import Source, SourceBatch
+from streamiter.values.times import MIN_TIME
 
 WITHIN_S = 4.0
 FEATURES = ["kind", "x"]
@@ -158,6 +162,13 @@ def one_by_one(given: Sequence[Record], within_ms: int, bound_ms: int, schedule:
     yield from over(math.inf)
 
 
+def kept(asked: AskedScores) -> AskedScores:
+    """Return the scores of the only question of some steps, for later steps."""
+    if not asked.made.size:
+        return AskedScores.none()
+    return AskedScores(np.zeros(1, np.intp), np.array([asked.reading]), np.array([asked.made.shape[1]]), asked.made)
+
+
 class Loop:
     """A plain loop around the model that learns row by row, in the order of the oracle."""
 
@@ -179,11 +190,12 @@ class Loop:
                 row, scores, _ = asked[key]
                 self.assumed.add(key)
                 self.model.step(row, self._steps(asks=True, learns=True, assumed=ASSUMED), [False], scores)
+                asked[key] = row, kept(scores), asked[key][2]
             elif kind == "question":
-                row, scores = self.model.rows([rows[key]]), {}
+                row, scores = self.model.rows([rows[key]]), AskedScores.none()
                 steps = self._steps(asks=True, learns=is_weighted, assumed=ASSUMED if is_weighted else None)
                 prediction = self.model.step(row, steps, [False if is_weighted else None], scores)[0]
-                asked[key] = row, scores, prediction
+                asked[key] = row, kept(scores), prediction
             else:
                 row, scores, prediction = asked.pop(key)
                 label = bool(label)
@@ -202,6 +214,71 @@ class Loop:
             np.zeros(1, np.intp),
             None if assumed is None else np.array([assumed], np.uint8),
         )
+
+
+class SmallJoin:
+    """A ``LabelJoin`` that is given one event at a time.
+
+    Each call returns what was learned: question and label, with "assumed" in place of a label that is not known yet.
+    """
+
+    def __init__(self, labels: DelayedLabels, *, is_timed: bool) -> None:
+        self.join = LabelJoin(labels, is_timed=is_timed)
+        self.names: dict[int, Any] = {}
+
+    def ask(self, key: Any, time: int | None, question: Any) -> list[tuple[Any, Any]]:
+        return self._handle(key, time, question, None)
+
+    def answer(self, key: Any, time: int | None, label: Any) -> list[tuple[Any, Any]]:
+        return self._handle(key, time, label, label)
+
+    def reach(self, watermark: int) -> list[tuple[Any, Any]]:
+        return self._learned(JoinEvents.none(), watermark)
+
+    def end(self) -> list[tuple[Any, Any]]:
+        return self.reach(self.join.at_end())
+
+    def questions(self) -> list[Any]:
+        return [self.names[slot] for slot in self.join.question_slots().tolist()]
+
+    def state(self) -> dict[str, Any]:
+        return self.join.state() | {"names": self.questions()}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self.join.restore(state)
+        self.names = dict(zip(self.join.question_slots().tolist(), state["names"], strict=True))
+
+    @staticmethod
+    def redistribute(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        names = [name for state in states for name in state["names"]]
+        return LabelJoin.redistribute(states, 1)[0] | {"names": names}
+
+    def _handle(self, key: Any, time: int | None, record: Any, label: Any) -> list[tuple[Any, Any]]:
+        is_answer = np.array([label is not None])
+        times, before = (None, None) if time is None else ([time], [MIN_TIME])
+        return self._learned(
+            JoinEvents([key], ~is_answer, is_answer, objects([label]), [record], None, times, before), MIN_TIME
+        )
+
+    def _learned(self, events: JoinEvents, watermark: int) -> list[tuple[Any, Any]]:
+        steps = self.join.handle(events, watermark)
+        labels, learned = self.join.labels_of(steps), []
+        for kind, slot, event, label in zip(*map(np.ndarray.tolist, steps[:3]), labels, strict=True):
+            name = self.names[slot] if event < 0 else events.records[event]
+            if kind in (TO_ASSUME, TO_LEARN):
+                learned.append((name, label if kind == TO_LEARN else "assumed"))
+        waiting = self.join.close()
+        new = [slot for slot, event in zip(waiting.slots.tolist(), waiting.events.tolist(), strict=True) if event >= 0]
+        self.names.update((slot, events.records[0]) for slot in new)
+        questions = np.array(new, np.intp)
+        nothing = np.full((len(new), 2), np.nan)
+        self.join.questions.keep(
+            questions,
+            questions,
+            ModelRows(np.zeros(len(new) + 1, np.intp), np.zeros(0, np.intp), np.zeros(0)),
+            QuestionPredictions(nothing[:, :1], np.ones(len(new), np.intp), np.full(len(new), -1), nothing),
+        )
+        return learned
 
 
 def source_of(items: Sequence[Any], rows: int) -> type[Source]:

@@ -24,6 +24,7 @@ import streamiter.learn.adaptive as adaptive_module
 import streamiter.learn.labels as labels_module
 from streamiter.errors import ModelError
 from streamiter.learn import AdaptiveLinearModel, BadRows, SparseRows
+from streamiter.learn.asked_questions import QuestionPredictions
 from streamiter.learn.model_rows import RowSteps
 from streamiter.values.named_rows import ABSENT, FieldReader
 
@@ -126,7 +127,9 @@ class Predicted:
             elif math.isnan(row[0][0]):
                 told.append(["no label yet"])
             else:
-                numbers = np.atleast_1d(model.labels.as_now([row[0]], [[row[1]]])[0])
+                made, nothing = np.array([row[0]]), np.full((1, 2), np.nan)
+                predictions = QuestionPredictions(made, np.array([made.shape[1]]), np.array([int(row[1])]), nothing)
+                numbers = np.atleast_1d(model.labels.as_now(predictions)[0])
                 told.append([float(number).hex() for number in [*(p for p in numbers[:-1] if p), numbers[-1]]])
         return told
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,13 +12,13 @@ import pytest
 from flow.small_flows import Fed
 from iteration.iteration_support import cut_items, run
 from learn.frozen_states import frozen
+from learn.late_label_support import SmallJoin
 from learn.online_support import DELAYED, FEATURES, Record, Result, trips
 
 from streamiter import Flow, Stream
 from streamiter.engine.graph.statistics import JobStatistics
 from streamiter.errors import GraphError
 from streamiter.learn import DelayedLabels, LinearRegression, SparseRows, compare_online, train_online
-from streamiter.learn.late_labels import LabelJoin
 from streamiter.parameter_server.optimizers import SGD
 from streamiter.testing import VirtualClock
 
@@ -173,25 +174,25 @@ async def test_on_a_quiet_stream_a_wait_ends_by_the_clock(is_own: bool) -> None:
 
 def test_answers_meet_restored_questions_of_a_clock_that_was_ahead() -> None:
     """A job moved to a machine whose clock was two seconds behind, and the answers of the next seconds were lost."""
-    before, after = (LabelJoin(LABELS, is_timed=False) for _ in range(2))
+    before, other, after = (SmallJoin(LABELS, is_timed=False) for _ in range(3))
+    after.join.open(SimpleNamespace(clock=VirtualClock(), set_timer=lambda *_: None))  # type: ignore[arg-type]
     before.reach(5_000)
     before.ask("a", None, "question")
-    other = LabelJoin(LABELS, is_timed=False)
     other.reach(4_000)
     other.ask("b", None, "question of another worker")
-    after.restore(LabelJoin.redistribute([before.state(), other.state()], 1)[0])
+    after.restore(SmallJoin.redistribute([before.state(), other.state()]))
     assert len(after.questions()) == 2
     assert after.reach(3_000) == []
-    assert after.answer("a", None, "answer") == [("question", "answer", "answered")]
+    assert after.answer("a", None, True) == [("question", True)]
 
 
 def test_restored_questions_that_are_too_many_get_no_label() -> None:
     """Questions learned the label for the end of their wait in their first minute, since fewer workers had room."""
-    many, few = (LabelJoin(replace(IN_TIME, otherwise=False, waiting_max=count), is_timed=True) for count in (3, 2))
+    many, few = (SmallJoin(replace(IN_TIME, otherwise=False, waiting_max=count), is_timed=True) for count in (3, 2))
     for key in range(3):
         many.ask(key, 100 + key, f"question {key}")
     few.restore(many.state())
-    assert few.reach(100) == [("question 0", None, "forgotten")]
+    assert (few.reach(100), few.join.forgotten) == ([], 1)
     assert few.questions() == ["question 1", "question 2"]
 
 

@@ -10,6 +10,7 @@ import orjson
 import pytest
 from iteration.iteration_support import cut_items, run
 from learn.frozen_states import frozen
+from learn.late_label_support import kept
 from learn.online_support import (
     BINARY,
     DELAYED,
@@ -26,6 +27,7 @@ from learn.online_support import (
 
 from streamiter import Flow
 from streamiter.learn import AdaptiveLinearModel, DelayedLabels, ProgressiveValidation, SparseRows, train_online
+from streamiter.learn.asked_questions import AskedScores
 from streamiter.learn.model_rows import RowSteps
 
 COIN = DelayedLabels(
@@ -130,10 +132,10 @@ def delayed_by_a_loop(
     )
     for event in events:
         if "answer" not in event:
-            rows, scores = model.rows(read([event])), {}
+            rows, scores = model.rows(read([event])), AskedScores.none()
             waiting.pop(event["id"], None)
             prediction = model.step(rows, ask, [None], scores)[0]
-            waiting[event["id"]] = rows, prediction, scores
+            waiting[event["id"]] = rows, prediction, kept(scores)
             if len(waiting) > labels_of.waiting_max:
                 del waiting[next(iter(waiting))]
         elif event["id"] not in waiting:

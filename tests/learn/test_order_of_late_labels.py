@@ -19,7 +19,7 @@ from flow.small_flows import Fed
 from flow.test_topics_in_flows import made
 from iteration.iteration_support import cut_items, run
 from learn.frozen_states import frozen
-from learn.late_label_support import FEATURES, LABELS, Loop, Trained, distinct, events, source_of, timed
+from learn.late_label_support import FEATURES, LABELS, Loop, SmallJoin, Trained, distinct, events, source_of, timed
 from learn.online_support import Record
 from support.waiting import until
 
@@ -27,8 +27,9 @@ from streamiter import Checkpoints, Flow, Stream
 from streamiter.errors import GraphError
 from streamiter.learn import LogisticRegression, SparseRows, train_online
 from streamiter.learn.answer_delays import AnswerDelays
-from streamiter.learn.late_labels import LabelJoin
-from streamiter.learn.online_workers import DelayedLabelsWorker, OnlineWorkerOptions, _Question
+from streamiter.learn.label_join import LabelJoin
+from streamiter.learn.online_workers import DelayedLabelsWorker, OnlineWorkerOptions
+from streamiter.learn.training import GradientSum
 from streamiter.models import LinearPredictor
 from streamiter.parameter_server.optimizers import SGD
 from streamiter.testing import VirtualClock
@@ -313,7 +314,7 @@ def test_a_label_that_is_no_negative_one_is_never_assumed(third: Any) -> None:
 def test_the_end_of_a_stream_says_nothing_of_questions_that_wait() -> None:
     """A stream that ended each night, and was read on, took all questions of its last wait for unanswered ones."""
     labels = replace(LABELS, schedule="expected", within_s=1_000.0)
-    join, draw = LabelJoin(labels, is_timed=True), Random(1)
+    join, draw = SmallJoin(labels, is_timed=True), Random(1)
     shares = []
     for night in range(4):
         given = []
@@ -325,10 +326,10 @@ def test_the_end_of_a_stream_says_nothing_of_questions_that_wait() -> None:
         for at, is_answer, n in sorted(given):
             if at < 1_500_000 * (night + 1):
                 join.reach(at - 1)
-                (join.answer if is_answer else join.ask)((night, n), at, "event")
+                (join.answer if is_answer else join.ask)((night, n), at, True)
         join.end()
         state = LabelJoin.without_end(join.state())
-        join = LabelJoin(labels, is_timed=True)
+        join = SmallJoin(labels, is_timed=True)
         join.restore(state)
         shares.append(state["delays"]["unanswered"])
     assert all(abs(share - 0.1) < 0.03 for share in shares)
@@ -339,32 +340,33 @@ def test_workers_that_become_one_keep_what_is_known_of_delays() -> None:
     states = []
     for delay in (10, 1_000):
         delays = AnswerDelays()
-        for _ in range(1_000):
-            delays.answered(delay)
+        delays.restore({"delays": [delay] * 1_000, "ended": 0, "unanswered": 0.5, "ahead": 0.0})
         states.append(delays.state())
     assert Counter(AnswerDelays.merged(states)["delays"]) == {10: 500, 1_000: 500}
     joins = []
     for at in (500, 0):
-        join = LabelJoin(LABELS, is_timed=True)
-        assert [*join.ask(at, at, "question"), *join.answer(at, at + 1, "answer")] == []
+        join = SmallJoin(LABELS, is_timed=True)
+        assert [*join.ask(at, at, "question"), *join.answer(at, at + 1, True)] == []
         joins.append(join.state())
-    assert LabelJoin.redistribute(joins, 1)[0]["settled"] == [[0, 500], [0, 500]]
+    assert SmallJoin.redistribute(joins)["settled"] == [[0, 500], [0, 500]]
 
 
 def test_an_answered_question_leaves_its_row_at_once() -> None:
     """Answered questions stayed in memory with their rows until they would have been learned as False."""
-    labels, clock = replace(LABELS, schedule="expected"), VirtualClock()
-    join = LabelJoin(labels, is_timed=False)
-    join.open(SimpleNamespace(clock=clock, set_timer=lambda *_: None))
-    for n in range(2_000):
-        join.reach(10 * n)
-        join.ask(n, None, "question")
-        if n % 2:
-            join.answer(n, None, "answer")
-    assert join._assumed
-    assert all(waiting.is_open == (waiting.question is not None) for *_, waiting in join._assumed.latest())
-    join.wait()
-    assert not join._assumed  # No timer for the last one, which is answered.
+    labels, clock, due = replace(LABELS, schedule="expected"), VirtualClock(), []
+    small = SmallJoin(labels, is_timed=False)
+    small.join.open(SimpleNamespace(clock=clock, set_timer=lambda delay_s, _: due.append(delay_s)))
+    for n in range(20_000):
+        small.reach(10 * n)
+        small.ask(n, None, "question")
+        small.answer(n, None, True)
+        if n == 1_999:
+            waiting, slots = small.join.waiting, len(small.join._slots)
+    assert small.join.delays.are_known()
+    assert (small.join.waiting, len(small.join._slots)) == (waiting, slots)
+    small.reach(10**9)
+    small.join.wait()
+    assert (small.join.waiting, due) == (0, [])  # No timer for the last one, which is answered.
 
 
 @pytest.mark.parametrize(
@@ -401,19 +403,22 @@ async def test_the_schedule_may_change_between_two_runs(second: dict[str, Any], 
     assert "otherwise" in second or abs(made.mean() - targets.mean()) < 0.05
 
 
-def test_a_question_that_waits_is_plain_for_the_model_of_a_rollback() -> None:
+@pytest.mark.parametrize("is_rolled_back", [False, True])
+def test_a_question_that_waits_is_plain_for_the_model_of_a_rollback(is_rolled_back: bool) -> None:
     """A True answer took back what only the model before the rollback had learned: predictions were too high."""
     model = LogisticRegression(2, optimizer=SGD(0.2))
     labels = replace(LABELS, features=lambda rows: SparseRows.from_dense([[0.5, 1.0]] * len(rows)), schedule="weighted")
     worker = DelayedLabelsWorker(OnlineWorkerOptions(lambda: model, None, synchronous=False), labels)  # type: ignore[arg-type]
-    worker.open(SimpleNamespace(epoch=0, parallelism=1, clock=VirtualClock()))  # type: ignore[arg-type]
+    worker.open(SimpleNamespace(epoch=0, parallelism=2, subtask_index=0, clock=VirtualClock(), set_timer=print))  # type: ignore[arg-type]
     parameters = model.parameters(state=False)
-    question = _Question(([0], [1.0]), 0.5, 1, assumed=0.5)
-    worker._join.ask("key", None, question)
-    worker.follow(parameters)
-    assert worker._learns(question, 1.0) == "corrected"
-    worker.follow(parameters | {"starts": 1})
-    assert worker._learns(question, 1.0) == "plain"
+    reports: list[Any] = []
+    out: Any = SimpleNamespace(emit=lambda record, tag=None: reports.append((tag, record)))
+    worker.process_model(parameters, out)
+    worker.process_examples([{"id": 1, "x": 0.5}], out)
+    worker.process_model(parameters | ({"starts": 1} if is_rolled_back else {}), out)
+    worker.process_examples([{"id": 1, "label": True}], out)
+    records = [GradientSum.from_record(report).gradient for tag, report in reports if tag is None]
+    assert [gradient.records for gradient in records if gradient is not None] == [1, int(is_rolled_back)]
 
 
 async def test_a_restart_in_the_middle_keeps_what_is_known_of_delays(tmp_path: Path) -> None:
@@ -645,31 +650,33 @@ def test_a_question_that_is_delivered_again_after_its_answer_is_learned_once(sch
     another time is another one.
     """
     labels, first = replace(LABELS, schedule=schedule), [("a", 0, "first"), ("b", 10, "first of b")]
-    join = LabelJoin(labels, is_timed=True)
-    outcomes = [*join.ask(*first[0]), *join.ask(*first[1]), *join.answer("a", 1_000, "yes")]
-    assert outcomes == [] if schedule == "end" else [("first", "yes", "answered")]
-    again = LabelJoin(labels, is_timed=True)
-    again.restore(LabelJoin.redistribute([join.state()], 1)[0])
+    join = SmallJoin(labels, is_timed=True)
+    outcomes = [*join.ask(*first[0]), *join.ask(*first[1]), *join.answer("a", 1_000, True)]
+    assert outcomes == ([] if schedule == "end" else [("first", True)])
+    again = SmallJoin(labels, is_timed=True)
+    again.restore(SmallJoin.redistribute([join.state()]))
     for each in (join, again):
-        assert each.ask("a", 0, "again") == [("again", None, "forgotten")]
+        forgotten = each.join.forgotten
+        assert each.ask("a", 0, "again") == []
+        assert each.join.forgotten == forgotten + 1
         assert each.ask("a", 1_000, "another") == []
-        assert each.answer("a", 1_001, "no") == outcomes[:0] if schedule == "end" else [("another", "no", "answered")]
-        assert ("again", None, "over") not in each.reach(20_000)
+        assert each.answer("a", 1_001, True) == ([] if schedule == "end" else [("another", True)])
+        assert "again" not in dict(each.reach(20_000))
         assert each.ask("a", 1_000, "after its wait") == []
+        assert each.questions() == ["after its wait"]
 
 
 def test_longer_waits_bring_together_what_a_checkpoint_kept_apart() -> None:
     """A question and its answer, both waiting, were lost without a count when the wait became long enough for both."""
     for schedule in SCHEDULES:
         labels = replace(LABELS, schedule=schedule, within_s=5.0)
-        short, long = LabelJoin(labels, is_timed=True), LabelJoin(replace(labels, within_s=20.0), is_timed=True)
-        assert not short.answer("a", 17_000, "answer")
+        short, long = SmallJoin(labels, is_timed=True), SmallJoin(replace(labels, within_s=20.0), is_timed=True)
+        assert not short.answer("a", 17_000, True)
         assert not short.ask("a", 10_000, "question")
         long.restore(short.state())
-        again = LabelJoin(replace(labels, within_s=20.0), is_timed=True)
+        again = SmallJoin(replace(labels, within_s=20.0), is_timed=True)
         again.restore(long.state())
-        kind = "over" if schedule in ("expected", "end") else "answered"
-        assert [*again.reach(11_000), *again.reach(MAX_TIME)] == [("question", "answer", kind)]
+        assert [*again.reach(11_000), *again.reach(MAX_TIME)] == [("question", True)]
 
 
 async def test_waits_end_on_a_quiet_stream(tmp_path: Path) -> None:
@@ -690,11 +697,11 @@ async def test_waits_end_on_a_quiet_stream(tmp_path: Path) -> None:
         await clock.advance(30.0)
         assert sum(len(rows["targets"]) for rows in predictions.items) == 5
         await job.stop("abort")
-    by_clock = LabelJoin(replace(LABELS, schedule="end", otherwise=None), is_timed=False)
+    by_clock = SmallJoin(replace(LABELS, schedule="end", otherwise=None), is_timed=False)
     by_clock.reach(1_000)
     by_clock.ask("a", None, "question")
-    by_clock.answer("a", None, "answer")
-    assert by_clock.end() == [("question", "answer", "over")]
+    by_clock.answer("a", None, True)
+    assert by_clock.end() == [("question", True)]
 
 
 def test_events_that_cannot_be_joined_are_refused() -> None:

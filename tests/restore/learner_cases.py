@@ -47,7 +47,8 @@ from streamiter.learn.clustering import _SomePoints
 from streamiter.learn.comparison import Compare
 from streamiter.learn.expert_weights import CrossStatistics, ExpertWeights
 from streamiter.learn.item_sets import ChooseFrequent, CountItemSets
-from streamiter.learn.late_labels import LabelJoin
+from streamiter.learn.kept_questions import KeptQuestions
+from streamiter.learn.label_join import LabelJoin
 from streamiter.learn.model_owner import ModelOwner
 from streamiter.learn.model_rows import FirstRows
 from streamiter.learn.offline_workers import KeptExamples, OfflineWorker, ReplayedExamples
@@ -585,7 +586,7 @@ CASES = [
     Case(online_training_by_two_workers, (EpochSteps,), {"cuts": 5}),
     Case(online_training_by_two_workers, (EpochSteps,), turns(6)),
     Case(online_training_from_a_start, (*ONLINE, OneStart, BroadcastSteps), {"cuts": 6}),
-    Case(online_training_with_delayed_labels, (*ONLINE, DelayedLabelsWorker, LabelJoin, AnswerDelays)),
+    Case(online_training_with_delayed_labels, (*ONLINE, DelayedLabelsWorker, LabelJoin, AnswerDelays, KeptQuestions)),
     *(
         Case(
             functools.partial(online_training_with_labels_in_event_time, mode, model=regression, schedule=schedule),

@@ -25,6 +25,7 @@ from streamiter.values.records import (
     REACHED,
     SEVERAL_PARTS,
     Batch,
+    Columns,
     Order,
     TimedBatch,
     one_batch,
@@ -161,22 +162,29 @@ class RecordOrder(DeclaredState):
         return TimedBatch(merged.records, merged.times, order)
 
 
+# No field of a user begins like this.
+BEFORE_FIELD: Final = "\0before"
+TIME_FIELD: Final = "\0time"
+
+
 class InOrder(DeclaredOperator, KeepsRecords):
     """Emits the records of a stream with event time in one order, as tuples ``(before, time, record)``. Parallelism 1.
 
     ``before`` is the watermark behind all records before this one: the result is as if each record had a batch and a
-    watermark of its own. ``time`` is the record's timestamp.
+    watermark of its own. ``time`` is the record's timestamp. With ``in_columns``, ``Columns`` stay ``Columns``, which
+    have them as the fields ``BEFORE_FIELD`` and ``TIME_FIELD``.
     """
 
     takes_timed_batches = True
     _order: RecordOrder = declared(form=NESTED)
 
-    def __init__(self, *, one_way: bool = False, held_max: int = HELD_MAX) -> None:
+    def __init__(self, *, one_way: bool = False, in_columns: bool = False, held_max: int = HELD_MAX) -> None:
         """``one_way``: all records come from one subtask, through steps with one subtask.
 
         ``held_max``: if more records wait for a part that is behind, the first ones are emitted without it.
         """
         self._held_max = held_max
+        self._in_columns = in_columns
         self._order = RecordOrder(one_way=one_way)
 
     def open(self, context: Context) -> None:
@@ -213,8 +221,12 @@ class InOrder(DeclaredOperator, KeepsRecords):
 
     def _emit(self, released: TimedBatch, out: Output) -> None:
         assert released.order is not None
-        before = released.order[:, BEFORE]
-        out.emit_batch(TimedBatch(list(zip(before.tolist(), released.times.tolist(), released, strict=True)), before))
+        before, times, records = released.order[:, BEFORE], released.times, released.records
+        if self._in_columns and isinstance(records, Columns):
+            given: Columns | list[Any] = Columns({**records.arrays, BEFORE_FIELD: before, TIME_FIELD: times})
+        else:
+            given = list(zip(before.tolist(), times.tolist(), records, strict=True))
+        out.emit_batch(TimedBatch(given, before))
 
 
 class SpansInOrder(InOrder):
@@ -228,8 +240,8 @@ class SpansInOrder(InOrder):
     _unknown = declared(made=lambda: DueHeap(1, 2), form=_DUE)
     """The pairs that were emitted once, by the time at which they were known and by number."""
 
-    def __init__(self, *, one_way: bool = False, held_max: int = HELD_MAX) -> None:
-        super().__init__(one_way=one_way, held_max=held_max)
+    def __init__(self, *, one_way: bool = False, in_columns: bool = False, held_max: int = HELD_MAX) -> None:
+        super().__init__(one_way=one_way, in_columns=in_columns, held_max=held_max)
         self._has_warned = False
 
     @property
