@@ -111,5 +111,5 @@ SHUTDOWN: Final = [
 """A run that must end reaches each of these places once."""
 
 KAFKA_TAKING_OVER: Final = Place("before", "streamiter_kafka.transactions:Coordinator.take_over")
-SQLITE_TAKING_OVER: Final = Place("before", "streamiter_sqlite.writer:take_over")
+SQLITE_TAKING_OVER: Final = Place("before", "streamiter_sqlite.topic:take_over")
 """The last moments before older runs are fenced."""

@@ -233,7 +233,7 @@ class _Segment:
     """
 
     def __init__(self, directory: str | os.PathLike[str], *, name: str) -> None:
-        self._file = _QuietFile(_open(os.fspath(directory), name), name)
+        self._file = _open(os.fspath(directory), name)
         self.size_bytes = 0
         self.read_position = 0
         """The position of the first batch that is not dropped."""
@@ -345,12 +345,13 @@ def errors_of_a_full_disk(
         ) from error
 
 
-def _open(directory: str, name: str) -> FileIO:
+def _open(directory: str, name: str) -> _QuietFile:
     import tempfile  # imported only by jobs: it takes 4 ms
 
     try:
         os.makedirs(directory, exist_ok=True)
-        return tempfile.TemporaryFile(prefix="streamiter-spill-", dir=directory, buffering=0)
+        file = tempfile.TemporaryFile(prefix="streamiter-spill-", dir=directory, buffering=0)
+        return _QuietFile(file, name)  # It needs a second descriptor for a moment.
     except OSError as error:
         if error.errno in FULL_DISK:
             raise
