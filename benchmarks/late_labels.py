@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import heapq
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
 from operator import itemgetter
 from typing import Any, Final, NamedTuple, Protocol
@@ -16,6 +16,7 @@ from benchmarks.measuring import Contender, Figure, Stopwatch, Target, Trial, al
 from benchmarks.session import Session
 from streamiter import Columns, Flow
 from streamiter.learn import DelayedLabels, train_online
+from streamiter.learn.delayed_labels import Schedule
 
 __all__ = ["late_labels"]
 
@@ -23,6 +24,8 @@ Floats = npt.NDArray[np.float64]
 
 EVENTS: Final = "events/s"
 FLOW: Final = "train_online"
+DICTS: Final = "train_online, a dict for each record"
+DEFAULT: Final = 'train_online, schedule="expected"'
 NUMPY: Final = "by hand: heapq, gradient descent with numpy"
 RIVER: Final = "by hand: heapq, river"
 
@@ -38,21 +41,37 @@ class Settled(NamedTuple):
 
     def agrees_with(self, other: Settled) -> bool:
         """Return whether both learned the same labels in the same order, and about as well."""
-        return self.labels == other.labels and abs(self.loss - other.loss) < 0.02
+        return self.labels == other.labels and self.is_as_good_as(other)
+
+    def is_as_good_as(self, other: Settled) -> bool:
+        """Return whether both learned about as well."""
+        return abs(self.loss - other.loss) < 0.02
 
 
 def late_labels(session: Session) -> Iterator[Figure]:
     """A logistic model learns 100,000 questions of 10 numbers; three of ten get an answer, and all wait 1,000 s."""
     records = _records(session.size(100_000, 10_000))
-    contenders: dict[str, Contender] = {FLOW: lambda: _flow(records), NUMPY: lambda: _by_hand(records, _Descent)}
+    values = zip(*(array.tolist() for array in records.arrays.values()), strict=True)
+    dicts = [dict(zip(records.names, row, strict=True)) for row in values]
+    contenders: dict[str, Contender] = {
+        FLOW: lambda: _flow(records, records, "end"),
+        DICTS: lambda: _flow(records, dicts, "end"),
+        NUMPY: lambda: _by_hand(records, _Descent),
+    }
     if find_spec("river") is not None:
         contenders[RIVER] = lambda: _by_hand(records, _River)
     contenders[FLOW]()  # Compiles what is not compiled yet.
     series = alternate(contenders, repeat=session.repeat, agree=Settled.agrees_with)
-    for name in contenders:
-        if name != FLOW:
+    for name in (NUMPY, RIVER):
+        if name in contenders:
             yield series.figure(name, EVENTS)
-            yield series.figure(FLOW, EVENTS, compared_with=name, target=Target("ratio", at_least=1.0))
+            for flow in (FLOW, DICTS):
+                yield series.figure(flow, EVENTS, compared_with=name, target=Target("ratio", at_least=1.0))
+    # The default learns most labels before the end of their wait, so in another order.
+    schedules: dict[str, Contender] = {DICTS: contenders[DICTS], DEFAULT: lambda: _flow(records, dicts, "expected")}
+    series = alternate(schedules, repeat=session.repeat, agree=Settled.is_as_good_as)
+    yield series.figure(DICTS, EVENTS)
+    yield series.figure(DEFAULT, EVENTS, compared_with=DICTS)
 
 
 def _records(count: int) -> Columns:
@@ -140,7 +159,7 @@ def _by_hand(records: Columns, make: Callable[[Floats], _Learner]) -> Trial:
 # ---- in a flow
 
 
-def _flow(records: Columns) -> Trial:
+def _flow(records: Columns, given: Sequence[Any], schedule: Schedule) -> Trial:
     labels = DelayedLabels(
         key_of=itemgetter("row"),
         is_answer=itemgetter("answer"),
@@ -148,9 +167,10 @@ def _flow(records: Columns) -> Trial:
         target_of=itemgetter("answer"),
         within_s=_WITHIN_MS / 1_000,
         otherwise=False,
+        schedule=schedule,
     )
     flow = Flow("late labels")
-    events = flow.from_items(records).event_time("at", unit="ms", check_unit=False)
+    events = flow.from_items(given, parallelism=1).event_time("at", unit="ms", check_unit=False)
     predicted = train_online(events, labels=labels).predictions.collect()
     with Stopwatch() as watch:
         flow.run()
