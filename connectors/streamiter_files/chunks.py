@@ -29,7 +29,7 @@ from streamiter_files.options import FileFormat, file_errors, is_gzip
 
 UTF8_MARK: Final = b"\xef\xbb\xbf"
 
-# In a block of so many bytes, of about 200 lines, the ends of lines are found faster than lines become objects.
+# In a block of this many bytes, of about 200 lines, the ends of lines are found faster than lines become objects.
 _JOINED_FROM: Final = 20_000
 _SPACE: Final = 32
 

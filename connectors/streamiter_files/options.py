@@ -259,7 +259,7 @@ def _some(files: list[Path], path: str, expected: str) -> list[Path]:
 
 
 def new_files(path: str, existing: Sequence[Path], partitions: int, given: FileFormat | None) -> list[Path]:
-    """Return the files that the topic at ``path`` lacks to have so many partitions.
+    """Return the files that the topic at ``path`` lacks to have this many partitions.
 
     >>> [path.name for path in new_files("/data/part-*.jsonl", [Path("/data/part-0.jsonl")], 3, None)]
     ['part-1.jsonl', 'part-2.jsonl']
@@ -336,7 +336,7 @@ def common_format(files: Iterable[Path], *, topic: str) -> FileFormat:
 # (about 5 ms), and small enough that the chunks of all open files take a few dozen MiB.
 _CHUNK_BYTES: Final = 1 << 20
 
-# So many files are open and take turns; a folder of 10,000 files needs neither 10,000 handles nor 10,000 chunks.
+# This many files are open and take turns; a folder of 10,000 files needs neither 10,000 handles nor 10,000 chunks.
 _FILES_AT_ONCE: Final = 8
 
 

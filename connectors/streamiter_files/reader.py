@@ -144,7 +144,7 @@ class FilePartition(abc.ABC):
         """Return the first bytes of the file as they are stored now."""
 
     def take(self, max_records: int) -> TopicBatch:
-        """Return the next records, at most so many. There must be records."""
+        """Return the next records, at most ``max_records``. There must be records."""
         records = self._records[self._taken : self._taken + max_records]
         self._taken += len(records)
         offsets = range(self.next_offset, self.next_offset + len(records))

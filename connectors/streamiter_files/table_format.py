@@ -36,11 +36,11 @@ from streamiter_files.options import (
 )
 from streamiter_files.reader import FilePartition
 
-# Rows become columns in pieces of so many, counted from the beginning of their unit. So the types of a piece do not
+# Rows become columns in pieces of this many, counted from the beginning of their unit. So the types of a piece do not
 # depend on where a reader begins. A piece of ten columns of numbers takes 5 MB, and its conversion some milliseconds.
 _PIECE_ROWS: Final = 1 << 16
 
-# So many bytes of rows make a unit: large enough for a good compression, small enough to be held in memory.
+# This many bytes of rows make a unit: large enough for a good compression, small enough to be held in memory.
 _UNIT_BYTES: Final = 32 << 20
 
 

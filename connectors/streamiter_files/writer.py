@@ -38,7 +38,7 @@ from streamiter_files.options import file_errors, is_gzip
 
 _log: Final = logging.getLogger(__name__)
 
-# So many bytes are gathered before they are appended: enough to make the hop to a thread cheap, as for reading.
+# This many bytes are gathered before they are appended: enough to make the hop to a thread cheap, as for reading.
 _BUFFER_BYTES: Final = 1 << 20
 
 

@@ -52,7 +52,7 @@ class SqliteOptions:
     synchronous: str = field(default="full", metadata={"choices": ("full", "normal")})
     """"full": a flush or commit survives a power cut. "normal": it survives the end of the process only."""
     lock_timeout_s: float = field(default=60.0, metadata={"least": 0})
-    """A commit waits for other writers of the file for so long."""
+    """How long a commit waits for other writers of the file."""
 
 
 Parameters = ParamSpec("Parameters")

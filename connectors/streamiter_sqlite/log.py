@@ -283,7 +283,7 @@ def _drop(connection: sqlite3.Connection, topic: TopicRow, number: int, entry: _
 
 COMPACTION_SETTING: Final = "compact"
 
-# Compaction looks at blocks of so many bytes in all, since it delays the commit that it is part of.
+# Compaction looks at blocks of this many bytes in all, since it delays the commit that it is part of.
 _BYTES: Final = 1 << 20
 
 
@@ -330,7 +330,7 @@ _BLOCK_RECORDS: Final = BATCH_RECORDS
 
 _BLOCK_BYTES: Final = 1 << 20
 
-# A writer holds at most so many bytes that are not stored yet, and one batch more: a few commits of full blocks.
+# A writer holds at most this many bytes that are not stored yet, and one batch more: a few commits of full blocks.
 _PENDING_BYTES: Final = 16 << 20
 
 # The memory of a record besides its bytes: the objects of its value and its time stamp.

@@ -200,7 +200,7 @@ class Participation:
         self._observed_at_join: dict[str, int] = {}
         """The highest minimum clocks when the worker joined, by matrix: some shard may have yet to reach them."""
         self._room = whole_number("client(max_calls=)", max_calls, 1)
-        """So many more calls may begin now."""
+        """How many more calls may begin now."""
         self._queue: deque[asyncio.Future[None]] = deque()
         """The calls that wait for room, in order; some may have been cancelled."""
         self._heartbeats = heartbeats

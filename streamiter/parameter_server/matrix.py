@@ -56,7 +56,7 @@ class Matrix:
     default: float | DrawnValues = 0.0
     """The value of columns that a sparse matrix does not store, or a function that draws it."""
     vector: int = 1
-    """So many neighbouring columns are stored together in a sparse matrix: the numbers of one feature."""
+    """How many neighbouring columns a sparse matrix stores together: the numbers of one feature."""
     block: tuple[int, int] | None = None
     """(rows, columns) of one block; None: all rows, and as many columns as give each shard one block."""
     init: object = 0.0

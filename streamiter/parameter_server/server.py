@@ -140,7 +140,7 @@ class ParameterServer:
 
         Make the clients of all workers before the first worker begins: it waits only for workers that have joined.
         ``read_my_writes``: reads show the worker's own adds even while these wait for a clock. ``cache_bytes``: keep
-        rows that were read whole, as long as the consistency allows it. ``max_calls``: so many calls may be under way
+        rows that were read whole, as long as the consistency allows it. ``max_calls``: how many calls may be under way
         at a time; further calls wait. Raises ParameterServerError for a worker that takes part already.
         """
         self._check_open()
@@ -261,7 +261,7 @@ class ParameterServer:
     async def begin_job(
         self, flow: str, workers: int, states: Sequence[ServerState], *, here: Sequence[int], has_checkpoints: bool
     ) -> list[ServiceWorker]:
-        """A flow with so many workers on this server begins; return the workers ``here``, those of this process.
+        """A flow with this many workers on this server begins; return the workers ``here``, those of this process.
 
         It begins from ``states``, the parts of a checkpoint, if there are any.
         """

@@ -123,7 +123,7 @@ _Entry = tuple[HeldRequest | LeaveRequest | PassBarrier, AnyReply | None]
 """A held request, and its reply if its worker waits for it."""
 
 
-# A read looks through so many parts in a few µs.
+# A read looks through this many parts in a few µs.
 _FEW: Final = 64
 
 

@@ -277,7 +277,7 @@ class BackwardReading:
 
 
 COMPACTED_BLOCKS: Final = 256
-"""More than the number of flows that write to one file. So many blocks of one record are checked in a millisecond."""
+"""More than the number of flows that write to one file. This many blocks of one record are checked in a millisecond."""
 
 
 def is_superseded(keys: Sequence[bytes | None] | None, newer: Set[bytes]) -> bool:

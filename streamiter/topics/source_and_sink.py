@@ -287,7 +287,7 @@ class DecodeValues(EngineOperator):
 
 
 # The next write or flush raises the failure of a write in the background. If no further record arrives, a timer
-# flushes so long after the last write. It is far below the deadlines of the connectors.
+# flushes this long after the last write. It is far below the deadlines of the connectors.
 _FLUSH_AFTER_S: Final = 1.0
 
 # A server that works stores what a writer holds within a second.

@@ -63,7 +63,7 @@ _WORDS_MAX: Final = 200
 _EPOCH: Final = datetime(1970, 1, 1)
 _MILLISECOND: Final = timedelta(milliseconds=1)
 _DAY_MS: Final = 86_400_000
-# The offsets of all zones change at multiples of so many milliseconds.
+# The offsets of all zones change at multiples of this many milliseconds.
 _OFFSET_MS: Final = 900_000
 # A larger number is a time in milliseconds: in seconds it would be the year 5138.
 _SECONDS_MAX: Final = 100_000_000_000

@@ -65,7 +65,7 @@ _IS_MISSING: Final = b"\xfe"
 
 # Places of recent texts, for each field: a text that comes again is not hashed again.
 _CACHED_TEXTS: Final = 65_536
-# So many fields have such texts. A record of a stranger may have any number of names.
+# At most this many fields have such texts. A record of a stranger may have any number of names.
 _CACHED_FIELDS: Final = 1024
 
 # Measured: for fewer texts, the call of compiled code takes longer than a list of texts.

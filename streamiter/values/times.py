@@ -269,7 +269,7 @@ def _scaled(ticks: Times, numerator: int, denominator: int) -> tuple[Times, npt.
     return times, is_known
 
 
-# Within so much of the middle between two microseconds, exact arithmetic decides.
+# Within this distance of the middle between two microseconds, exact arithmetic decides.
 _MIDDLE: Final = 1e-6
 
 

@@ -284,8 +284,7 @@ class _QuietFile(FileIO):
     """An open file without a name. It is closed with its last reference, without a warning."""
 
     def __init__(self, file: FileIO, name: str) -> None:
-        with file:
-            super().__init__(os.dup(file.fileno()), "r+")
+        super().__init__(os.dup(file.fileno()), "r+")
         self._step = name
 
     def write_all(self, content: Content) -> None:
@@ -350,8 +349,8 @@ def _open(directory: str, name: str) -> _QuietFile:
 
     try:
         os.makedirs(directory, exist_ok=True)
-        file = tempfile.TemporaryFile(prefix="streamiter-spill-", dir=directory, buffering=0)
-        return _QuietFile(file, name)  # It needs a second descriptor for a moment.
+        with tempfile.TemporaryFile(prefix="streamiter-spill-", dir=directory, buffering=0) as file:
+            return _QuietFile(file, name)
     except OSError as error:
         if error.errno in FULL_DISK:
             raise

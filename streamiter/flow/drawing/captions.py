@@ -95,7 +95,7 @@ def printable(text: str) -> str:
 
 
 def fit(text: str, size: float, characters: int, *, lines: int = 1, is_note: bool = False) -> Caption:
-    """Break the text into at most this many lines of about so many characters; leave out the end of a longer text."""
+    """Break the text into at most ``lines`` lines of about ``characters``; leave out the end of a longer text."""
     text = printable(text)
     wrapped = _Wrapper(characters).wrap(text)
     is_longer = len(wrapped) > lines

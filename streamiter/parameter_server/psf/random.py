@@ -44,7 +44,7 @@ _ROUNDS = 10
 
 
 def _words(seed: int, row: int, columns: range | BlockColumns, each: int) -> npt.NDArray[np.uint64]:
-    """Return the words of columns of a row, so many for each column, as whole numbers of 53 bits."""
+    """Return the words of columns of a row, the same number for each column, as whole numbers of 53 bits."""
     if isinstance(columns, range):
         counter, skipped = divmod(each * columns.start, _WORDS_PER_COUNT)
         key, start = np.array([seed, row], np.uint64), np.array([counter, 0, 0, 0], np.uint64)

@@ -102,12 +102,12 @@ _MULTIPLIER: Final = 0x9E3779B97F4A7C15
 
 
 def capacity_for(count: int) -> int:
-    """Return the slots for so many columns: 19 to 38 % are taken, so that half as many columns more have room."""
+    """Return the number of slots for ``count`` columns: 19 to 38 % are taken, so half as many more have room."""
     return max(_CAPACITY_MIN, 1 << (8 * count // 3).bit_length())
 
 
 def hashed_bytes(count: int, dtype: DTypeOfNumbers, vector: int = 1) -> int:
-    """Return the memory of a hash table for so many vectors."""
+    """Return the memory of a hash table for this many vectors."""
     return capacity_for(count) * (8 + vector * dtype.itemsize)
 
 

@@ -172,7 +172,7 @@ class SparseBlock(ShardBlock):
                 self.put(row, every, other.get(row, every))
 
     def _made(self, row: int, count: int, default: AnyScalar) -> Cells:
-        """Return empty cells with room for so many vectors."""
+        """Return empty cells with room for this many vectors."""
         first, vector, draw = self.columns.start, self._vector, self._draw_of(row)
         if not self._is_better_filled(count):
             return HashedCells(capacity_for(count), self.dtype, first, default, self._freezes, vector=vector, draw=draw)

@@ -77,7 +77,7 @@ def check_restore(
     - ``records``: the records of its input, a list, array or ``Columns``. For named inputs: a mapping of name to
       records; ``seed`` decides the order in which the inputs read. None for a source. Records are plain data.
     - ``key``: if given, the operator runs behind ``key_by(key)``, with ``time_to_live_s``.
-    - ``epochs``: if given, the operator runs in an iteration, with so many records in an epoch, so that its callbacks
+    - ``epochs``: if given, the operator runs in an iteration, with this many records in an epoch, so that its callbacks
       are called. An ``IterationListener`` needs it.
     - ``tags``: side outputs to compare.
     - ``batch``: the records of one batch; after each batch ``interval_s`` seconds pass on a virtual clock.

@@ -109,7 +109,7 @@ async def run_in_steps(
     """Run with one read at a time, in the order of the plan, or in an order that the seed decides.
 
     With ``cuts``, take two snapshots after each step but the last; without, one before the last step. With ``only``,
-    run so many steps; ``attributes`` are those of the operators at that point.
+    run this many steps; ``attributes`` are those of the operators at that point.
     """
 
     async def drive(driver: JobDriver, run: JobOutcome) -> None:
@@ -166,7 +166,7 @@ _TURNS_IN_A_ROW: Final = 256
 async def run_freely(
     built: BuiltFlow, options: RunSettings, *, snapshot: bytes | None = None, cut_after: int | None = None
 ) -> JobOutcome:
-    """Run with all sources reading freely; with ``cut_after``, take a snapshot after so many turns, and stop."""
+    """Run with all sources reading freely; with ``cut_after``, take a snapshot after this many turns, and stop."""
 
     async def drive(driver: JobDriver, run: JobOutcome) -> None:
         patience = RealTimeLimit()

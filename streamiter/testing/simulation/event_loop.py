@@ -321,8 +321,8 @@ class Shuffle:
     seed: int
     """Decides the order."""
     window: int
-    """A ready task waits for at most so many turns of tasks that became ready later. An eighth of the tasks, which the
-    seed chooses, waits eight times as long. 0: asyncio's own order."""
+    """A ready task waits for at most this many turns of tasks that became ready later. An eighth of the tasks, which
+    the seed chooses, waits eight times as long. 0: asyncio's own order."""
 
     def delay(self, task: int, turn: int) -> float:
         """Return by how many turns a turn of a task is delayed, from 0."""

@@ -231,7 +231,7 @@ class Life:
     # -- turns -----------------------------------------------------------------------------------------
 
     def take_turns(self, turns: int) -> None:
-        """Take so many turns; fewer if the job ends or there is a finding."""
+        """Take ``turns`` turns; fewer if the job ends or there is a finding."""
         trace, last = self.world.trace, self.world.trace.turns + turns
 
         def until() -> bool:

@@ -154,7 +154,7 @@ def _undisturbed(
 
 # An undisturbed flow that takes more turns never ends, or is too large for a simulation.
 _TURNS_MAX: Final = 200_000
-# Turns that a flow may take after the last fault: a multiple of its turns undisturbed, and at least so many.
+# Turns that a flow may take after the last fault: a multiple of its turns undisturbed, and at least this many.
 _TIMES_UNDISTURBED: Final = 30
 _TURNS_AT_LEAST: Final = 20_000
 # Turns in several processes, compared with one: messages and pieces of bytes take turns, too.
