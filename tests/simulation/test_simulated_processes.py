@@ -24,8 +24,8 @@ from streamiter.engine.processes.mesh import ProcessMesh
 from streamiter.errors import ConfigurationError
 from streamiter.testing import Faults, Simulation, Undisturbed, simulate
 
-SEEDS_OF_A_FLOW = 4
-"""`make soak` tries further seeds."""
+SEEDS_OF_A_FLOW = 3
+"""They find five of the six planted bugs, as more do. `make soak` tries further seeds."""
 
 # One seed in fifteen makes a process silent; the first forty are not among these.
 SEEDS_THAT_FIND = {hear_no_silence: range(40, 120)}
