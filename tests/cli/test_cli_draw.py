@@ -79,29 +79,3 @@ def test_a_parameter_server_of_the_flow_is_drawn(folder):
     ran = streamiter("draw", "training:flow", cwd=folder)
     assert (ran.returncode, ran.stderr) == (0, "")
     assert '[["parameter server<br>3 shards in this process"]]' in ran.stdout
-
-
-@pytest.mark.parametrize(("file", "given"), [("flow.pdf", ".pdf"), ("flow", "no suffix")])
-def test_an_unknown_suffix_is_an_error(folder, file, given):
-    """Mermaid text was written into a file named .pdf, and no program could open the file."""
-    ran = streamiter("draw", "clicks:flow", "-o", file, cwd=folder)
-    assert ran.returncode == 1
-    assert ran.stderr == (
-        f"error: --output {file}: expected a file named .mmd (Mermaid), .svg or .png, given {given}; "
-        "rename it or say --format mermaid, svg or png\n"
-    )
-    assert not (folder / file).exists()
-
-
-def test_a_drawing_that_cannot_be_written_is_an_error(folder):
-    """The drawing was lost without an error."""
-    ran = streamiter("draw", "clicks:flow", "-o", "nosuch/flow.mmd", cwd=folder)
-    assert ran.returncode == 1
-    assert ran.stderr == "error: --output nosuch/flow.mmd: cannot write it: No such file or directory\n"
-
-
-def test_an_unknown_format_is_a_usage_error(folder):
-    """The error about an unknown format did not list the formats."""
-    ran = streamiter("draw", "clicks:flow", "--format", "jpeg", cwd=folder)
-    assert ran.returncode == 2
-    assert "'mermaid', 'svg', 'png'" in ran.stderr

@@ -115,15 +115,6 @@ async def test_a_missing_model_is_an_error_that_names_the_existing_models(tmp_pa
     assert ran.stderr == f"error: {UPDATES}: expected updates of model 'crt', given only of ctr\n"
 
 
-@pytest.mark.parametrize("command", ["tail", "show"])
-def test_a_missing_topic_is_an_error(tmp_path, command):
-    """Showing a topic that does not exist created it."""
-    ran = streamiter("models", command, UPDATES, "-m", "ctr", cwd=tmp_path)
-    assert (ran.returncode, ran.stdout) == (1, "")
-    assert ran.stderr.startswith("error: no topic 'updates': ")
-    assert list(tmp_path.iterdir()) == []
-
-
 OF_EVERY_KIND = {
     "text": np.array([["late", "on time"]]),
     "bytes": b"\x00\xff",

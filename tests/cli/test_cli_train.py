@@ -13,8 +13,7 @@ from cli.program import on_terminal, started, streamiter
 from networks.training_support import document, records, rows
 from support.waiting import PATIENCE_S
 
-from streamiter.networks.network import Network
-from streamiter.networks.serving import load_network, save_network
+from streamiter.networks.serving import load_network
 
 
 def dummy_file(path: Path, count: int, seed: int) -> None:
@@ -28,10 +27,14 @@ def dummy_file(path: Path, count: int, seed: int) -> None:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Return a folder with a configuration, rows to learn from, and rows to evaluate."""
-    dummy_file(tmp_path / "train.dummy", 600, 1)
-    dummy_file(tmp_path / "test.dummy", 200, 2)
-    (tmp_path / "small.json").write_text(json.dumps(document(train={"epoch": 4})))
+    write_network(tmp_path)
     return tmp_path
+
+
+def write_network(folder: Path) -> None:
+    dummy_file(folder / "train.dummy", 600, 1)
+    dummy_file(folder / "test.dummy", 200, 2)
+    (folder / "small.json").write_text(json.dumps(document(train={"epoch": 4})))
 
 
 TRAIN = ("train", "--config", "small.json", "--data", "train.dummy")
@@ -153,91 +156,6 @@ def test_a_terminal_of_unknown_width_gets_the_output(folder: Path) -> None:
     code, printed = on_terminal(*TRAIN, cwd=folder, width=0)
     assert code == 0
     assert "Saved the model in small.model." in printed
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (
-            ("--consistency", "ssp"),
-            "error: --consistency: expected bsp, asp, or ssp: and the mini-batches that a worker may be ahead, as "
-            "ssp:2, given 'ssp'",
-        ),
-        (
-            ("--consistency", f"ssp:{'2' * 5000}"),
-            "error: --consistency: expected bsp, asp, or ssp: and the mini-batches that a worker may be ahead, as "
-            "ssp:2, given 'ssp:222",
-        ),
-        (("--plot", "t.pdf"), "error: --plot t.pdf: expected a file named .svg or .png, given .pdf; rename it"),
-        (("--start", "none"), "error: model 'none': expected a folder with network.json and parameters.safetensors"),
-        (
-            ("--data", "none.dummy"),
-            "error: flow '--data', step 'none.dummy' (the command line): file '{folder}/none.dummy': there is no such "
-            "file; did you mean ",
-        ),
-        (
-            ("--data", "torn.dummy"),
-            "error: flow '--data', step 'torn.dummy' (the command line) at file:torn.dummy, partition 0, offset 1: ",
-        ),
-        (
-            ("--validate", "zeros.dummy"),
-            "error: --validate: expected labels −1 or 1 for logloss, given 0.0; set translabel to PosNegTrans "
-            "(above 0: 1, otherwise −1) (row 1 of the batch)",
-        ),
-        (
-            ("--validate", "far.dummy"),
-            "error: --validate: expected features from 0 to 23, given 49 in row 0; raise indexrange",
-        ),
-        (("--model", "."), "error: model '.': expected a new folder, an empty one, or one with network.json"),
-        (
-            ("--model", "small.json/m"),
-            "error: model 'small.json/m': expected a new folder, an empty one, or one with network.json, given a path "
-            "below 'small.json', which is a file; save it elsewhere",
-        ),
-        (
-            ("--plot", "none/t.svg"),
-            "error: --plot none/t.svg: expected a file in a folder that is there, given 'none', which is not; make it",
-        ),
-        (
-            ("--start", "larger.model"),
-            "error: initial parameters: expected only arrays of the network, given 'other.bias', "
-            "'other.weight'; load it with the network that it was trained as, or leave them out",
-        ),
-    ],
-)
-def test_a_wrong_argument_is_an_error_on_one_line(folder: Path, arguments: tuple[str, ...], message: str) -> None:
-    """An error was reported after an hour of training, or with a line of the library of commands: main.py:1445."""
-    (folder / "torn.dummy").write_text("1 0 6 12 18\n1 0 6 x 18\n")
-    (folder / "zeros.dummy").write_text("1 0 6 12 18\n0 0 6 12 19\n")
-    (folder / "far.dummy").write_text("1 0 6 12 49\n")
-    save_larger_network(folder / "larger.model")
-    ran = streamiter(*TRAIN, "--epochs", "1", *arguments, cwd=folder)
-    assert (ran.returncode, ran.stdout) == (1, "")
-    assert ran.stderr.startswith(message.replace("{folder}", str(folder)))
-    assert len(ran.stderr.splitlines()) == 1
-    assert not (folder / "small.model").exists()
-
-
-def save_larger_network(folder: Path) -> None:
-    """Save a network that has one layer more than the network of the other folder."""
-    larger = document()
-    larger["layers"].append({"name": "other", "type": "simpleinputlayer", "outputdim": 1})
-    larger["layers"][4]["inputlayers"].append("other")
-    made = Network.from_json(larger)
-    save_network(folder, made, made.initial_parameters(seed=1))
-
-
-def test_rows_that_do_not_fit_the_network_are_named(folder: Path) -> None:
-    """The error about rows of another network named neither the option nor the row, nor what to change."""
-    (folder / "train.dummy").write_text("1 0 6 12 18\n-1 0 6 12\n")
-    ran = streamiter(*TRAIN, cwd=folder)
-    assert ran.returncode == 1
-    assert ran.stderr.startswith(
-        "error: --data: expected 4 features in each row, as layer 'embedding' has fields, given 3 in row 1"
-    )
-    (folder / "train.dummy").write_text("1 0 6 12 18\n0 0 6 12 19\n" * 4)
-    ran = streamiter(*TRAIN, cwd=folder)
-    assert ran.stderr.startswith("error: --data: expected labels −1 or 1 for logloss, given 0.0; set translabel to Pos")
 
 
 def steep(folder: Path, rate: float) -> None:

@@ -356,7 +356,7 @@ def test_an_answered_question_leaves_its_row_at_once() -> None:
     labels, clock, due = replace(LABELS, schedule="expected"), VirtualClock(), []
     small = SmallJoin(labels, is_timed=False)
     small.join.open(SimpleNamespace(clock=clock, set_timer=lambda delay_s, _: due.append(delay_s)))
-    for n in range(20_000):
+    for n in range(4_000):
         small.reach(10 * n)
         small.ask(n, None, "question")
         small.answer(n, None, True)
