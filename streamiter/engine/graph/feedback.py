@@ -158,7 +158,7 @@ class FeedbackChannel:
         """Add a batch; no effect after :meth:`close`."""
         if self._closed:
             return
-        self._append(batch)
+        self.queue.put(batch)
         count = len(batch.records)
         self.records += count
         self.total_records += count
@@ -166,13 +166,22 @@ class FeedbackChannel:
             self._peak_records = self.records
         if batch.epoch > self._last_epoch:
             self._last_epoch = batch.epoch
+        self._items += 1
+        if self._items == 1 and self._on_ready is not None:
+            self._on_ready()
 
     def put_control(self, control: Control) -> None:
         """Add a control record behind all earlier items; no effect after :meth:`close`."""
-        if not self._closed:
-            self._append(control)
+        if self._closed:
+            return
+        self.queue.put(control)
+        self._items += 1
+        if self._items == 1 and self._on_ready is not None:
+            self._on_ready()
 
     def peek(self) -> DataBatch | Control | None:
+        if memory := self.queue.memory:
+            return memory[0][0]
         return self.queue.peek() if self._items else None
 
     def take(self) -> DataBatch | Control:
@@ -209,12 +218,6 @@ class FeedbackChannel:
             bytes_on_disk=spilled.bytes_on_disk,
             peak_bytes_on_disk=spilled.bytes_on_disk_peak,
         )
-
-    def _append(self, item: DataBatch | Control) -> None:
-        self.queue.put(item)
-        self._items += 1
-        if self._items == 1 and self._on_ready is not None:
-            self._on_ready()
 
 
 _KIND: Final = "topic range"

@@ -55,10 +55,7 @@ Polled = tuple[Port | None, DataBatch | SourceBatch | Control]
 class Posted(Control):
     """A notice: the task calls it between two batches."""
 
-    __slots__ = ("notice",)
-
-    def __init__(self, notice: Notice) -> None:
-        self.notice = notice
+    notice: Notice
 
 
 @final
@@ -146,7 +143,8 @@ class Inbox:
             return polled
         ready, sets_aside, stands_still = self._ready, self.sets_aside, self.stands_still
         while ready.queue:
-            port = ready.take()
+            port = ready.queue.popleft()
+            ready.is_queued[port.index] = False
             if sets_aside and not self._by_port:
                 port.load(self._epochs.value + 1)
             item = port.peek()
@@ -154,13 +152,15 @@ class Inbox:
                 continue
             if stands_still and not port.is_feedback and not isinstance(item, CheckpointBarrier):
                 fate: Fate = ASIDE if self.barriers.is_due else STAYS
+            elif type(item) is DataBatch and item.epoch > self._admitted:
+                fate = ASIDE if port.is_feedback or self.barriers.is_due else STAYS
             elif isinstance(item, Control):
                 port.take()
                 ready.add(port)
                 return port, item
             elif (
                 isinstance(item, SourceBatch)
-                or (self.wanted.names is None and not sets_aside and item.epoch <= self._admitted)
+                or (self.wanted.names is None and not sets_aside)
                 or (fate := self._fate(port, item.epoch)) == NOW
             ):
                 return port, self._take_batch(port)
@@ -182,7 +182,11 @@ class Inbox:
         if fate == ASIDE and not port.is_feedback and (port.later is None or self.stands_still):
             is_parked = not self._hold_up_to_barrier(port)
         elif fate == ASIDE:
-            is_parked = not self._by_port and not self.is_wanted(port.input_name)
+            is_parked = (
+                not self._by_port
+                and (self.wanted.names is not None or self.stands_still)
+                and not self.is_wanted(port.input_name)
+            )
             control = self._read_ahead(port)
         if is_parked:
             self._ready.park(port)
@@ -198,27 +202,35 @@ class Inbox:
         channel until the end of data has had its turn, and come after all other records.
         """
         batches = 0
-        while isinstance(item := port.peek_behind(), DataBatch):
+        # Most rounds of a loop come here: the shortest way to what the channel brings.
+        peek = port.channel.peek if port.restored is None else port.peek_behind
+        take = port.channel.take if port.restored is None and port.log is None else port.take_behind
+        later = port.later
+        while isinstance(item := peek(), DataBatch):
             if port.waiting_end is not None and self._by_port:
                 return None
             if port.is_feedback and batches == _FEEDBACK_BATCHES:
                 self._ready.add(port)
                 return Posted(nothing)
             batches += 1
-            if not self._by_port and self._fate(port, item.epoch) == NOW:
+            if not self._by_port and item.epoch <= self._admitted and self._fate(port, item.epoch) == NOW:
                 self._ready.add(port)
                 return None
-            port.take_behind()
-            self._idle.discard(port.index)
+            take()
+            if self._idle:
+                self._idle.discard(port.index)
             if port.is_feedback and self._on_aside is not None:
                 self.count_aside(item.records)
                 if not self._on_aside(item.epoch, len(item.records)):
                     continue
-            port.set_aside(item)
+            if later is None:
+                port.set_aside(item)
+            else:
+                later.put(item)
         if item is None:
             return None
         assert isinstance(item, Control)
-        port.take_behind()
+        take()
         self._ready.add(port)
         return item
 
@@ -318,7 +330,8 @@ class Inbox:
     def post(self, notice: Notice) -> None:
         """Let ``poll`` return this notice next. Any part of the job may call it."""
         self._posted.append(Posted(notice))
-        self._ready.wake()
+        if self._ready.waiter is not None:
+            self._ready.wake()
 
     # -- at the border of a loop -----------------------------------------------------------------------
 
@@ -337,7 +350,8 @@ class Inbox:
     def admit_up_to(self, epoch: int) -> None:
         """Let the operator receive data of the epochs up to this one."""
         self._admitted = epoch
-        self._ready.unpark()
+        if self._ready.parked:
+            self._ready.unpark()
 
     @property
     def is_ahead(self) -> bool:
@@ -349,10 +363,14 @@ class Inbox:
         """Take the next feedback of these epochs that was set aside, by (epoch, port); None if there is none."""
         first, lowest = None, up_to_epoch + 1
         for port in self.feedback.ports:
-            if (epoch := port.first_epoch) is not None and epoch < lowest:
-                first, lowest = port, epoch
+            if port.held or (port.later is not None and port.later.counts):
+                epoch = port.first_epoch if port.held or port.later is None else min(port.later.counts)
+                if epoch is not None and epoch < lowest:
+                    first, lowest = port, epoch
         if first is None:
             return None
+        if not first.held and first.later is not None and first.later.counts[lowest] == 1:
+            return first.later.take_next(lowest)[0]
         first.load(lowest)
         batch = first.take()
         assert isinstance(batch, DataBatch)

@@ -179,10 +179,18 @@ def is_awaited(operator: Operator, input_names: Sequence[str], *, step: str, key
     return any(inspect.iscoroutinefunction(method) for method in methods)
 
 
-def by_record(handle: Callable[[Any, Output], object], out: Output) -> Entry:
+class EntryCounts:
+    """The number of records and of batches that an operator was given."""
+
+    records_in = batches_in = 0
+
+
+def by_record(handle: Callable[[Any, Output], object], out: Output, counts: EntryCounts) -> Entry:
     """Return the entry for a method that takes single records, without keys."""
 
     def entry(batch: Batch) -> None:
+        counts.records_in += len(batch)
+        counts.batches_in += 1
         record: Any = None
         records = iter(each_with_its_row(out, batch))
         while True:
@@ -194,15 +202,18 @@ def by_record(handle: Callable[[Any, Output], object], out: Output) -> Entry:
                 refuse(out, record, rejection(error, RecordFailure(out.step, record, has_record=True)))
                 continue
             break
-        out.flush()
+        if out._gathered or out._tagged_gathered:
+            out.flush()
 
     return entry
 
 
-def by_batch(handle: Callable[[Batch, Output], object], out: Output) -> Entry:
+def by_batch(handle: Callable[[Batch, Output], object], out: Output, counts: EntryCounts) -> Entry:
     """Return the entry for a method that takes whole batches."""
 
     def entry(batch: Batch) -> None:
+        counts.records_in += len(batch)
+        counts.batches_in += 1
         while len(batch):
             try:
                 if (result := handle(batch, out)) is not None:
@@ -211,7 +222,8 @@ def by_batch(handle: Callable[[Batch, Output], object], out: Output) -> Entry:
                 batch = without_rejected(batch, rejection(error, RecordFailure(out.step)), out)
                 continue
             break
-        out.flush()
+        if out._gathered or out._tagged_gathered:
+            out.flush()
 
     return entry
 

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from streamiter.engine.tasks.entries import (
     AsyncEntry,
     Entry,
+    EntryCounts,
     by_batch,
     by_record,
     check_result,
@@ -51,17 +52,26 @@ def called_directly(coroutine: Coroutine[Any, Any, None]) -> None:
 
 
 def make_entry(
-    operator: Operator, input_name: str, out: Output, context: Context, key_of: KeyOf | None, timing: Timing | None
+    operator: Operator,
+    input_name: str,
+    out: Output,
+    context: Context,
+    key_of: KeyOf | None,
+    timing: Timing | None,
+    counts: EntryCounts,
 ) -> Entry:
-    """Return the entry of an operator that the engine calls directly; ``timing`` is None without event time."""
+    """Return the entry of an operator that the engine calls directly; ``timing`` is None without event time.
+
+    The entries without keys and event time, and no other ones, count what they are given.
+    """
     method, whole_batches = handler_of(operator, input_name, step=context.name, keyed=key_of is not None)
     handle, known = getattr(operator, method), known_of(operator)
     if not whole_batches:
         if timing is None and key_of is None:
-            return by_record(handle, out)
+            return by_record(handle, out, counts)
         return _directly(_by_record(handle, out, context, key_of, timing, check_result))
     if timing is None:  # Of several inputs with keys, those that are handled by batches have none.
-        return by_batch(handle, out)
+        return by_batch(handle, out, counts)
     if known.one_by_one == "always" or (known.one_by_one == "if tolerant" and out.tolerates_rejections):
         return _one_by_one(handle, timing.out, timing.times)
     return _directly(_by_batch(handle, out, timing, check_result, takes_timed=known.takes_timed_batches))
