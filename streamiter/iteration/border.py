@@ -274,7 +274,7 @@ class Head(ReceivingHead):
     async def _release(self, epoch: int, out: BoundaryOutput) -> None:
         if epoch > self._released and self._max_epochs_ahead is not None:
             self._released = epoch
-            self._admit()
+            self.surroundings.inbox.admit_up_to(epoch + self._max_epochs_ahead)
             await self._emit_held(epoch + self._max_epochs_ahead, out)
         elif epoch > self._released:
             self._released = epoch
@@ -311,7 +311,9 @@ class Head(ReceivingHead):
             await self._release(epoch, out)
         self._advanced = self._complete = epoch
         self.received.acknowledge(epoch)
-        await self._pass_watermark(epoch, out)
+        if epoch > self._passed_watermark:
+            self._passed_watermark = epoch
+            await out.control(EpochWatermark(epoch))
 
     async def _pass_watermark(self, epoch: int, out: BoundaryOutput) -> None:
         if epoch > self._passed_watermark:

@@ -216,8 +216,14 @@ class Output:
         if self._row is not None:
             self._begin_row(self._row)
         batch, self._gathered = self._gathered, []
-        rows, self._gathered_rows = self._gathered_rows, []
         self.records_emitted += len(batch)
+        if self._passes == "no origin" or (at_hand := self._at_hand) is None or at_hand.origin is None:
+            if self._gathered_rows:
+                self._gathered_rows = []
+            for receiver in self._receivers:
+                receiver(batch)
+            return
+        rows, self._gathered_rows = self._gathered_rows, []
         self._send(self._receivers, batch, rows if len(rows) == len(batch) else None, by_place=False)
 
     def _send_tagged(self, tag: OutputTag) -> None:

@@ -193,6 +193,20 @@ class FeedbackChannel:
             self.return_path.taken()
         return item
 
+    def take_ahead(self, above_epoch: float, batches: int) -> list[tuple[DataBatch | Control, int]]:
+        """Take at most so many batches of epochs above this one, and the control record behind them.
+
+        Each has the bytes counted for it. Only items in memory are taken.
+        """
+        items = self.queue.take_ahead(above_epoch, batches)
+        self._items -= len(items)
+        for item, _ in items:
+            if type(item) is DataBatch:
+                self.records -= len(item.records)
+            if self.return_path is not None:
+                self.return_path.taken()
+        return items
+
     def close(self) -> None:
         """Close the files; feedback is dropped from now on."""
         self._closed = True

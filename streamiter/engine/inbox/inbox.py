@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final, final
 
+from streamiter.engine.graph.feedback import FeedbackChannel
 from streamiter.engine.inbox.alignment import BarrierAlignment, BarrierReturned, FeedbackLog
 from streamiter.engine.inbox.order import ARRIVAL, ASIDE, NOW, STAYS, Arrival, Fate, WantedInputs
 from streamiter.engine.inbox.port_log import Port, ReadyPorts
@@ -201,36 +202,39 @@ class Inbox:
         Behind the end of data are records of the end of the iteration. If ports have a fixed order, they stay in the
         channel until the end of data has had its turn, and come after all other records.
         """
-        batches = 0
-        # Most rounds of a loop come here: the shortest way to what the channel brings.
-        peek = port.channel.peek if port.restored is None else port.peek_behind
-        take = port.channel.take if port.restored is None and port.log is None else port.take_behind
-        later = port.later
-        while isinstance(item := peek(), DataBatch):
+        batches, channel, received = 0, port.channel, self._on_aside
+        # In most rounds of a loop the feedback is in memory, and no checkpoint asks for it. It then takes few calls.
+        is_direct = port.log is None and port.restored is None and not self._by_port and not self._idle
+        if received is not None and is_direct and isinstance(channel, FeedbackChannel):
+            for taken, size_bytes in channel.take_ahead(self._admitted, _FEEDBACK_BATCHES):
+                if isinstance(taken, Control):
+                    self._ready.add(port)
+                    return taken
+                batches += 1
+                self.count_aside(taken.records)
+                if received(taken.epoch, len(taken.records)) and port.later is not None:
+                    port.later.put(taken, size_bytes)
+        while isinstance(item := port.peek_behind(), DataBatch):
             if port.waiting_end is not None and self._by_port:
                 return None
             if port.is_feedback and batches == _FEEDBACK_BATCHES:
                 self._ready.add(port)
                 return Posted(nothing)
             batches += 1
-            if not self._by_port and item.epoch <= self._admitted and self._fate(port, item.epoch) == NOW:
+            if not self._by_port and self._fate(port, item.epoch) == NOW:
                 self._ready.add(port)
                 return None
-            take()
-            if self._idle:
-                self._idle.discard(port.index)
+            port.take_behind()
+            self._idle.discard(port.index)
             if port.is_feedback and self._on_aside is not None:
                 self.count_aside(item.records)
                 if not self._on_aside(item.epoch, len(item.records)):
                     continue
-            if later is None:
-                port.set_aside(item)
-            else:
-                later.put(item)
+            port.set_aside(item)
         if item is None:
             return None
         assert isinstance(item, Control)
-        take()
+        port.take_behind()
         self._ready.add(port)
         return item
 

@@ -419,8 +419,8 @@ class LaterEpochs:
     def __bool__(self) -> bool:
         return bool(self.counts)
 
-    def put(self, batch: DataBatch) -> None:
-        self._queue.put(batch)
+    def put(self, batch: DataBatch, size_bytes: int = 0) -> None:
+        self._queue.put(batch, size_bytes)
         self.counts[batch.epoch] = self.counts.get(batch.epoch, 0) + 1
 
     def put_plain(self, entry: Sequence[PlainValue]) -> None:

@@ -82,7 +82,7 @@ class PortProgress:
                 f"{port.channel.name}: expected watermarks that only grow, given {watermark.epoch} after {port.arrived}"
             )
         port.arrived = watermark.epoch
-        if port.later is not None and port.lowest is not None:
+        if port.later is not None and not port.is_feedback and port.lowest is not None:
             return self.bring(port, watermark)
         self.epochs.reach(port.index, watermark.epoch)
         return self._moved()

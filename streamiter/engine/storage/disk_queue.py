@@ -266,8 +266,26 @@ class SpillQueue(SpillLog):
 
     keeps_one = True
 
-    def put(self, item: QueuedItem) -> None:
-        """Add a batch or a control record at the end.
+    def take_ahead(self, above_epoch: float, batches: int) -> list[tuple[QueuedItem, int]]:
+        """Take at most so many batches of epochs above this one, and the control record behind them, with their bytes.
+
+        Only items in memory are taken.
+        """
+        memory, items = self.memory, list[tuple[QueuedItem, int]]()
+        while memory:
+            item, size_bytes = memory[0]
+            if type(item) is not DataBatch:
+                items.append(memory.popleft())
+                break
+            if item.epoch <= above_epoch or len(items) == batches:
+                break
+            items.append(memory.popleft())
+            self._bytes_in_memory -= size_bytes
+            self._records -= len(item.records)
+        return items
+
+    def put(self, item: QueuedItem, size_bytes: int = 0) -> None:
+        """Add a batch or a control record at the end. ``size_bytes`` were counted for the batch, if they are known.
 
         Raises ``LoopOverflow`` above the disk limit, ``StorageFull`` when the disk itself is full, and
         ``PlainDataError`` for a batch that must be written and is not plain data.
@@ -275,7 +293,7 @@ class SpillQueue(SpillLog):
         if self._is_closed:
             raise self._closed(item)
         if isinstance(item, DataBatch):
-            size_bytes = BATCH_PLACE_BYTES + estimated_bytes(item.records)
+            size_bytes = size_bytes or BATCH_PLACE_BYTES + estimated_bytes(item.records)
             before_bytes = self._bytes_in_memory
             if not self._disk.count and (
                 not before_bytes or before_bytes + size_bytes <= self._memory_limit_bytes

@@ -18,6 +18,7 @@ from streamiter.operators.functions import KeyOf, accepted_keys, misfit, refuse
 from streamiter.operators.keyed_state import in_turns
 from streamiter.operators.operator import Context, IterationListener, Operator, states_of
 from streamiter.operators.output import Output, RecordFailure, each_with_its_row, keep_rows
+from streamiter.operators.steps import Filter, Map
 from streamiter.values.records import Batch, TimedBatch, take
 from streamiter.values.subtasks import check_keys
 from streamiter.values.times import MIN_TIME
@@ -226,6 +227,41 @@ def by_batch(handle: Callable[[Batch, Output], object], out: Output, counts: Ent
             out.flush()
 
     return entry
+
+
+def for_single(operator: Map | Filter, entry: Entry, out: Output, counts: EntryCounts) -> Entry:
+    """Return an entry with a shorter way for a list of one record, as most batches are in a loop of rounds.
+
+    It does the same: a record for which the function raises ends the job, or takes the long way for its letter.
+    """
+    function, filters = operator._function, isinstance(operator, Filter)
+
+    def for_one(batch: Batch) -> None:
+        at_hand = out._at_hand
+        is_plain = out._is_plain and not out._gathered and (at_hand is None or at_hand.origin is None)
+        if type(batch) is not list or len(batch) != 1 or not is_plain:
+            entry(batch)
+            return
+        counts.records_in += 1
+        counts.batches_in += 1
+        try:
+            made = function(batch[0])
+            if not filters:
+                batch = [made]
+            elif not made:
+                return
+        except Exception as error:
+            out.fail(error, batch[0])
+        out.records_emitted += 1
+        try:
+            for receiver in out._receivers:
+                receiver(batch)
+        except RecordFailure:
+            raise
+        except Exception as error:
+            raise RecordFailure(out.step) from error
+
+    return for_one
 
 
 def keys_in_turns(

@@ -8,7 +8,7 @@ are handled by :class:`~streamiter.engine.tasks.task_barriers.TaskBarriers`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from typing import Any, Final, final
 
@@ -225,15 +225,7 @@ class Task:
                 self.chain.write_control(Idle())
             for instance in self.instances:
                 instance.announce()
-        while not self.ended:
-            if not await self._take_turns():
-                break
-            if self.inbox.has_parked:
-                self._held_since_s = self._now_s()
-            await self.inbox.wait()
-            if self._held_since_s is not None:
-                self._held_s += self._now_s() - self._held_since_s
-                self._held_since_s = None
+        await self._take_turns()
         for channel in self._feedback_channels:
             channel.close()  # Feedback to a task that has ended is dropped, and not kept until the job ends.
 
@@ -305,8 +297,8 @@ class Task:
 
     # -- turns -----------------------------------------------------------------------------------------
 
-    async def _take_turns(self) -> bool:
-        """Handle one batch or control record after the other, until there is none (True), or the task has ended."""
+    async def _take_turns(self) -> None:
+        """Handle one batch or control record after the other, until the task has ended; wait while there is none."""
         poll, accept = self.inbox.poll, self.inbox.accept
         while not self.ended:
             try:
@@ -318,8 +310,15 @@ class Task:
                     await self._after_handling()
                     await self.clear_lanes()
                     continue
-                self._begin_row()
-                return True
+                self._batches_in_a_row = self._records_in_a_row = 0
+                self._seconds_in_a_row = 0.0
+                if self.inbox.has_parked:
+                    self._held_since_s = self._now_s()
+                await self.inbox.wait()
+                if self._held_since_s is not None:
+                    self._held_s += self._now_s() - self._held_since_s
+                    self._held_since_s = None
+                continue
             port, message = polled
             self.progress.handled += 1
             self._handling_since_s = began_s = self._now_s()
@@ -352,7 +351,6 @@ class Task:
                 self._batches_in_a_row = self._records_in_a_row = 0
                 self._seconds_in_a_row = 0.0
                 await _GIVE_WAY
-        return False
 
     def _begin_row(self) -> None:
         self._batches_in_a_row = self._records_in_a_row = 0
@@ -583,8 +581,7 @@ class _TaskBoundaryOutput(BoundaryOutput):
             if lane.waiting:
                 await self._task.clear_lanes()
 
-    async def control(self, control: Control) -> None:
-        task = self._task
-        await task.chain.pass_on(control, after_first=True)
-        if type(control) is EndOfInput:
-            task.ended = True
+    def control(self, control: Control) -> Coroutine[Any, Any, None]:
+        # Most control records do not end the task, so this is no coroutine itself.
+        passer = self._task if type(control) is EndOfInput else self._task.chain
+        return passer.pass_on(control, after_first=True)

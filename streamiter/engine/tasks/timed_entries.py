@@ -19,6 +19,7 @@ from streamiter.engine.tasks.entries import (
     by_batch,
     by_record,
     check_result,
+    for_single,
     handler_of,
     keyed_records,
     keys_in_turns,
@@ -29,6 +30,7 @@ from streamiter.operators.event_timers import StepTimes
 from streamiter.operators.functions import KeyOf, refuse
 from streamiter.operators.operator import Context, Operator, Progress, known_of
 from streamiter.operators.output import Output, RecordFailure, TimedOutput, each_with_its_row
+from streamiter.operators.steps import Filter, Map
 from streamiter.values.records import Batch, TimedBatch, slice_batch, untimed
 from streamiter.values.times import MIN_TIME
 
@@ -71,7 +73,10 @@ def make_entry(
             return by_record(handle, out, counts)
         return _directly(_by_record(handle, out, context, key_of, timing, check_result))
     if timing is None:  # Of several inputs with keys, those that are handled by batches have none.
-        return by_batch(handle, out, counts)
+        entry = by_batch(handle, out, counts)
+        if type(operator) is Map or type(operator) is Filter:
+            return for_single(operator, entry, out, counts)
+        return entry
     if known.one_by_one == "always" or (known.one_by_one == "if tolerant" and out.tolerates_rejections):
         return _one_by_one(handle, timing.out, timing.times)
     return _directly(_by_batch(handle, out, timing, check_result, takes_timed=known.takes_timed_batches))
