@@ -345,8 +345,7 @@ class CriteriaHead(ReceivingHead):
 
     def open(self, context: Context) -> None:
         super().open(context)
-        self.surroundings.inbox.set_feedback_aside(self._receive)
-        self.surroundings.inbox.admit_up_to(_NO_EPOCH)
+        self.surroundings.inbox.only_count_feedback(self._receive, self._pass)
         self.received.report_up_to(0)
 
     def _receive(self, epoch: int, records: int) -> bool:
@@ -359,11 +358,14 @@ class CriteriaHead(ReceivingHead):
 
     async def on_control(self, control: Control, out: BoundaryOutput) -> None:
         if isinstance(control, EpochWatermark):
-            # Behind epoch 1, its cause is that a head or an entrance was told of the epoch before it.
-            self.received.acknowledge(control.epoch - 1)
-            self.received.report_up_to(control.epoch)
+            self._pass(control)
         elif isinstance(control, InputEnded):
             self.received.end()
+
+    def _pass(self, watermark: EpochWatermark) -> None:
+        # Behind epoch 1, its cause is that a head or an entrance was told of the epoch before it.
+        self.received.acknowledge(watermark.epoch - 1)
+        self.received.report_up_to(watermark.epoch)
 
     def restore(self, state: dict[str, Any]) -> None:
         super().restore(state)

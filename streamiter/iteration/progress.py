@@ -189,7 +189,8 @@ class LoopProgress:
         criteria = self._criteria.pop(epoch, 0)
         if fed_back:
             self.rounds.add(epoch, fed_back)
-            self.rounds.forget_older(_ROUNDS_TOLD)
+            if len(self.rounds._runs) > _ROUNDS_TOLD:
+                self.rounds.forget_older(_ROUNDS_TOLD)
         may_end = epoch > self._last_data_epoch and min(self._passed, default=math.inf) == math.inf
         has_no_reason_to_continue = not fed_back or (self._has_criteria and not criteria) or self._ends_soon
         if may_end and has_no_reason_to_continue:

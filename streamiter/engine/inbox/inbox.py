@@ -351,6 +351,42 @@ class Inbox:
             assert self._make_queue is not None
             port.set_aside_by_epoch(self._make_queue)
 
+    def only_count_feedback(
+        self, received: Callable[[int, int], bool], complete: Callable[[EpochWatermark], None]
+    ) -> None:
+        """Drop all feedback. ``received`` gets its epoch and the number of its records, ``complete`` its watermark.
+
+        While the task waits, its producer calls them: no other task need run for them.
+        """
+        self._admitted, self._on_aside = -math.inf, received
+        for port in self.feedback.ports:
+            if type(port.channel) is FeedbackChannel and port.return_path is None:
+                port.channel.hand_over = partial(self._handed_over, port, received, complete)
+
+    def _handed_over(
+        self,
+        port: Port,
+        received: Callable[[int, int], bool],
+        complete: Callable[[EpochWatermark], None],
+        item: DataBatch | Control,
+    ) -> bool:
+        """Handle an item of an empty channel if the task waits, and no checkpoint is under way; return whether."""
+        ready = self._ready
+        if ready.waiter is None or ready.queue or self._posted or port.is_blocked:
+            return False
+        if port.log is not None or port.restored is not None:
+            return False
+        if isinstance(item, DataBatch):
+            self.count_aside(item.records)
+            received(item.epoch, len(item.records))
+            return True
+        if not isinstance(item, EpochWatermark):
+            return False
+        for event in self.accept(port, item):
+            assert isinstance(event, EpochWatermark)
+            complete(event)
+        return True
+
     def admit_up_to(self, epoch: int) -> None:
         """Let the operator receive data of the epochs up to this one."""
         self._admitted = epoch
@@ -549,6 +585,9 @@ class Inbox:
     def only_feedback(self) -> None:
         """Read only feedback from now on, and drop it when it is logged: the job stops when the barrier returns."""
         self._admitted, self._on_aside, self.count_aside = -math.inf, lambda epoch, records: False, len
+        for port in self.feedback.ports:
+            if isinstance(port.channel, FeedbackChannel):
+                port.channel.hand_over = None
         for port in self.ports:
             port.is_blocked = not port.is_feedback
             self._ready.add(port)
