@@ -78,8 +78,9 @@ class ReceivedEpochs(DeclaredState):
 
     def acknowledge(self, complete: int) -> None:
         """Forget the counts of all epochs up to ``complete``: some member was told that they are complete."""
-        for epoch in [reported for reported in self._unacknowledged if reported <= complete]:
-            del self._unacknowledged[epoch]
+        unacknowledged = self._unacknowledged  # In the order of their epochs.
+        while unacknowledged and (epoch := next(iter(unacknowledged))) <= complete:
+            del unacknowledged[epoch]
 
     def report_restored(self, told: RestoredMember) -> None:
         """Report that the head resumes, with everything again that the coordinator may not know."""
@@ -273,9 +274,10 @@ class Head(ReceivingHead):
     async def _release(self, epoch: int, out: BoundaryOutput) -> None:
         if epoch > self._released and self._max_epochs_ahead is not None:
             self._released = epoch
-            self._admit()
+            self.surroundings.inbox.admit_up_to(epoch + self._max_epochs_ahead)
             await self._emit_held(epoch + self._max_epochs_ahead, out)
-        self._released = max(self._released, epoch)
+        elif epoch > self._released:
+            self._released = epoch
 
     async def _emit_held(self, up_to_epoch: int, out: BoundaryOutput) -> None:
         """Emit batches that were set aside one by one: all together may need far more memory than the limit."""
@@ -305,10 +307,13 @@ class Head(ReceivingHead):
             self.received.end()
 
     async def _advance(self, epoch: int, out: BoundaryOutput) -> None:
-        await self._release(epoch, out)
+        if epoch > self._released:
+            await self._release(epoch, out)
         self._advanced = self._complete = epoch
         self.received.acknowledge(epoch)
-        await self._pass_watermark(epoch, out)
+        if epoch > self._passed_watermark:
+            self._passed_watermark = epoch
+            await out.control(EpochWatermark(epoch))
 
     async def _pass_watermark(self, epoch: int, out: BoundaryOutput) -> None:
         if epoch > self._passed_watermark:
@@ -340,21 +345,27 @@ class CriteriaHead(ReceivingHead):
 
     def open(self, context: Context) -> None:
         super().open(context)
+        self.surroundings.inbox.only_count_feedback(self._receive, self._pass)
         self.received.report_up_to(0)
+
+    def _receive(self, epoch: int, records: int) -> bool:
+        """Count criteria that have arrived; their records are of no use."""
+        self.received.add(epoch, records)
+        return False
 
     def statistics(self) -> Mapping[str, int]:
         return {"criteria_records": sum(channel.total_records for channel in self.surroundings.feedback_channels)}
 
-    async def on_batch(self, input_name: str, records: Batch, epoch: int, out: BoundaryOutput) -> None:
-        self.received.add(epoch, len(records))
-
     async def on_control(self, control: Control, out: BoundaryOutput) -> None:
         if isinstance(control, EpochWatermark):
-            # Behind epoch 1, its cause is that a head or an entrance was told of the epoch before it.
-            self.received.acknowledge(control.epoch - 1)
-            self.received.report_up_to(control.epoch)
+            self._pass(control)
         elif isinstance(control, InputEnded):
             self.received.end()
+
+    def _pass(self, watermark: EpochWatermark) -> None:
+        # Behind epoch 1, its cause is that a head or an entrance was told of the epoch before it.
+        self.received.acknowledge(watermark.epoch - 1)
+        self.received.report_up_to(watermark.epoch)
 
     def restore(self, state: dict[str, Any]) -> None:
         super().restore(state)

@@ -30,30 +30,28 @@ import enum
 import math
 from bisect import bisect_right
 from collections.abc import Iterable
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
+
+import msgspec
 
 from streamiter.errors import InternalError
 from streamiter.operators.declared_state import LISTS, DeclaredState, declared
 
 
-@dataclass(slots=True)
-class ReleasedEpoch:
+class ReleasedEpoch(msgspec.Struct):
     """Every head has received ``epoch``: the heads may pass on its feedback."""
 
     epoch: int
 
 
-@dataclass(slots=True)
-class Completed:
+class Completed(msgspec.Struct):
     """``epoch`` is complete and the iteration continues: the heads send its watermark."""
 
     epoch: int
 
 
-@dataclass(slots=True)
-class Ended:
+class Ended(msgspec.Struct):
     """The iteration ends in ``epoch``."""
 
     epoch: int
@@ -110,8 +108,9 @@ class LoopProgress:
         """
         self._is_restoring = True
         self._received[head] = received
+        known = self._feedback if head < self._heads else self._criteria
         for epoch, count in counts:
-            self._add(head, epoch, count)
+            known[epoch] = known.get(epoch, 0) + count
 
     def resume_after(self, *, released: int, complete: int, ended_in: int | None) -> list[Decision]:
         """Resume from these epochs, because every head and entrance has been restored."""
@@ -129,12 +128,10 @@ class LoopProgress:
         if epoch != self._received[head] + 1:
             raise InternalError(f"loop: head {head} reports epoch {epoch} after epoch {self._received[head]:.0f}")
         self._received[head] = epoch
-        self._add(head, epoch, count)
-        return self._decide()
-
-    def _add(self, head: int, epoch: int, count: int) -> None:
         counts = self._feedback if head < self._heads else self._criteria
         counts[epoch] = counts.get(epoch, 0) + count
+        # Most reports of several heads decide nothing: the others have not received the epoch.
+        return [] if min(self._received) <= self.last_released else self._decide()
 
     def head_finished(self, head: int) -> list[Decision]:
         """Note that head ``head`` will receive no more feedback."""
@@ -192,8 +189,9 @@ class LoopProgress:
         criteria = self._criteria.pop(epoch, 0)
         if fed_back:
             self.rounds.add(epoch, fed_back)
-            self.rounds.forget_older(_ROUNDS_TOLD)
-        may_end = epoch > self._last_data_epoch and all(passed == math.inf for passed in self._passed)
+            if len(self.rounds._runs) > _ROUNDS_TOLD:
+                self.rounds.forget_older(_ROUNDS_TOLD)
+        may_end = epoch > self._last_data_epoch and min(self._passed, default=math.inf) == math.inf
         has_no_reason_to_continue = not fed_back or (self._has_criteria and not criteria) or self._ends_soon
         if may_end and has_no_reason_to_continue:
             self.ended_in = epoch
@@ -255,7 +253,10 @@ class EpochCounts(DeclaredState):
 
     def add(self, epoch: int, count: int) -> None:
         """Add ``count`` records (1 or more) of ``epoch``."""
-        if self._runs and (last := self._runs[-1])[1] + 1 == epoch and last[2] == count:
+        if not self._runs:
+            self._runs.append([epoch, epoch, count])
+            return
+        if (last := self._runs[-1])[1] + 1 == epoch and last[2] == count:
             last[1] = epoch  # The case of most loops most of the time.
             return
         index = self._index_of(epoch)
@@ -272,6 +273,8 @@ class EpochCounts(DeclaredState):
 
     def take(self, epoch: int) -> int:
         """Return the count of ``epoch``, and forget this and all earlier epochs."""
+        if self._runs and self._runs[0][0] == self._runs[0][1] == epoch:
+            return self._runs.pop(0)[2]
         index = self._index_of(epoch)
         if index < 0:
             return 0

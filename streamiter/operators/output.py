@@ -44,6 +44,8 @@ class Output:
     def __init__(self, step: str = "operator", policy: RejectionPolicy = "fail") -> None:
         self._step = step
         self._policy = policy
+        self._is_plain = policy == "fail"
+        """Whether a refused record ends the job, and no dead letter asks for the places of records."""
         self.rejected = 0
         self._at_hand: BatchAtHand | None = None
         self._passes: Passes = "no origin"
@@ -104,13 +106,11 @@ class Output:
 
     def _send(self, receivers: Sequence[Receiver], batch: Batch, rows: RowNumbers | None, *, by_place: bool) -> None:
         """Give a batch to its receivers, as the batch at hand. ``rows`` are the places of its original records."""
-        if self._passes == "no origin" or not self._knows_originals:
+        at_hand = self._at_hand
+        if self._passes == "no origin" or at_hand is None or at_hand.origin is None or at_hand.origin.originals is None:
             for receiver in receivers:
                 receiver(batch)
             return
-        at_hand = self._at_hand
-        assert at_hand is not None
-        assert at_hand.origin is not None
         given = at_hand.origin, at_hand.records
         originals = None if self._passes == "ranges" else given[0].originals
         if originals is not None and rows is not None:
@@ -156,8 +156,14 @@ class Output:
             return
         if self._gathered:
             self._send_gathered()
-        self.records_emitted += len(batch)
-        if len(batch):
+        count = len(batch)
+        self.records_emitted += count
+        if not count:
+            return
+        if self._passes == "no origin" or (at_hand := self._at_hand) is None or at_hand.origin is None:
+            for receiver in self._receivers:
+                receiver(batch)
+        else:
             self._send(self._receivers, batch, self._rows_of_next, by_place=True)
 
     @property
@@ -207,10 +213,17 @@ class Output:
                 self._send_tagged(tag)
 
     def _send_gathered(self) -> None:
-        self._begin_row(self._row)
+        if self._row is not None:
+            self._begin_row(self._row)
         batch, self._gathered = self._gathered, []
-        rows, self._gathered_rows = self._gathered_rows, []
         self.records_emitted += len(batch)
+        if self._passes == "no origin" or (at_hand := self._at_hand) is None or at_hand.origin is None:
+            if self._gathered_rows:
+                self._gathered_rows = []
+            for receiver in self._receivers:
+                receiver(batch)
+            return
+        rows, self._gathered_rows = self._gathered_rows, []
         self._send(self._receivers, batch, rows if len(rows) == len(batch) else None, by_place=False)
 
     def _send_tagged(self, tag: OutputTag) -> None:
@@ -243,6 +256,7 @@ def pass_watermark(out: Output, watermark: EventTimeWatermark) -> None:
 def trace_origins(out: Output, at_hand: BatchAtHand, passes: Passes) -> None:
     """Set where the batch at hand was read, and which origins the batches made from it have."""
     out._at_hand, out._passes = at_hand, passes
+    out._is_plain = out._policy == "fail" and passes != "originals"
 
 
 def report_rejected(out: Output, on_rejected: Callable[[DeadLetter], None] | None) -> None:
@@ -276,7 +290,9 @@ def passes_originals(out: Output) -> bool:
 
 def each_with_its_row(out: Output, records: Iterable[T], rows: Iterable[int] | None = None) -> Iterable[T]:
     """Yield the records of the batch at hand, and note the place of each, by ``rows``."""
-    return _each(out, records, rows) if out._knows_originals else records
+    if (at_hand := out._at_hand) is None or at_hand.origin is None or at_hand.origin.originals is None:
+        return records
+    return _each(out, records, rows)
 
 
 def _each(out: Output, records: Iterable[T], rows: Iterable[int] | None) -> Iterator[T]:
@@ -303,8 +319,10 @@ def as_list(out: Output, batch: Batch) -> list[Any]:
 
 def emit_made(out: Output, batch: Batch, rows: RowNumbers | None = None) -> None:
     """Emit records, each made from the record at the same place of the batch at hand, or at its place in ``rows``."""
-    if out._passes == "originals":
-        out._rows_of_next = range(len(batch)) if rows is None else rows
+    if out._passes != "originals":
+        out.emit_batch(batch)
+        return
+    out._rows_of_next = range(len(batch)) if rows is None else rows
     out.emit_batch(batch)
     out._rows_of_next = None
 

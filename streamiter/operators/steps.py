@@ -43,10 +43,10 @@ class Map(EngineOperator):
     one_by_one = "if tolerant"
 
     def __init__(self, f: Callable[[Any], Any]) -> None:
-        self._f = plain_function("Map(f)", f)
+        self._function = plain_function("Map(f)", f)
 
     def process_batch(self, batch: Batch, out: Output) -> None:
-        emit_made(out, apply_to_each(self._f, batch, out)[1])
+        emit_made(out, apply_to_each(self._function, batch, out)[1])
 
 
 class MapBatch(EngineOperator):
@@ -109,14 +109,14 @@ class Filter(EngineOperator):
     one_by_one = "if tolerant"
 
     def __init__(self, predicate: Callable[[Any], Any]) -> None:
-        self._predicate = plain_function("Filter(predicate)", predicate)
+        self._function = plain_function("Filter(predicate)", predicate)
 
     def process_batch(self, batch: Batch, out: Output) -> None:
         emit_made(out, *(self._kept_tolerantly(batch, out) if out.tolerates_rejections else self._kept(batch, out)))
 
     def _kept(self, batch: Batch, out: Output) -> tuple[Batch, list[int] | None]:
         """Return the records that are kept, and their places; None if all are kept, or if no place is asked for."""
-        predicate = self._predicate
+        predicate = self._function
         records, progress = records_of(batch)
         try:
             if isinstance(batch, list) and not passes_originals(out):
@@ -127,7 +127,7 @@ class Filter(EngineOperator):
         return (batch, None) if len(indices) == len(batch) else (take(batch, indices), indices)
 
     def _kept_tolerantly(self, batch: Batch, out: Output) -> tuple[Batch, list[int]]:
-        predicate = self._predicate
+        predicate = self._function
         accepted, verdicts = apply_to_each(lambda record: operator.truth(predicate(record)), batch, out)
         indices = [index for index, verdict in enumerate(verdicts) if verdict]
         return take(accepted, indices), indices

@@ -374,15 +374,20 @@ _SAMPLES: Final = 4
 
 def estimated_bytes(batch: Batch) -> int:
     """Return the bytes of memory that a batch holds: exact for arrays, estimated from a few records for lists."""
-    size_bytes: int | None = getattr(batch, "nbytes", None)
-    if size_bytes is not None:
-        return size_bytes
     length = len(batch)
+    if type(batch) is list:
+        if length == 1:  # In a loop, a batch often has one record.
+            return sys.getsizeof(batch[0]) if type(batch[0]) in _FLAT else _record_bytes(batch[0])
+    elif (size_bytes := getattr(batch, "nbytes", None)) is not None:
+        return int(size_bytes)
     if length == 0:
         return 0
     looked_at = batch[:: -(-length // _SAMPLES)]
     return sum(map(_record_bytes, looked_at)) * length // len(looked_at)
 
+
+_FLAT: Final = frozenset({int, float, str, bytes})
+"""Types of records that hold no others."""
 
 # The estimate looks into lists in lists only to this depth: JSON may nest a thousand lists, and a list may contain
 # itself.
@@ -406,8 +411,7 @@ def _record_bytes(record: Any, levels: int = _LEVELS) -> int:
 
 
 @final
-@dataclass(slots=True, eq=False, repr=False)
-class DataBatch:
+class DataBatch(msgspec.Struct, eq=False):
     """A batch in a channel, with the epoch that all its records share. Outside of iterations the epoch is 0.
 
     ``origin`` is the place where all records were read, if it is known; dead letters report it. It is not part of any
@@ -429,13 +433,11 @@ class DataBatch:
         return f"DataBatch({len(self.records)} records, epoch {self.epoch})"
 
 
-class Control:
+class Control(msgspec.Struct, eq=False):
     """A record that the engine makes. It keeps its place among the data of its channel."""
 
-    __slots__: tuple[str, ...] = ()
-
     def __repr__(self) -> str:
-        given = ((name, getattr(self, name)) for name in self.__slots__)
+        given = ((name, getattr(self, name)) for name in self.__struct_fields__)
         shown = (
             name.removeprefix("is_") if value is True else repr(value)
             for name, value in given
@@ -445,7 +447,6 @@ class Control:
 
 
 @final
-@dataclass(slots=True, eq=False, repr=False)
 class EpochWatermark(Control):
     """All records that follow on this channel have an epoch above ``epoch``."""
 
@@ -454,7 +455,6 @@ class EpochWatermark(Control):
 
 
 @final
-@dataclass(slots=True, eq=False, repr=False)
 class EventTimeWatermark(Control):
     """No record with a timestamp below ``time`` is expected on this channel any more; such records may still come late.
 
@@ -472,7 +472,6 @@ WATERMARKS: Final = (EpochWatermark, EventTimeWatermark)
 
 
 @final
-@dataclass(slots=True, eq=False, repr=False)
 class CheckpointBarrier(Control):
     """The records before it belong to the checkpoint with the number ``checkpoint``, the records behind it do not.
 
@@ -485,7 +484,6 @@ class CheckpointBarrier(Control):
 
 
 @final
-@dataclass(slots=True, eq=False, repr=False)
 class EndOfData(Control):
     """The data of this channel has ended, but the iteration has not. The channel delays no epoch any more.
 
@@ -499,7 +497,6 @@ class EndOfData(Control):
 
 
 @final
-@dataclass(slots=True, eq=False, repr=False)
 class Idle(Control):
     """The channel brings no data for now, because its source has no partition. The next data ends the idleness."""
 
@@ -507,7 +504,6 @@ class Idle(Control):
 
 
 @final
-@dataclass(slots=True, eq=False, repr=False)
 class ReadToEnd(Control):
     """The records that the topics had when the job was started, or restored, are before it; others follow.
 
@@ -518,7 +514,6 @@ class ReadToEnd(Control):
 
 
 @final
-@dataclass(slots=True, eq=False, repr=False)
 class EndOfInput(Control):
     """Nothing follows on this channel. In an iteration ``epoch`` is the epoch in which the iteration has ended."""
 
@@ -550,7 +545,7 @@ def control_to_plain(control: Control) -> tuple[PlainValue, ...]:
     kind: Any = type(control)
     if kind not in CHANNEL_CONTROLS:
         raise InternalError(f"{control!r} has no form as plain data")
-    return (kind.kind, *(getattr(control, name) for name in kind.__slots__))
+    return (kind.kind, *(getattr(control, name) for name in kind.__struct_fields__))
 
 
 def control_from_plain(plain: PlainValue) -> Control:
@@ -558,9 +553,9 @@ def control_from_plain(plain: PlainValue) -> Control:
     match plain:
         case [name, *values]:
             for kind in CHANNEL_CONTROLS:
-                if kind.kind == name and len(values) == len(kind.__slots__):
+                if kind.kind == name and len(values) == len(kind.__struct_fields__):
                     with contextlib.suppress(msgspec.ValidationError):
-                        return msgspec.convert(dict(zip(kind.__slots__, values, strict=True)), kind)
+                        return msgspec.convert(dict(zip(kind.__struct_fields__, values, strict=True)), kind)
     raise PlainDataError(
         f"expected the plain data of a control record, given {plain!r:.100}; it is other data, or of a newer version"
     )

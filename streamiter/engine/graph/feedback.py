@@ -21,7 +21,7 @@ from streamiter.operators.operator import Boundary
 from streamiter.operators.output import Origin
 from streamiter.topics.topic import Topic, TopicDescription
 from streamiter.values.deferred import PlainValue
-from streamiter.values.records import Control, DataBatch
+from streamiter.values.records import Control, DataBatch, EpochWatermark
 
 if TYPE_CHECKING:
     from streamiter.values.plain_data import PlainData
@@ -138,6 +138,8 @@ class FeedbackChannel:
         self._closed = False
         self._on_ready: Callable[[], None] | None = None
         self.return_path = return_path
+        self.hand_over: Callable[[DataBatch | Control], bool] | None = None
+        """Handles an item in the place of the consumer, if the consumer waits for it; returns whether it has."""
 
     @property
     def is_spilling(self) -> bool:
@@ -158,21 +160,32 @@ class FeedbackChannel:
         """Add a batch; no effect after :meth:`close`."""
         if self._closed:
             return
-        self._append(batch)
         count = len(batch.records)
-        self.records += count
         self.total_records += count
-        if self.records > self._peak_records:
-            self._peak_records = self.records
+        if self.records + count > self._peak_records:
+            self._peak_records = self.records + count
         if batch.epoch > self._last_epoch:
             self._last_epoch = batch.epoch
+        if self.hand_over is not None and not self._items and self.hand_over(batch):
+            return
+        self.queue.put(batch)
+        self.records += count
+        self._items += 1
+        if self._items == 1 and self._on_ready is not None:
+            self._on_ready()
 
     def put_control(self, control: Control) -> None:
         """Add a control record behind all earlier items; no effect after :meth:`close`."""
-        if not self._closed:
-            self._append(control)
+        if self._closed or (self.hand_over is not None and not self._items and self.hand_over(control)):
+            return
+        self.queue.put(control)
+        self._items += 1
+        if self._items == 1 and self._on_ready is not None:
+            self._on_ready()
 
     def peek(self) -> DataBatch | Control | None:
+        if memory := self.queue.memory:
+            return memory[0][0]
         return self.queue.peek() if self._items else None
 
     def take(self) -> DataBatch | Control:
@@ -183,6 +196,20 @@ class FeedbackChannel:
         if self.return_path is not None:
             self.return_path.taken()
         return item
+
+    def take_ahead(self, above_epoch: float, batches: int) -> list[tuple[DataBatch | Control, int]]:
+        """Take at most so many batches of epochs above this one, and the control record behind them.
+
+        Each has the bytes counted for it. Only items in memory are taken.
+        """
+        items = self.queue.take_ahead(above_epoch, batches)
+        self._items -= len(items)
+        for item, _ in items:
+            if type(item) is DataBatch:
+                self.records -= len(item.records)
+            if self.return_path is not None:
+                self.return_path.taken()
+        return items
 
     def close(self) -> None:
         """Close the files; feedback is dropped from now on."""
@@ -209,12 +236,6 @@ class FeedbackChannel:
             bytes_on_disk=spilled.bytes_on_disk,
             peak_bytes_on_disk=spilled.bytes_on_disk_peak,
         )
-
-    def _append(self, item: DataBatch | Control) -> None:
-        self.queue.put(item)
-        self._items += 1
-        if self._items == 1 and self._on_ready is not None:
-            self._on_ready()
 
 
 _KIND: Final = "topic range"
@@ -353,6 +374,9 @@ def spill_queue(name: str, limits: FeedbackLimits, plain_data: PlainData) -> Spi
 class BorderInbox(Protocol):
     """The inbox of an operator at the border of a loop, which decides how far data and feedback may run ahead."""
 
+    def only_count_feedback(
+        self, received: Callable[[int, int], bool], complete: Callable[[EpochWatermark], None]
+    ) -> None: ...
     def set_feedback_aside(self, received: Callable[[int, int], bool]) -> None: ...
     def admit_up_to(self, epoch: int) -> None: ...
     def take_aside(self, up_to_epoch: int) -> DataBatch | None: ...

@@ -105,11 +105,8 @@ class BarrierReturned(Control):
     ``logged`` is the feedback that arrived before it: the number of the port, and its log.
     """
 
-    __slots__ = ("checkpoint", "logged")
-
-    def __init__(self, checkpoint: int, logged: list[tuple[int, Deferred]]) -> None:
-        self.checkpoint = checkpoint
-        self.logged = logged
+    checkpoint: int
+    logged: list[tuple[int, Deferred]]
 
 
 @final

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final, final
 
+from streamiter.engine.graph.feedback import FeedbackChannel
 from streamiter.engine.inbox.alignment import BarrierAlignment, BarrierReturned, FeedbackLog
 from streamiter.engine.inbox.order import ARRIVAL, ASIDE, NOW, STAYS, Arrival, Fate, WantedInputs
 from streamiter.engine.inbox.port_log import Port, ReadyPorts
@@ -55,10 +56,7 @@ Polled = tuple[Port | None, DataBatch | SourceBatch | Control]
 class Posted(Control):
     """A notice: the task calls it between two batches."""
 
-    __slots__ = ("notice",)
-
-    def __init__(self, notice: Notice) -> None:
-        self.notice = notice
+    notice: Notice
 
 
 @final
@@ -146,7 +144,8 @@ class Inbox:
             return polled
         ready, sets_aside, stands_still = self._ready, self.sets_aside, self.stands_still
         while ready.queue:
-            port = ready.take()
+            port = ready.queue.popleft()
+            ready.is_queued[port.index] = False
             if sets_aside and not self._by_port:
                 port.load(self._epochs.value + 1)
             item = port.peek()
@@ -154,13 +153,15 @@ class Inbox:
                 continue
             if stands_still and not port.is_feedback and not isinstance(item, CheckpointBarrier):
                 fate: Fate = ASIDE if self.barriers.is_due else STAYS
+            elif type(item) is DataBatch and item.epoch > self._admitted:
+                fate = ASIDE if port.is_feedback or self.barriers.is_due else STAYS
             elif isinstance(item, Control):
                 port.take()
                 ready.add(port)
                 return port, item
             elif (
                 isinstance(item, SourceBatch)
-                or (self.wanted.names is None and not sets_aside and item.epoch <= self._admitted)
+                or (self.wanted.names is None and not sets_aside)
                 or (fate := self._fate(port, item.epoch)) == NOW
             ):
                 return port, self._take_batch(port)
@@ -182,7 +183,11 @@ class Inbox:
         if fate == ASIDE and not port.is_feedback and (port.later is None or self.stands_still):
             is_parked = not self._hold_up_to_barrier(port)
         elif fate == ASIDE:
-            is_parked = not self._by_port and not self.is_wanted(port.input_name)
+            is_parked = (
+                not self._by_port
+                and (self.wanted.names is not None or self.stands_still)
+                and not self.is_wanted(port.input_name)
+            )
             control = self._read_ahead(port)
         if is_parked:
             self._ready.park(port)
@@ -197,7 +202,18 @@ class Inbox:
         Behind the end of data are records of the end of the iteration. If ports have a fixed order, they stay in the
         channel until the end of data has had its turn, and come after all other records.
         """
-        batches = 0
+        batches, channel, received = 0, port.channel, self._on_aside
+        # In most rounds of a loop the feedback is in memory, and no checkpoint asks for it. It then takes few calls.
+        is_direct = port.log is None and port.restored is None and not self._by_port and not self._idle
+        if received is not None and is_direct and isinstance(channel, FeedbackChannel):
+            for taken, size_bytes in channel.take_ahead(self._admitted, _FEEDBACK_BATCHES):
+                if isinstance(taken, Control):
+                    self._ready.add(port)
+                    return taken
+                batches += 1
+                self.count_aside(taken.records)
+                if received(taken.epoch, len(taken.records)) and port.later is not None:
+                    port.later.put(taken, size_bytes)
         while isinstance(item := port.peek_behind(), DataBatch):
             if port.waiting_end is not None and self._by_port:
                 return None
@@ -318,7 +334,8 @@ class Inbox:
     def post(self, notice: Notice) -> None:
         """Let ``poll`` return this notice next. Any part of the job may call it."""
         self._posted.append(Posted(notice))
-        self._ready.wake()
+        if self._ready.waiter is not None:
+            self._ready.wake()
 
     # -- at the border of a loop -----------------------------------------------------------------------
 
@@ -334,10 +351,47 @@ class Inbox:
             assert self._make_queue is not None
             port.set_aside_by_epoch(self._make_queue)
 
+    def only_count_feedback(
+        self, received: Callable[[int, int], bool], complete: Callable[[EpochWatermark], None]
+    ) -> None:
+        """Drop all feedback. ``received`` gets its epoch and the number of its records, ``complete`` its watermark.
+
+        While the task waits, its producer calls them: no other task need run for them.
+        """
+        self._admitted, self._on_aside = -math.inf, received
+        for port in self.feedback.ports:
+            if type(port.channel) is FeedbackChannel and port.return_path is None:
+                port.channel.hand_over = partial(self._handed_over, port, received, complete)
+
+    def _handed_over(
+        self,
+        port: Port,
+        received: Callable[[int, int], bool],
+        complete: Callable[[EpochWatermark], None],
+        item: DataBatch | Control,
+    ) -> bool:
+        """Handle an item of an empty channel if the task waits, and no checkpoint is under way; return whether."""
+        ready = self._ready
+        if ready.waiter is None or ready.queue or self._posted or port.is_blocked:
+            return False
+        if port.log is not None or port.restored is not None:
+            return False
+        if isinstance(item, DataBatch):
+            self.count_aside(item.records)
+            received(item.epoch, len(item.records))
+            return True
+        if not isinstance(item, EpochWatermark):
+            return False
+        for event in self.accept(port, item):
+            assert isinstance(event, EpochWatermark)
+            complete(event)
+        return True
+
     def admit_up_to(self, epoch: int) -> None:
         """Let the operator receive data of the epochs up to this one."""
         self._admitted = epoch
-        self._ready.unpark()
+        if self._ready.parked:
+            self._ready.unpark()
 
     @property
     def is_ahead(self) -> bool:
@@ -349,10 +403,14 @@ class Inbox:
         """Take the next feedback of these epochs that was set aside, by (epoch, port); None if there is none."""
         first, lowest = None, up_to_epoch + 1
         for port in self.feedback.ports:
-            if (epoch := port.first_epoch) is not None and epoch < lowest:
-                first, lowest = port, epoch
+            if port.held or (port.later is not None and port.later.counts):
+                epoch = port.first_epoch if port.held or port.later is None else min(port.later.counts)
+                if epoch is not None and epoch < lowest:
+                    first, lowest = port, epoch
         if first is None:
             return None
+        if not first.held and first.later is not None and first.later.counts[lowest] == 1:
+            return first.later.take_next(lowest)[0]
         first.load(lowest)
         batch = first.take()
         assert isinstance(batch, DataBatch)
@@ -527,6 +585,9 @@ class Inbox:
     def only_feedback(self) -> None:
         """Read only feedback from now on, and drop it when it is logged: the job stops when the barrier returns."""
         self._admitted, self._on_aside, self.count_aside = -math.inf, lambda epoch, records: False, len
+        for port in self.feedback.ports:
+            if isinstance(port.channel, FeedbackChannel):
+                port.channel.hand_over = None
         for port in self.ports:
             port.is_blocked = not port.is_feedback
             self._ready.add(port)

@@ -287,10 +287,13 @@ class Port:
         # Held records are not joined with records in the channel: each turn would empty the channel, and its limits
         # would have no effect.
         from_held = bool(self.held)
-        first = self._take_held() if from_held else self.take_behind()
-        if isinstance(first, SourceBatch):
+        if from_held:
+            first = self._take_held()
+        else:
+            first = self.channel.take() if self.restored is None and self.log is None else self.take_behind()
+        if type(first) is not DataBatch:
+            assert isinstance(first, SourceBatch)
             return self._cut_source(first)
-        assert isinstance(first, DataBatch)
         if self.one_at_a_time:
             return self._first_record(first)
         # An operator that falls behind gets batches as large as the largest of a topic reader, which take less time for
@@ -298,8 +301,8 @@ class Port:
         at_most = BATCH_RECORDS if self.turn_size is None else self.turn_size.records
         if len(first.records) >= at_most:
             return first if self.turn_size is None else self._cut(first, at_most)
-        following = self.peek()
-        if not isinstance(following, DataBatch):
+        following = self.channel.peek() if not self.held and self.restored is None else self.peek()
+        if type(following) is not DataBatch:
             return first
         return self._joined(first, following, from_held, at_most)
 
@@ -416,8 +419,8 @@ class LaterEpochs:
     def __bool__(self) -> bool:
         return bool(self.counts)
 
-    def put(self, batch: DataBatch) -> None:
-        self._queue.put(batch)
+    def put(self, batch: DataBatch, size_bytes: int = 0) -> None:
+        self._queue.put(batch, size_bytes)
         self.counts[batch.epoch] = self.counts.get(batch.epoch, 0) + 1
 
     def put_plain(self, entry: Sequence[PlainValue]) -> None:
@@ -431,16 +434,15 @@ class LaterEpochs:
         It is one batch, so that the others stay on disk. If batches of other epochs are before it, it is all batches
         of the epoch.
         """
-        if epoch not in self.counts:
+        if not (count := self.counts.pop(epoch, 0)):
             return []
-        first = self._queue.peek()
+        first = self._queue.memory[0][0] if self._queue.memory else self._queue.peek()
         assert isinstance(first, DataBatch)
         if first.epoch != epoch:
-            return self._take_from_between(epoch, self.counts.pop(epoch))
+            return self._take_from_between(epoch, count)
         self._queue.take()
-        self.counts[epoch] -= 1
-        if not self.counts[epoch]:
-            del self.counts[epoch]
+        if count > 1:
+            self.counts[epoch] = count - 1
         return [first]
 
     def _take_from_between(self, epoch: int, count: int) -> list[DataBatch]:
@@ -477,36 +479,32 @@ class ReadyPorts:
 
     def __init__(self, ports: int) -> None:
         self.queue: deque[Port] = deque()
-        """The ports in their order. The inbox looks whether there are any; only this class changes it."""
-        self._is_queued = [False] * ports
+        """The ports in their order. The inbox takes them."""
+        self.is_queued = [False] * ports
+        """By port: whether it is in the queue."""
         self.parked: dict[Port, None] = {}
         """In the order in which they were parked. Only this class changes it."""
-        self._waiter: asyncio.Future[None] | None = None
+        self.waiter: asyncio.Future[None] | None = None
+        """The future that ``news`` has returned, if it is not done. Only this class changes it."""
 
     def add(self, port: Port) -> None:
         """Put a port behind the others and wake the inbox, unless the port is blocked or in the queue already."""
-        if self._is_queued[port.index] or port.is_blocked:
+        if self.is_queued[port.index] or port.is_blocked:
             return
-        self._is_queued[port.index] = True
+        self.is_queued[port.index] = True
         self.queue.append(port)
-        if self._waiter is not None:
+        if self.waiter is not None:
             self.wake()
 
     def news(self) -> asyncio.Future[None]:
         """Return a future that is done when a port is added, or ``wake`` is called."""
-        self._waiter = waiter = asyncio.get_running_loop().create_future()
+        self.waiter = waiter = asyncio.get_running_loop().create_future()
         return waiter
 
     def wake(self) -> None:
-        waiter, self._waiter = self._waiter, None
+        waiter, self.waiter = self.waiter, None
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
-
-    def take(self) -> Port:
-        """Take the port whose turn it is."""
-        port = self.queue.popleft()
-        self._is_queued[port.index] = False
-        return port
 
     def park(self, port: Port) -> None:
         self.parked[port] = None

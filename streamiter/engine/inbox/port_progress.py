@@ -28,10 +28,7 @@ _SHOWN_CHANNELS: Final = 3
 class InputEnded(Control):
     """No channel of this input brings data any more."""
 
-    __slots__ = ("input_name",)
-
-    def __init__(self, input_name: str) -> None:
-        self.input_name = input_name
+    input_name: str
 
 
 @final
@@ -85,7 +82,7 @@ class PortProgress:
                 f"{port.channel.name}: expected watermarks that only grow, given {watermark.epoch} after {port.arrived}"
             )
         port.arrived = watermark.epoch
-        if port.lowest is not None:
+        if port.later is not None and not port.is_feedback and port.lowest is not None:
             return self.bring(port, watermark)
         self.epochs.reach(port.index, watermark.epoch)
         return self._moved()

@@ -113,9 +113,9 @@ class SpillLog(abc.ABC):
         """Drop all items."""
         self._disk.close()
         self._bytes_in_memory = self._records = 0
-        # The front of the log, each item with the bytes counted for it. All of these items are older than the batches
-        # on disk.
-        self._memory: deque[tuple[QueuedItem, int]] = deque()
+        self.memory: deque[tuple[QueuedItem, int]] = deque()
+        """The front of the log, each item with the bytes counted for it. All of these items are older than the batches
+        on disk. Others only read it."""
         # Control records behind batches on disk, each with the number of the batch it follows: the control record
         # moves to memory when that many batches have been read back.
         self._markers: deque[tuple[Control, int]] = deque()
@@ -127,7 +127,7 @@ class SpillLog(abc.ABC):
 
     def __len__(self) -> int:
         """Return the number of batches and control records that it has."""
-        return len(self._memory) + len(self._markers) + self._disk.count
+        return len(self.memory) + len(self._markers) + self._disk.count
 
     @property
     def records(self) -> int:
@@ -153,7 +153,7 @@ class SpillLog(abc.ABC):
         """
         entries = _entries(
             self._disk.encode,
-            memory=deque(self._memory),
+            memory=deque(self.memory),
             held=self._disk.hold(),
             markers=deque(self._markers),
             first_on_disk=self._disk.batches_written - self._disk.count + 1,
@@ -221,11 +221,11 @@ class SpillLog(abc.ABC):
         if self._disk.count:
             self._markers.append((control, self._disk.batches_written))
         else:
-            self._memory.append((control, 0))
+            self.memory.append((control, 0))
 
     def _keep(self, batch: DataBatch, size_bytes: int) -> None:
         """Add a batch in memory."""
-        self._memory.append((batch, size_bytes))
+        self.memory.append((batch, size_bytes))
         self._bytes_in_memory += size_bytes
         if self._bytes_in_memory > self._bytes_in_memory_peak:
             self._bytes_in_memory_peak = self._bytes_in_memory
@@ -266,8 +266,26 @@ class SpillQueue(SpillLog):
 
     keeps_one = True
 
-    def put(self, item: QueuedItem) -> None:
-        """Add a batch or a control record at the end.
+    def take_ahead(self, above_epoch: float, batches: int) -> list[tuple[QueuedItem, int]]:
+        """Take at most so many batches of epochs above this one, and the control record behind them, with their bytes.
+
+        Only items in memory are taken.
+        """
+        memory, items = self.memory, list[tuple[QueuedItem, int]]()
+        while memory:
+            item, size_bytes = memory[0]
+            if type(item) is not DataBatch:
+                items.append(memory.popleft())
+                break
+            if item.epoch <= above_epoch or len(items) == batches:
+                break
+            items.append(memory.popleft())
+            self._bytes_in_memory -= size_bytes
+            self._records -= len(item.records)
+        return items
+
+    def put(self, item: QueuedItem, size_bytes: int = 0) -> None:
+        """Add a batch or a control record at the end. ``size_bytes`` were counted for the batch, if they are known.
 
         Raises ``LoopOverflow`` above the disk limit, ``StorageFull`` when the disk itself is full, and
         ``PlainDataError`` for a batch that must be written and is not plain data.
@@ -275,26 +293,34 @@ class SpillQueue(SpillLog):
         if self._is_closed:
             raise self._closed(item)
         if isinstance(item, DataBatch):
-            size_bytes = memory_bytes(item.records)
-            if not self._disk.count and self._fits(size_bytes):
-                self._keep(item, size_bytes)
+            size_bytes = size_bytes or BATCH_PLACE_BYTES + estimated_bytes(item.records)
+            before_bytes = self._bytes_in_memory
+            if not self._disk.count and (
+                not before_bytes or before_bytes + size_bytes <= self._memory_limit_bytes
+            ):  # As _fits and _keep do: a loop comes here for each record.
+                self.memory.append((item, size_bytes))
+                self._bytes_in_memory = size_bytes = before_bytes + size_bytes
+                if size_bytes > self._bytes_in_memory_peak:
+                    self._bytes_in_memory_peak = size_bytes
             else:
                 self._spill(self._disk.encode(item.records, item.epoch))
             self._records += len(item.records)
-        else:
+        elif self._disk.count:
             self._add_control(item)
+        else:
+            self.memory.append((item, 0))
 
     def peek(self) -> QueuedItem:
         """Return the first item without removing it; raise ``IndexError`` if the queue is empty."""
-        if not self._memory:
+        if not self.memory:
             self._read_back()
-        return self._memory[0][0]
+        return self.memory[0][0]
 
     def take(self) -> QueuedItem:
         """Remove and return the first item; raise ``IndexError`` if the queue is empty."""
-        if not self._memory:
+        if not self.memory:
             self._read_back()
-        item, size_bytes = self._memory.popleft()
+        item, size_bytes = self.memory.popleft()
         self._bytes_in_memory -= size_bytes
         if isinstance(item, DataBatch):
             self._records -= len(item.records)
@@ -330,7 +356,7 @@ class SpillQueue(SpillLog):
         self._keep(batch, memory_bytes(batch.records))
         read_back = self._disk.batches_written - self._disk.count
         while self._markers and self._markers[0][1] == read_back:
-            self._memory.append((self._markers.popleft()[0], 0))
+            self.memory.append((self._markers.popleft()[0], 0))
         if not self._disk.count and self.on_limit is not None:
             self.on_limit()
 

@@ -97,9 +97,9 @@ class ReplayCache(SpillLog):
 
         A batch on disk is read each time.
         """
-        on_disk = index - len(self._memory)
-        if 0 <= index < len(self._memory):
-            batch, _ = self._memory[index]
+        on_disk = index - len(self.memory)
+        if 0 <= index < len(self.memory):
+            batch, _ = self.memory[index]
             assert isinstance(batch, DataBatch)
             return batch.records
         if 0 <= on_disk < self._disk.count:

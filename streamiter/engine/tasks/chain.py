@@ -74,7 +74,8 @@ class Chain:
         elif isinstance(control, EventTimeWatermark):
             await self._pass_event_time(control, after_first=after_first)
             return
-        self.write_control(control)
+        for writer in self._writers:
+            writer.control(control)
 
     async def catch_up(self) -> None:
         """Let the operators emit all that is due by their event-time watermarks, as the channels have room."""

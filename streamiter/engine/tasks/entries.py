@@ -18,6 +18,7 @@ from streamiter.operators.functions import KeyOf, accepted_keys, misfit, refuse
 from streamiter.operators.keyed_state import in_turns
 from streamiter.operators.operator import Context, IterationListener, Operator, states_of
 from streamiter.operators.output import Output, RecordFailure, each_with_its_row, keep_rows
+from streamiter.operators.steps import Filter, Map
 from streamiter.values.records import Batch, TimedBatch, take
 from streamiter.values.subtasks import check_keys
 from streamiter.values.times import MIN_TIME
@@ -179,10 +180,18 @@ def is_awaited(operator: Operator, input_names: Sequence[str], *, step: str, key
     return any(inspect.iscoroutinefunction(method) for method in methods)
 
 
-def by_record(handle: Callable[[Any, Output], object], out: Output) -> Entry:
+class EntryCounts:
+    """The number of records and of batches that an operator was given."""
+
+    records_in = batches_in = 0
+
+
+def by_record(handle: Callable[[Any, Output], object], out: Output, counts: EntryCounts) -> Entry:
     """Return the entry for a method that takes single records, without keys."""
 
     def entry(batch: Batch) -> None:
+        counts.records_in += len(batch)
+        counts.batches_in += 1
         record: Any = None
         records = iter(each_with_its_row(out, batch))
         while True:
@@ -194,15 +203,18 @@ def by_record(handle: Callable[[Any, Output], object], out: Output) -> Entry:
                 refuse(out, record, rejection(error, RecordFailure(out.step, record, has_record=True)))
                 continue
             break
-        out.flush()
+        if out._gathered or out._tagged_gathered:
+            out.flush()
 
     return entry
 
 
-def by_batch(handle: Callable[[Batch, Output], object], out: Output) -> Entry:
+def by_batch(handle: Callable[[Batch, Output], object], out: Output, counts: EntryCounts) -> Entry:
     """Return the entry for a method that takes whole batches."""
 
     def entry(batch: Batch) -> None:
+        counts.records_in += len(batch)
+        counts.batches_in += 1
         while len(batch):
             try:
                 if (result := handle(batch, out)) is not None:
@@ -211,9 +223,45 @@ def by_batch(handle: Callable[[Batch, Output], object], out: Output) -> Entry:
                 batch = without_rejected(batch, rejection(error, RecordFailure(out.step)), out)
                 continue
             break
-        out.flush()
+        if out._gathered or out._tagged_gathered:
+            out.flush()
 
     return entry
+
+
+def for_single(operator: Map | Filter, entry: Entry, out: Output, counts: EntryCounts) -> Entry:
+    """Return an entry with a shorter way for a list of one record, as most batches are in a loop of rounds.
+
+    It does the same: a record for which the function raises ends the job, or takes the long way for its letter.
+    """
+    function, filters = operator._function, isinstance(operator, Filter)
+
+    def for_one(batch: Batch) -> None:
+        at_hand = out._at_hand
+        is_plain = out._is_plain and not out._gathered and (at_hand is None or at_hand.origin is None)
+        if type(batch) is not list or len(batch) != 1 or not is_plain:
+            entry(batch)
+            return
+        counts.records_in += 1
+        counts.batches_in += 1
+        try:
+            made = function(batch[0])
+            if not filters:
+                batch = [made]
+            elif not made:
+                return
+        except Exception as error:
+            out.fail(error, batch[0])
+        out.records_emitted += 1
+        try:
+            for receiver in out._receivers:
+                receiver(batch)
+        except RecordFailure:
+            raise
+        except Exception as error:
+            raise RecordFailure(out.step) from error
+
+    return for_one
 
 
 def keys_in_turns(

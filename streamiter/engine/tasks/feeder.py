@@ -14,7 +14,7 @@ from typing import TypeVar, final
 from streamiter.engine.graph.channels import Channel, Intake
 from streamiter.engine.graph.graph import Step
 from streamiter.engine.graph.statistics import SourceStatistics
-from streamiter.engine.tasks.entries import by_batch
+from streamiter.engine.tasks.entries import EntryCounts, by_batch
 from streamiter.engine.tasks.failures import FailuresOf, StepNote, call_unless_cancelled, noted
 from streamiter.errors import ConfigurationError, shortened
 from streamiter.operators.event_time import PartState
@@ -251,7 +251,7 @@ class SinkEncoding:
         self._out.connect(self._emitted.append, DEAD_LETTERS)
         self._at_hand = BatchAtHand()
         trace_origins(self._out, self._at_hand, "no origin")
-        self._entry = by_batch(sink.encode, self._out)
+        self._entry = by_batch(sink.encode, self._out, EntryCounts())
 
     async def open(self) -> None:
         with FailuresOf(self._out.step):

@@ -21,6 +21,7 @@ from streamiter.engine.tasks.entries import (
     SOURCE_METHODS,
     AsyncEntry,
     Entry,
+    EntryCounts,
     check_can_listen,
     check_event_timers,
     check_handlers,
@@ -59,7 +60,7 @@ T = TypeVar("T")
 
 
 @final
-class OperatorInstance:
+class OperatorInstance(EntryCounts):
     """An operator at work in one subtask. Only its task uses it."""
 
     def __init__(
@@ -99,8 +100,6 @@ class OperatorInstance:
         self._timers_set = 0
         self._takes_timers = True
         self._loop: asyncio.AbstractEventLoop | None = None
-        self.records_in = 0
-        self.batches_in = 0
         self._is_open = False
         self.is_listener = isinstance(operator, IterationListener)
         self._keys: Mapping[str, Callable[[Any], Any]] = {} if step.keys is None else step.keys.by_input
@@ -182,8 +181,10 @@ class OperatorInstance:
 
     def entry(self, input_name: str) -> Entry:
         """Return the function that the step before calls with a batch."""
-        entry = make_entry(*self._given_to(input_name), self._timing())
-        return self._noting(self._counted(self._without_times(entry)))
+        is_plain = self.times is None and (input_name not in self._keys or self.takes_batches(input_name))
+        counts = self if is_plain else EntryCounts()
+        entry = make_entry(*self._given_to(input_name), self._timing(), counts)
+        return self._noting(entry if is_plain else self._counted(self._without_times(entry)))
 
     def async_entry(self, input_name: str) -> AsyncEntry:
         """Return the same function for an operator whose calls are awaited: the first of its task, which notes it."""
@@ -262,7 +263,7 @@ class OperatorInstance:
             result = getattr(self.operator, method)(*arguments)
             if self.note is not None:
                 self.note.running[0] = before
-            if inspect.isawaitable(result):
+            if result is not None and inspect.isawaitable(result):
                 result = await unless_cancelled(noted(result, self.step.name, self.note), self.step.name)
         self.out.flush()
         self._store_states()

@@ -8,8 +8,7 @@ are handled by :class:`~streamiter.engine.tasks.task_barriers.TaskBarriers`.
 from __future__ import annotations
 
 import asyncio
-import types
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from typing import Any, Final, final
 
@@ -124,6 +123,8 @@ class Task:
         self._boundary_out = _TaskBoundaryOutput(self)
         inbox.count_aside = self.first.count
         self._wanted: Callable[[], Iterable[str] | None] | None = None
+        self._looks_after = True
+        """Whether ``_after_handling`` has something to do."""
         self._awaited = self._boundary is None and self.first.is_awaited(self._input_names)
         self._entries: dict[str, Entry] = {}
         self._async_entries: dict[str, AsyncEntry] = {}
@@ -144,7 +145,11 @@ class Task:
         first, names = self.first, self._input_names
         self._wanted = getattr(first.operator, "wanted_inputs", None)
         if self._boundary is not None:
+            if type(self._boundary).wanted_inputs is Boundary.wanted_inputs:
+                self._wanted = None  # It wants all inputs at any time.
+            self._looks_after = self._wanted is not None
             return
+        self._looks_after = self._rounds is not None or self._wanted is not None or bool(self.chain.timed)
         self._by_batch = frozenset(name for name in names if first.takes_batches(name))
         if first.operator.runs_in_thread:
             self._async_entries = {name: self._in_thread(first.entry(name)) for name in names}
@@ -162,6 +167,7 @@ class Task:
         ``keeps_last_state``: whether a suspended job leaves a checkpoint.
         """
         self.barriers.serve_with(worker, clocks, keeps_last_state=keeps_last_state)
+        self._looks_after = True
         serve_with(self.first.context, worker)
 
     @property
@@ -219,14 +225,7 @@ class Task:
                 self.chain.write_control(Idle())
             for instance in self.instances:
                 instance.announce()
-        while not self.ended:
-            if not await self._turn():
-                if self.inbox.has_parked:
-                    self._held_since_s = self._now_s()
-                await self.inbox.wait()
-                if self._held_since_s is not None:
-                    self._held_s += self._now_s() - self._held_since_s
-                    self._held_since_s = None
+        await self._take_turns()
         for channel in self._feedback_channels:
             channel.close()  # Feedback to a task that has ended is dropped, and not kept until the job ends.
 
@@ -296,48 +295,62 @@ class Task:
             return {None: PartState.READING if waits else PartState.AT_END}
         return self.feeder.parts(self.positions)
 
-    # -- one turn --------------------------------------------------------------------------------------
+    # -- turns -----------------------------------------------------------------------------------------
 
-    async def _turn(self) -> bool:
-        """Handle the next batch or control record; return whether there was one."""
-        try:
-            polled = self.inbox.poll()
-        except StreamiterError as error:  # Records set aside exceed the disk limit, or are not plain data.
-            raise RecordFailure(self.first.step.name) from error
-        if polled is None:
-            if self._rounds is not None and await self._rounds.tell_ended_inputs():
-                await self._after_handling()
-                return True
-            self._begin_row()
-            return False
-        port, message = polled
-        self.progress.handled += 1
-        self._handling_since_s = began_s = self._now_s()
-        if is_control := isinstance(message, Control):
-            self.progress.origin = None
-            for event in [message] if port is None else self.inbox.accept(port, message):
-                await self._handle_event(event)
-        else:
-            assert port is not None
+    async def _take_turns(self) -> None:
+        """Handle one batch or control record after the other, until the task has ended; wait while there is none."""
+        poll, accept = self.inbox.poll, self.inbox.accept
+        while not self.ended:
             try:
-                await self._handle_batch(port, message, began_s)
-            except RecordFailure as failure:
-                if isinstance(message, SourceBatch) and failure.within is None:
-                    failure.within = _within_batch(message)
-                raise
-        await self._after_handling()
-        self._handled_s += self._now_s() - began_s
-        self._handling_since_s = None
-        self._batches_in_a_row += 1
-        if (
-            (self._in_loop and not is_control)
-            or self._batches_in_a_row >= _BATCHES_IN_A_ROW
-            or self._records_in_a_row >= BATCH_RECORDS
-            or 2 * self._seconds_in_a_row >= TURN_S
-        ):
-            self._begin_row()
-            await _give_way()
-        return True
+                polled = poll()
+            except StreamiterError as error:  # Records set aside exceed the disk limit, or are not plain data.
+                raise RecordFailure(self.first.step.name) from error
+            if polled is None:
+                if self._rounds is not None and await self._rounds.tell_ended_inputs():
+                    await self._after_handling()
+                    await self.clear_lanes()
+                    continue
+                self._batches_in_a_row = self._records_in_a_row = 0
+                self._seconds_in_a_row = 0.0
+                if self.inbox.has_parked:
+                    self._held_since_s = self._now_s()
+                await self.inbox.wait()
+                if self._held_since_s is not None:
+                    self._held_s += self._now_s() - self._held_since_s
+                    self._held_since_s = None
+                continue
+            port, message = polled
+            self.progress.handled += 1
+            self._handling_since_s = began_s = self._now_s()
+            if is_control := isinstance(message, Control):
+                self.progress.origin = None
+                for event in (message,) if port is None else accept(port, message):
+                    await self._handle_event(event)
+            else:
+                assert port is not None
+                try:
+                    await self._handle_batch(port, message, began_s)
+                except RecordFailure as failure:
+                    if isinstance(message, SourceBatch) and failure.within is None:
+                        failure.within = _within_batch(message)
+                    raise
+            if self._looks_after:
+                await self._after_handling()
+            for lane in self._lanes:
+                if lane.waiting:
+                    await self.clear_lanes()
+            self._handled_s += self._now_s() - began_s
+            self._handling_since_s = None
+            self._batches_in_a_row += 1
+            if (
+                (self._in_loop and not is_control)
+                or self._batches_in_a_row >= _BATCHES_IN_A_ROW
+                or self._records_in_a_row >= BATCH_RECORDS
+                or 2 * self._seconds_in_a_row >= TURN_S
+            ):
+                self._batches_in_a_row = self._records_in_a_row = 0
+                self._seconds_in_a_row = 0.0
+                await _GIVE_WAY
 
     def _begin_row(self) -> None:
         self._batches_in_a_row = self._records_in_a_row = 0
@@ -353,9 +366,6 @@ class Task:
                 self.barriers.arrange_stop()
         if self.chain.timed:
             await self.chain.catch_up()
-        for lane in self._lanes:
-            if lane.waiting:
-                await self.clear_lanes()
 
     async def clear_lanes(self) -> None:
         for lane in self._lanes:
@@ -527,10 +537,16 @@ class Task:
         self.ended = state["ended"]
 
 
-@types.coroutine
-def _give_way() -> Generator[None, None, None]:
-    """Let other tasks run, as ``asyncio.sleep(0)`` does in twice the time."""
-    yield
+@final
+class _GiveWay:
+    """Lets other tasks run when it is awaited, as ``asyncio.sleep(0)`` does in three times the time."""
+
+    def __await__(self) -> Iterator[None]:
+        return iter(_ONCE)
+
+
+_ONCE: Final = (None,)
+_GIVE_WAY: Final[Any] = _GiveWay()
 
 
 def _within_batch(batch: SourceBatch) -> str:
@@ -548,11 +564,11 @@ class _TaskBoundaryOutput(BoundaryOutput):
         self._task = task
         step = task.first.step
         self._drops_times = step.reads_times and not step.timed
+        self._progress, self._emit_batch = task.progress, task.first.out.emit_batch
 
     def emit_batch(self, records: Batch, epoch: int) -> None:
-        task = self._task
-        task.progress.epoch = epoch
-        task.first.out.emit_batch(untimed(records) if self._drops_times else records)
+        self._progress.epoch = epoch
+        self._emit_batch(untimed(records) if self._drops_times else records)
 
     def refuse(self, record: Any, error: Exception, epoch: int, origin: BatchOrigin | None) -> None:
         out, progress = self._task.first.out, self._task.progress
@@ -561,7 +577,11 @@ class _TaskBoundaryOutput(BoundaryOutput):
         out.flush()
 
     async def room(self) -> None:
-        await self._task.clear_lanes()
+        for lane in self._task._lanes:
+            if lane.waiting:
+                await self._task.clear_lanes()
 
-    async def control(self, control: Control) -> None:
-        await self._task.pass_on(control, after_first=True)
+    def control(self, control: Control) -> Coroutine[Any, Any, None]:
+        # Most control records do not end the task, so this is no coroutine itself.
+        passer = self._task if type(control) is EndOfInput else self._task.chain
+        return passer.pass_on(control, after_first=True)

@@ -15,9 +15,11 @@ from typing import Any, NamedTuple
 from streamiter.engine.tasks.entries import (
     AsyncEntry,
     Entry,
+    EntryCounts,
     by_batch,
     by_record,
     check_result,
+    for_single,
     handler_of,
     keyed_records,
     keys_in_turns,
@@ -28,6 +30,7 @@ from streamiter.operators.event_timers import StepTimes
 from streamiter.operators.functions import KeyOf, refuse
 from streamiter.operators.operator import Context, Operator, Progress, known_of
 from streamiter.operators.output import Output, RecordFailure, TimedOutput, each_with_its_row
+from streamiter.operators.steps import Filter, Map
 from streamiter.values.records import Batch, TimedBatch, slice_batch, untimed
 from streamiter.values.times import MIN_TIME
 
@@ -51,17 +54,29 @@ def called_directly(coroutine: Coroutine[Any, Any, None]) -> None:
 
 
 def make_entry(
-    operator: Operator, input_name: str, out: Output, context: Context, key_of: KeyOf | None, timing: Timing | None
+    operator: Operator,
+    input_name: str,
+    out: Output,
+    context: Context,
+    key_of: KeyOf | None,
+    timing: Timing | None,
+    counts: EntryCounts,
 ) -> Entry:
-    """Return the entry of an operator that the engine calls directly; ``timing`` is None without event time."""
+    """Return the entry of an operator that the engine calls directly; ``timing`` is None without event time.
+
+    The entries without keys and event time, and no other ones, count what they are given.
+    """
     method, whole_batches = handler_of(operator, input_name, step=context.name, keyed=key_of is not None)
     handle, known = getattr(operator, method), known_of(operator)
     if not whole_batches:
         if timing is None and key_of is None:
-            return by_record(handle, out)
+            return by_record(handle, out, counts)
         return _directly(_by_record(handle, out, context, key_of, timing, check_result))
     if timing is None:  # Of several inputs with keys, those that are handled by batches have none.
-        return by_batch(handle, out)
+        entry = by_batch(handle, out, counts)
+        if type(operator) is Map or type(operator) is Filter:
+            return for_single(operator, entry, out, counts)
+        return entry
     if known.one_by_one == "always" or (known.one_by_one == "if tolerant" and out.tolerates_rejections):
         return _one_by_one(handle, timing.out, timing.times)
     return _directly(_by_batch(handle, out, timing, check_result, takes_timed=known.takes_timed_batches))

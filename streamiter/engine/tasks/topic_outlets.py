@@ -130,7 +130,8 @@ class OutgoingPump:
         """Take items from the outlets in turns, up to the size of one write."""
         entries = OutgoingRecords()
         while self._ready.queue and entries.size_bytes < _WRITE_BYTES:
-            queue = self._ready.take()
+            queue = self._ready.queue.popleft()
+            self._ready.is_queued[queue.index] = False
             if queue.peek() is not None:
                 self._take_next(self._outlets[queue.index], entries)
                 self._ready.add(queue)
