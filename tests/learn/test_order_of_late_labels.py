@@ -27,7 +27,7 @@ from streamiter import Checkpoints, Flow, Stream
 from streamiter.errors import GraphError
 from streamiter.learn import LogisticRegression, SparseRows, train_online
 from streamiter.learn.answer_delays import AnswerDelays
-from streamiter.learn.label_join import LabelJoin
+from streamiter.learn.label_join import JoinEvents, LabelJoin, objects
 from streamiter.learn.online_workers import DelayedLabelsWorker, OnlineWorkerOptions
 from streamiter.learn.training import GradientSum
 from streamiter.models import LinearPredictor
@@ -664,6 +664,55 @@ def test_a_question_that_is_delivered_again_after_its_answer_is_learned_once(sch
         assert "again" not in dict(each.reach(20_000))
         assert each.ask("a", 1_000, "after its wait") == []
         assert each.questions() == ["after its wait"]
+
+
+def test_keys_that_nobody_waits_for_are_forgotten() -> None:
+    """The keys of refused questions, and of settled ones while time passed without events, stayed in memory for ever.
+
+    Where only answered questions were restored, compiled code wrote to an array of keys without room.
+    """
+    labels, nobody = replace(LABELS, schedule="at once", otherwise=None), np.array([False])
+    for key in range(3):
+        join = SmallJoin(labels, is_timed=True)
+        join.join.handle(JoinEvents([key], nobody, nobody, objects([None]), [{}], None, [key], [key]), 0)
+        join.join.close()
+        assert not join.join._places
+        join.ask(key, 10, "question")
+        join.answer(key, 20, True)
+        again = SmallJoin(labels, is_timed=True)
+        again.restore(join.state())
+        assert not again.join.is_due(100_000)
+        again.join.pass_time(100_000)
+        assert not again.join._places
+        assert not again.ask("other", 200_000, "question") and list(again.join._places) == ["other"]
+    by_clock, again = (SmallJoin(replace(LABELS, schedule="end"), is_timed=False) for _ in range(2))
+    for join in (by_clock, again):
+        join.join.open(SimpleNamespace(clock=VirtualClock(), set_timer=print))
+    assert not [*by_clock.reach(10), *by_clock.ask("a", None, "question"), *by_clock.answer("a", None, True)]
+    again.restore(by_clock.state())
+    assert len(again.join._arrays(0).keys)
+    assert again.end() == [("question", True)]
+
+
+def test_an_answer_that_is_no_label_takes_its_question_along() -> None:
+    """A label that is an array ended the job: it was compared with labels before anybody asked whether it is one."""
+    join = SmallJoin(replace(LABELS, schedule="expected"), is_timed=True)
+    assert not join.ask("a", 0, "question")
+    assert not join.answer("a", 1, np.array([1, 2]))
+    assert [name for name, _ in join.reach(10_000)] == ["question"]  # The model refuses the label.
+
+
+def test_huge_features_of_a_question_that_waits_are_kept() -> None:
+    """A model by gradients learned a question without its largest feature: huge is missing only for the default."""
+    model = LogisticRegression(2, optimizer=SGD(0.2))
+    labels = replace(LABELS, features=lambda rows: SparseRows.from_dense([[row["x"], 1.0] for row in rows]))
+    worker = DelayedLabelsWorker(OnlineWorkerOptions(lambda: model, None, synchronous=False), labels)  # type: ignore[arg-type]
+    worker.open(SimpleNamespace(epoch=0, parallelism=1, subtask_index=0, clock=VirtualClock(), set_timer=print))  # type: ignore[arg-type]
+    out: Any = SimpleNamespace(emit=lambda *_, **__: None)
+    worker.process_model(model.parameters(state=False), out)
+    worker.process_examples([{"id": 1, "x": 1e200}], out)
+    rows = worker._join.questions.rows(worker._join.question_slots())
+    assert rows.values.tolist() == [1e200, 1.0]
 
 
 def test_longer_waits_bring_together_what_a_checkpoint_kept_apart() -> None:
