@@ -218,7 +218,7 @@ class LabelJoin(DeclaredState):
     def pass_time(self, watermark: int) -> None:
         """Reach a watermark by which nothing is due: later events count as events of this time at the earliest."""
         self._last = self._arrays(0)
-        self._compiled.end_waits(self._last, watermark)
+        self._compiled.end_waits(self._last, watermark, -1)
         if self._counts[layout.TOUCHED]:
             self.close()  # Settled questions were forgotten, and their keys.
 
@@ -253,13 +253,15 @@ class LabelJoin(DeclaredState):
         if len(self._join_again):
             again, self._join_again = self._join_again, np.zeros(0, np.intp)
             self._compiled.join_again(arrays, again)
-        self._compiled.end_waits(arrays, watermark)
+        self._compiled.end_waits(arrays, watermark, -1)
         shares: list[tuple[int, bool]] = []
         start = 0
         for stop in self._changes_of_labels(events, positive):
             shares.append((int(self._counts[layout.STEPS]), self._has_share))
             self._settings[layout.MAY_ASSUME] = self._may_assume
             self._compiled.handle(arrays, kinds, keys, times, before, start, stop)
+            if stop < len(before):
+                self._compiled.end_waits(arrays, int(before[stop]), stop)  # Before its label counts.
             start = stop
         return self._steps_of(arrays, shares)
 

@@ -370,9 +370,9 @@ def drop_closed(arrays: Arrays) -> None:
 
 
 @compiled
-def end_waits(arrays: Arrays, watermark: int) -> None:
-    """End all waits that are over by a watermark, before the first event."""
-    _reach(pointers(arrays), watermark, -1)
+def end_waits(arrays: Arrays, watermark: int, event: int) -> None:
+    """End all waits that are over by a watermark, before an event; -1: before the first one."""
+    _reach(pointers(arrays), watermark, event)
 
 
 @compiled

@@ -28,6 +28,7 @@ from streamiter.errors import GraphError
 from streamiter.learn import LogisticRegression, SparseRows, train_online
 from streamiter.learn.answer_delays import AnswerDelays
 from streamiter.learn.label_join import JoinEvents, LabelJoin, objects
+from streamiter.learn.label_join_arrays import TO_ASK, TO_LEARN
 from streamiter.learn.online_workers import DelayedLabelsWorker, OnlineWorkerOptions
 from streamiter.learn.training import GradientSum
 from streamiter.models import LinearPredictor
@@ -684,7 +685,8 @@ def test_keys_that_nobody_waits_for_are_forgotten() -> None:
         assert not again.join.is_due(100_000)
         again.join.pass_time(100_000)
         assert not again.join._places
-        assert not again.ask("other", 200_000, "question") and list(again.join._places) == ["other"]
+        assert not again.ask("other", 200_000, "question")
+        assert list(again.join._places) == ["other"]
     by_clock, again = (SmallJoin(replace(LABELS, schedule="end"), is_timed=False) for _ in range(2))
     for join in (by_clock, again):
         join.join.open(SimpleNamespace(clock=VirtualClock(), set_timer=print))
@@ -713,6 +715,16 @@ def test_huge_features_of_a_question_that_waits_are_kept() -> None:
     worker.process_examples([{"id": 1, "x": 1e200}], out)
     rows = worker._join.questions.rows(worker._join.question_slots())
     assert rows.values.tolist() == [1e200, 1.0]
+
+
+def test_waits_that_end_before_a_label_do_not_know_it() -> None:
+    """The label of an event changed the prior of questions that had left before it, in the same mini-batch only."""
+    join = LabelJoin(replace(LABELS, otherwise="no"), is_timed=True)
+    asks, times = np.array([True, True, False]), [0, 8_000, 10_000]
+    labels = objects([None, None, "a label before no"])
+    steps = join.handle(JoinEvents([1, 2, 2], asks, ~asks, labels, [{}] * 3, None, times, [-1, -1, 9_999]), -1)
+    assert steps.kind.tolist() == [TO_ASK, TO_ASK, TO_LEARN]
+    assert (steps.at_event[2], steps.has_share[2]) == (2, True)
 
 
 def test_longer_waits_bring_together_what_a_checkpoint_kept_apart() -> None:
