@@ -727,6 +727,38 @@ def test_waits_that_end_before_a_label_do_not_know_it() -> None:
     assert (steps.at_event[2], steps.has_share[2]) == (2, True)
 
 
+EDGES: dict[str, tuple[dict[str, Any], list[tuple[Any, ...]], list[Any]]] = {
+    # Questions have a name, answers a label; a number alone is a watermark.
+    "an answer of the same millisecond": ({}, [("a", 5, True), ("a", 5, "q")], ["q"]),
+    "at the watermark": ({}, [("a", 5, True), (5,), ("a", 5, "q")], ["q"]),
+    "at the end of the wait": ({}, [("a", 0, "q"), ("a", 4_000, True)], []),
+    "before its question, at the end": ({}, [("a", 4_000, True), ("a", 0, "q")], []),
+    "the last of two questions": ({}, [("a", 0, "one"), ("a", 0, "two"), ("a", 1, True)], ["two"]),
+    "the later of two answers": ({}, [("a", 10, True), ("a", 5, False), ("a", 0, "q")], ["q"]),
+    "a late question": ({}, [(1_000,), ("a", 0, "q"), ("a", 4_500, True)], ["q"]),
+    "room for one, a question": ({"waiting_max": 1}, [("a", 0, "q"), ("b", 3_999, True), ("b", 3_999, "b")], ["b"]),
+    "room for one, two answers": ({"waiting_max": 1}, [("a", 5, True), ("b", 5, True), ("b", 5, "b")], ["b"]),
+    "room for an answered one": ({"waiting_max": 1, "schedule": "end"}, [("a", 0, "q"), ("a", 1, True)], []),
+    "settled no longer": ({}, [("a", 0, "q"), ("a", 1, True), (4_000,), ("a", 0, "r"), ("a", 4_001, True)], ["q", "r"]),
+    "settled twice": ({}, [("a", 0, "q"), ("a", 1, True), ("a", 2, "r"), ("a", 3, True), (9_000,)], ["q", "r"]),
+    "by the clock, an answer first": ({}, [(10,), ("a", None, True), ("a", None, "q")], []),
+    "by the clock, no time": ({"within_s": 0.001}, [(10,), ("a", None, "q"), ("a", None, True)], []),
+}
+
+
+@pytest.mark.parametrize("name", EDGES)
+def test_what_meets_at_the_edges_of_waits(name: str) -> None:
+    """One millisecond, or one event, more or less: each of these faults in the join was planted, and not seen."""
+    changes, given, expected = EDGES[name]
+    labels = replace(LABELS, **{"schedule": "at once", "otherwise": None} | changes)
+    join, learned = SmallJoin(labels, is_timed="clock" not in name), []
+    for event in given:
+        call = join.reach if len(event) == 1 else join.ask if isinstance(event[2], str) else join.answer
+        learned += call(*event)  # type: ignore[operator]
+    assert learned == [(question, True) for question in expected]
+    assert join.state()["settled"] == [[], []] or given[-1] != (9_000,)
+
+
 def test_longer_waits_bring_together_what_a_checkpoint_kept_apart() -> None:
     """A question and its answer, both waiting, were lost without a count when the wait became long enough for both."""
     for schedule in SCHEDULES:
