@@ -151,6 +151,8 @@ class LabelJoin(DeclaredState):
         self._join_again: Indices = np.zeros(0, np.intp)
         """The slots of a restore whose events are joined first: waits are longer now, or fewer may wait."""
         self._timer_at = MAX_TIME
+        self._events = JoinEvents.none()
+        self._add_places(1)  # The first place is touched in place of the keys that a restored answer no longer has.
 
     @property
     def _may_assume(self) -> bool:
@@ -215,7 +217,10 @@ class LabelJoin(DeclaredState):
 
     def pass_time(self, watermark: int) -> None:
         """Reach a watermark by which nothing is due: later events count as events of this time at the earliest."""
-        self._compiled.end_waits(self._arrays(0), watermark)
+        self._last = self._arrays(0)
+        self._compiled.end_waits(self._last, watermark, -1)
+        if self._counts[layout.TOUCHED]:
+            self.close()  # Settled questions were forgotten, and their keys.
 
     @property
     def watermark(self) -> int:
@@ -244,18 +249,19 @@ class LabelJoin(DeclaredState):
         times, before = (
             nothing if given is None else np.asarray(given, np.int64) for given in (events.times, events.before)
         )
-        self._counts[[layout.STEPS, layout.TAKEN_SLOTS, layout.TOUCHED, layout.LATE_ANSWERS]] = 0
         arrays = self._last = self._arrays(len(kinds))
         if len(self._join_again):
             again, self._join_again = self._join_again, np.zeros(0, np.intp)
             self._compiled.join_again(arrays, again)
-        self._compiled.end_waits(arrays, watermark)
+        self._compiled.end_waits(arrays, watermark, -1)
         shares: list[tuple[int, bool]] = []
         start = 0
         for stop in self._changes_of_labels(events, positive):
             shares.append((int(self._counts[layout.STEPS]), self._has_share))
             self._settings[layout.MAY_ASSUME] = self._may_assume
             self._compiled.handle(arrays, kinds, keys, times, before, start, stop)
+            if stop < len(before):
+                self._compiled.end_waits(arrays, int(before[stop]), stop)  # Before its label counts.
             start = stop
         return self._steps_of(arrays, shares)
 
@@ -279,7 +285,8 @@ class LabelJoin(DeclaredState):
             known = (None, self.otherwise, self._other_label)
             for event in np.flatnonzero(events.answers).tolist():
                 label = events.labels[event]
-                if label not in known and is_label(label):
+                is_known = label is self.otherwise or label is self._other_label
+                if not is_known and is_label(label) and label not in known:
                     yield event
                     if self.delays.are_known():
                         break
@@ -332,6 +339,7 @@ class LabelJoin(DeclaredState):
         most = int(self._counts[layout.TAKEN_SLOTS] + self._counts[layout.STEPS])
         kept, idle = np.empty((most, 3), np.int64), np.empty(int(self._counts[layout.TOUCHED]), np.int64)
         waiting, unused = self._compiled.close_batch(self._last, kept, idle)
+        self._counts[[layout.STEPS, layout.TAKEN_SLOTS, layout.TOUCHED, layout.LATE_ANSWERS]] = 0
         places = idle[:unused] // layout.KEY_COLUMNS
         places = places[self._names[places] != _NO_KEY]
         for key in self._names[places].tolist():

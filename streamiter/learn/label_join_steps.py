@@ -149,6 +149,7 @@ def _join_question(state: Pointers, slot: int, event: int, is_again: bool) -> No
     """Give a question its answer if that has come, or let it wait."""
     slots, keys, counts, within = state.slots, state.keys, state.counts, state.settings[WITHIN]
     key, time = slots[slot + SLOT_KEY], slots[slot + SLOT_TIME]
+    counts[LATEST] = max(counts[LATEST], time)
     earlier, answer = keys[key + WAITING_QUESTION], keys[key + WAITING_ANSWER]
     if answer >= 0 and slots[answer + SLOT_TIME] >= time and (within < 0 or slots[answer + SLOT_TIME] - time < within):
         _close(state, answer)
@@ -174,6 +175,7 @@ def _join_answer(state: Pointers, slot: int, event: int, is_again: bool) -> None
     """Give an answer to its question if that waits, or let it wait for it."""
     slots, keys, counts, within = state.slots, state.keys, state.counts, state.settings[WITHIN]
     key, time = slots[slot + SLOT_KEY], slots[slot + SLOT_TIME]
+    counts[LATEST] = max(counts[LATEST], time)
     question, earlier = keys[key + WAITING_QUESTION], keys[key + WAITING_ANSWER]
     asked = slots[question + SLOT_TIME] if question >= 0 else MAX_TIME
     if asked <= time and (within < 0 or time - asked < within):
@@ -279,7 +281,6 @@ def _take_slot(state: Pointers, key: int, time: int, event: int) -> int:
     counts[FREE_SLOTS] -= 1
     slot = state.free[counts[FREE_SLOTS]]
     time = max(time, counts[WATERMARK])
-    counts[LATEST] = max(counts[LATEST], time)
     slots = state.slots
     slots[slot + SLOT_KEY], slots[slot + SLOT_TIME], slots[slot + SLOT_EVENT] = key, time, event
     slots[slot + WHEN], slots[slot + SLOT_FLAGS] = NOT_BEFORE_THE_END, 0
@@ -369,9 +370,9 @@ def drop_closed(arrays: Arrays) -> None:
 
 
 @compiled
-def end_waits(arrays: Arrays, watermark: int) -> None:
-    """End all waits that are over by a watermark, before the first event."""
-    _reach(pointers(arrays), watermark, -1)
+def end_waits(arrays: Arrays, watermark: int, event: int) -> None:
+    """End all waits that are over by a watermark, before an event; -1: before the first one."""
+    _reach(pointers(arrays), watermark, event)
 
 
 @compiled
@@ -404,6 +405,8 @@ def handle(
             state.slots[slot + SLOT_NUMBER] = -counts[ARRIVED]
             state.slots[slot + SLOT_FLAGS] |= IS_ANSWER | (HAS_LABEL if has_label else 0)
             _join_answer(state, slot, event, False)
+        else:
+            touch(state, keys[event])
     clear_closed_items(state.questions, counts, QUESTIONS, state.slots)
     clear_closed_items(state.answers, counts, ANSWERS, state.slots)
     clear_closed_items(state.assumed, counts, ASSUMABLE, state.slots)

@@ -328,7 +328,7 @@ class DelayedLabelsWorker(OnlineWorker, KeepsRecords):
             given, weights = self._model.checked_targets(targets[settled], len(settled)), np.ones(len(settled))
             self.emit_predictions(asked[settled], given, weights, numbered[:, 0], out, questions=numbered[:, 1])
         made.asked.made, made.asked.reading = assumed[:, None], 0
-        made.keep_waiting(numbers, asked[:, None], np.full((len(rows.indptr), 2), np.nan))
+        made.keep_waiting(numbers, asked[:, None], np.full((len(rows.indptr), 2), np.nan), has_missing=False)
 
     def without_end(self, state: dict[str, Any]) -> dict[str, Any]:
         return super().without_end(state) | {"join": self._join.without_end(state["join"])}

@@ -153,8 +153,11 @@ class QuestionSteps:
         own = np.where(events >= 0, padded[events], self._join.questions.numbers[steps.slot[settled]])
         return np.stack([padded[at], own], axis=1)
 
-    def keep_waiting(self, numbers: Indices, made: Floats, priors: Floats) -> None:
-        """End the mini-batch: keep rows, predictions and scores of the questions that wait for a label."""
+    def keep_waiting(self, numbers: Indices, made: Floats, priors: Floats, *, has_missing: bool = True) -> None:
+        """End the mini-batch: keep rows, predictions and scores of the questions that wait for a label.
+
+        ``has_missing``: huge values of rows are missing ones.
+        """
         join, kept = self._join, self._join.questions
         waiting = join.close()
         is_question = waiting.scores >= 0
@@ -167,6 +170,6 @@ class QuestionSteps:
             own[~np.isnan(made[steps, 0])] = np.nan
             nothing = np.full(len(new), NOTHING_LEARNED)
             predictions = QuestionPredictions(made[steps], np.full(len(new), made.shape[1]), nothing, own)
-            kept.keep(new, numbers[events], self._own.take(self._row_of[events]), predictions)
+            kept.keep(new, numbers[events], self._own.take(self._row_of[events], has_missing=has_missing), predictions)
         if len(slots) and self.asked.made.size:
             kept.keep_scores(slots, self.asked.made[scores], self.asked.reading)

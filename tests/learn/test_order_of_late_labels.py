@@ -27,7 +27,8 @@ from streamiter import Checkpoints, Flow, Stream
 from streamiter.errors import GraphError
 from streamiter.learn import LogisticRegression, SparseRows, train_online
 from streamiter.learn.answer_delays import AnswerDelays
-from streamiter.learn.label_join import LabelJoin
+from streamiter.learn.label_join import JoinEvents, LabelJoin, objects
+from streamiter.learn.label_join_arrays import TO_ASK, TO_LEARN
 from streamiter.learn.online_workers import DelayedLabelsWorker, OnlineWorkerOptions
 from streamiter.learn.training import GradientSum
 from streamiter.models import LinearPredictor
@@ -664,6 +665,98 @@ def test_a_question_that_is_delivered_again_after_its_answer_is_learned_once(sch
         assert "again" not in dict(each.reach(20_000))
         assert each.ask("a", 1_000, "after its wait") == []
         assert each.questions() == ["after its wait"]
+
+
+def test_keys_that_nobody_waits_for_are_forgotten() -> None:
+    """The keys of refused questions, and of settled ones while time passed without events, stayed in memory for ever.
+
+    Where only answered questions were restored, compiled code wrote to an array of keys without room.
+    """
+    labels, nobody = replace(LABELS, schedule="at once", otherwise=None), np.array([False])
+    for key in range(3):
+        join = SmallJoin(labels, is_timed=True)
+        join.join.handle(JoinEvents([key], nobody, nobody, objects([None]), [{}], None, [key], [key]), 0)
+        join.join.close()
+        assert not join.join._places
+        join.ask(key, 10, "question")
+        join.answer(key, 20, True)
+        again = SmallJoin(labels, is_timed=True)
+        again.restore(join.state())
+        assert not again.join.is_due(100_000)
+        again.join.pass_time(100_000)
+        assert not again.join._places
+        assert not again.ask("other", 200_000, "question")
+        assert list(again.join._places) == ["other"]
+    by_clock, again = (SmallJoin(replace(LABELS, schedule="end"), is_timed=False) for _ in range(2))
+    for join in (by_clock, again):
+        join.join.open(SimpleNamespace(clock=VirtualClock(), set_timer=print))
+    assert not [*by_clock.reach(10), *by_clock.ask("a", None, "question"), *by_clock.answer("a", None, True)]
+    again.restore(by_clock.state())
+    assert len(again.join._arrays(0).keys)
+    assert again.end() == [("question", True)]
+
+
+def test_an_answer_that_is_no_label_takes_its_question_along() -> None:
+    """A label that is an array ended the job: it was compared with labels before anybody asked whether it is one."""
+    join = SmallJoin(replace(LABELS, schedule="expected"), is_timed=True)
+    assert not join.ask("a", 0, "question")
+    assert not join.answer("a", 1, np.array([1, 2]))
+    assert [name for name, _ in join.reach(10_000)] == ["question"]  # The model refuses the label.
+
+
+def test_huge_features_of_a_question_that_waits_are_kept() -> None:
+    """A model by gradients learned a question without its largest feature: huge is missing only for the default."""
+    model = LogisticRegression(2, optimizer=SGD(0.2))
+    labels = replace(LABELS, features=lambda rows: SparseRows.from_dense([[row["x"], 1.0] for row in rows]))
+    worker = DelayedLabelsWorker(OnlineWorkerOptions(lambda: model, None, synchronous=False), labels)  # type: ignore[arg-type]
+    worker.open(SimpleNamespace(epoch=0, parallelism=1, subtask_index=0, clock=VirtualClock(), set_timer=print))  # type: ignore[arg-type]
+    out: Any = SimpleNamespace(emit=lambda *_, **__: None)
+    worker.process_model(model.parameters(state=False), out)
+    worker.process_examples([{"id": 1, "x": 1e200}], out)
+    rows = worker._join.questions.rows(worker._join.question_slots())
+    assert rows.values.tolist() == [1e200, 1.0]
+
+
+def test_waits_that_end_before_a_label_do_not_know_it() -> None:
+    """The label of an event changed the prior of questions that had left before it, in the same mini-batch only."""
+    join = LabelJoin(replace(LABELS, otherwise="no"), is_timed=True)
+    asks, times = np.array([True, True, False]), [0, 8_000, 10_000]
+    labels = objects([None, None, "a label before no"])
+    steps = join.handle(JoinEvents([1, 2, 2], asks, ~asks, labels, [{}] * 3, None, times, [-1, -1, 9_999]), -1)
+    assert steps.kind.tolist() == [TO_ASK, TO_ASK, TO_LEARN]
+    assert (steps.at_event[2], steps.has_share[2]) == (2, True)
+
+
+EDGES: dict[str, tuple[dict[str, Any], list[tuple[Any, ...]], list[Any]]] = {
+    # Questions have a name, answers a label; a number alone is a watermark.
+    "an answer of the same millisecond": ({}, [("a", 5, True), ("a", 5, "q")], ["q"]),
+    "at the watermark": ({}, [("a", 5, True), (5,), ("a", 5, "q")], ["q"]),
+    "at the end of the wait": ({}, [("a", 0, "q"), ("a", 4_000, True)], []),
+    "before its question, at the end": ({}, [("a", 4_000, True), ("a", 0, "q")], []),
+    "the last of two questions": ({}, [("a", 0, "one"), ("a", 0, "two"), ("a", 1, True)], ["two"]),
+    "the later of two answers": ({}, [("a", 10, True), ("a", 5, False), ("a", 0, "q")], ["q"]),
+    "a late question": ({}, [(1_000,), ("a", 0, "q"), ("a", 4_500, True)], ["q"]),
+    "room for one, a question": ({"waiting_max": 1}, [("a", 0, "q"), ("b", 3_999, True), ("b", 3_999, "b")], ["b"]),
+    "room for one, two answers": ({"waiting_max": 1}, [("a", 5, True), ("b", 5, True), ("b", 5, "b")], ["b"]),
+    "room for an answered one": ({"waiting_max": 1, "schedule": "end"}, [("a", 0, "q"), ("a", 1, True)], []),
+    "settled no longer": ({}, [("a", 0, "q"), ("a", 1, True), (4_000,), ("a", 0, "r"), ("a", 4_001, True)], ["q", "r"]),
+    "settled twice": ({}, [("a", 0, "q"), ("a", 1, True), ("a", 2, "r"), ("a", 3, True), (9_000,)], ["q", "r"]),
+    "by the clock, an answer first": ({}, [(10,), ("a", None, True), ("a", None, "q")], []),
+    "by the clock, no time": ({"within_s": 0.001}, [(10,), ("a", None, "q"), ("a", None, True)], []),
+}
+
+
+@pytest.mark.parametrize("name", EDGES)
+def test_what_meets_at_the_edges_of_waits(name: str) -> None:
+    """One millisecond, or one event, more or less: each of these faults in the join was planted, and not seen."""
+    changes, given, expected = EDGES[name]
+    labels = replace(LABELS, **{"schedule": "at once", "otherwise": None} | changes)
+    join, learned = SmallJoin(labels, is_timed="clock" not in name), []
+    for event in given:
+        call = join.reach if len(event) == 1 else join.ask if isinstance(event[2], str) else join.answer
+        learned += call(*event)  # type: ignore[operator]
+    assert learned == [(question, True) for question in expected]
+    assert join.state()["settled"] == [[], []] or given[-1] != (9_000,)
 
 
 def test_longer_waits_bring_together_what_a_checkpoint_kept_apart() -> None:
