@@ -74,10 +74,6 @@ class KeptQuestions:
         self._values, self._indices = room, indices
         self._starts[living] = rows.indptr[:-1]
 
-    def leave(self, slots: Indices) -> None:
-        """Forget the rows of questions that have left."""
-        self._lengths[slots] = 0
-
     def keep_scores(self, slots: Indices, scores: Floats, reading: int) -> None:
         """Keep the experts' scores of questions, a row for each."""
         if (width := scores.shape[1]) > self._scores.shape[1]:
