@@ -22,7 +22,7 @@ from streamiter.errors import ConfigurationError, EncodeError
 from streamiter.topics.formats import BAD_INPUT, decode_values, encode_columns, encode_each, rows_to_encode
 from streamiter.topics.joined_values import JoinedValues
 from streamiter.topics.topic import OutgoingBatch, TopicBatch
-from streamiter.values.helpers.compiled import is_compiling, saying_that_it_compiles
+from streamiter.values.helpers.compiled import is_compiling, is_loaded, saying_that_it_compiles
 from streamiter.values.numbers import Array, Indices
 from streamiter.values.records import Batch, Columns, take
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from streamiter.topics.json_scanner import Fields
 
 # Compiled code decodes several times as fast, but takes a second to load, as long as a million records take without it.
-# Short streams are decoded without it.
+# Short streams are decoded without it, unless another step has loaded it already, as the ready-made learner does.
 _LOADED_AFTER: Final = 100_000
 # Measured for a schema of one field: with fewer values than this, compiled code is slower.
 _SCANNED_TOGETHER: Final = 24
@@ -129,7 +129,7 @@ class JsonColumns:
         self._fields = [_Field(name, spec, index) for index, (name, spec) in enumerate(fields.items())]
         self._decode = msgspec.json.Decoder(_column_row_type(self._fields)).decode
         self._scanner: ColumnScanner | None = None
-        self._records_before_scanning = _LOADED_AFTER if is_compiling() else math.inf
+        self._records_before_scanning: float = _LOADED_AFTER if is_compiling() else math.inf
 
     def __reduce__(self) -> tuple[type[JsonColumns], tuple[object]]:
         # Ray sends flows to other processes; decoders of msgspec cannot be sent.
@@ -141,7 +141,7 @@ class JsonColumns:
         Compiling, which takes seconds unless the code is stored, is such a part, too.
         """
         values, scanner = batch.values, self._scanner
-        if len(values) < _SCANNED_TOGETHER or self._records_before_scanning > len(values):
+        if len(values) < _SCANNED_TOGETHER or self._waits_for() > len(values):
             return None
         if scanner is None:
             return lambda: self._loaded_scanner().scan(values)
@@ -167,7 +167,7 @@ class JsonColumns:
         """Return the columns and the indices of odd records, or None if compiled code cannot decode most values."""
         if len(values) < _SCANNED_TOGETHER:
             return None
-        self._records_before_scanning -= len(values)
+        self._records_before_scanning = self._waits_for() - len(values)
         if self._records_before_scanning > 0:
             return None
         scanner = self._loaded_scanner()
@@ -177,6 +177,11 @@ class JsonColumns:
             self._records_before_scanning = _BATCHES_BETWEEN_TRIALS * len(values)
             return None
         return scanned
+
+    def _waits_for(self) -> float:
+        """Return after how many more records compiled code is used."""
+        is_at_hand = self._scanner is None and is_loaded() and self._records_before_scanning < math.inf
+        return 0 if is_at_hand else self._records_before_scanning
 
     def _loaded_scanner(self) -> ColumnScanner:
         if self._scanner is None:
