@@ -165,10 +165,10 @@ def questions_and_answers(
 
 def _timed(events: Stream, label: LabelSettings, name: str, rejections: Mapping[str, Any]) -> Stream:
     options: dict[str, Any] = {"max_ahead_s": _AHEAD_S, "name": name, **rejections}
-    if label.time is not None:
+    if (time := label.time) is not None:
         time_of = with_batches(
-            lambda event: milliseconds_of(event[label.time]),
-            lambda events: milliseconds_of_texts([event[label.time] for event in events]),
+            lambda event: milliseconds_of(event[time]),
+            lambda events: milliseconds_of_texts([event[time] for event in events]),
         )
         return events.event_time(time_of, unit="ms", check_unit=False, **options)
     if all(map(is_behind_topic, outlets_of(events))):

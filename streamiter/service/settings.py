@@ -10,7 +10,7 @@ import ipaddress
 import operator
 import re
 import ssl
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from itertools import repeat
 from types import MappingProxyType
@@ -68,11 +68,11 @@ class FieldComparison:
             raise ValueError(f"expected {self.field} as in {self}, given {value!r}")
         return bool(_OPERATORS[self.operator](value, self.bound))
 
-    def of_batch(self, records: Sequence[Mapping[str, Any]]) -> list[bool]:
+    def of_batch(self, records: Iterable[Any]) -> list[bool]:
         """Return the labels of records; raise any error if one of them must be called alone."""
         values = [record[self.field] for record in records]
         if not set(map(type, values)) <= ({str} if isinstance(self.bound, str) else {int, float, bool}):
-            raise ValueError
+            raise ValueError(f"expected {self.field} as in {self}")
         return list(map(_OPERATORS[self.operator], values, repeat(self.bound)))
 
     def __str__(self) -> str:
