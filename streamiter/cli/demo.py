@@ -457,12 +457,11 @@ class TrainingProgress(TrainingCounts):
 
     def read(self, events: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
         """Count events; return them."""
-        for event in events:
-            if event["event"] == "departure":
-                self.predicted += 1
-                self.reached = event["time"]
-            if "delay" in event:
-                self.late += is_late_event(event)
+        departures = [event for event in events if event["event"] == "departure"]
+        if departures:
+            self.predicted += len(departures)
+            self.reached = departures[-1]["time"]
+        self.late += sum([is_late_event(event) for event in events if "delay" in event])
         self.events += len(events)
         return events
 

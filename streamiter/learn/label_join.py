@@ -6,7 +6,10 @@ answers. Compiled code handles the events of a mini-batch one by one, see ``stre
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Hashable, Mapping, Sequence
+from itertools import repeat
+from operator import is_not
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -243,7 +246,8 @@ class LabelJoin(DeclaredState):
         """
         self._events = events
         kinds = events.asks * np.uint8(layout.ASKS) + events.answers * np.uint8(layout.ANSWERS_IT)
-        kinds[[label is not None for label in events.labels.tolist()]] += np.uint8(layout.BRINGS_LABEL)
+        has_label = np.fromiter(map(is_not, events.labels.tolist(), repeat(None)), np.bool_, len(kinds))
+        kinds += has_label * np.uint8(layout.BRINGS_LABEL)
         keys = self._places_of(events.keys)
         nothing = np.zeros(0, np.int64)
         times, before = (
@@ -342,8 +346,7 @@ class LabelJoin(DeclaredState):
         self._counts[[layout.STEPS, layout.TAKEN_SLOTS, layout.TOUCHED, layout.LATE_ANSWERS]] = 0
         places = idle[:unused] // layout.KEY_COLUMNS
         places = places[self._names[places] != _NO_KEY]
-        for key in self._names[places].tolist():
-            del self._places[key]
+        deque(map(self._places.pop, self._names[places].tolist()), maxlen=0)
         self._names[places] = _NO_KEY
         self._free_places += places.tolist()
         slots, of_events, scores = kept[:waiting].T
@@ -370,19 +373,20 @@ class LabelJoin(DeclaredState):
 
     def _places_of(self, keys: Sequence[Hashable]) -> npt.NDArray[np.int64]:
         """Return the place of each key in the array of keys; a new key gets one."""
-        found = list(map(self._places.get, keys))
-        new = [event for event, place in enumerate(found) if place is None]
-        if new:
-            names = dict.fromkeys([keys[event] for event in new])
+        found = np.fromiter(map(self._places.get, keys, repeat(-1)), np.int64, len(keys))
+        new = np.flatnonzero(found < 0)
+        if len(new):
+            new_keys = [keys[event] for event in new.tolist()]
+            names = dict.fromkeys(new_keys)
             if len(names) > len(self._free_places):
                 self._add_places(len(names) + len(self._names))
             places = self._free_places[-len(names) :]
             del self._free_places[-len(names) :]
             self._places.update(zip(names, places, strict=True))
             self._names[places] = objects(list(names))
-            for event in new:
-                found[event] = self._places[keys[event]]
-        return np.array(found, np.int64) * layout.KEY_COLUMNS
+            # Mostly each of them has one event.
+            found[new] = places if len(names) == len(new) else list(map(self._places.__getitem__, new_keys))
+        return found * layout.KEY_COLUMNS
 
     def _add_places(self, more: int) -> None:
         count = len(self._keys)

@@ -297,9 +297,8 @@ class LabelReader(DeclaredState):
         width = len(reading.names) + self.has_open_class if reading.kind == "classes" else 1
         found = np.zeros((len(predictions.made), width))
         # Mostly there is one group: nothing has changed.
-        groups, group_of = np.unique(np.stack([predictions.readings, predictions.widths]), axis=1, return_inverse=True)
-        for group, (earlier, given) in enumerate(groups.T.tolist()):
-            rows = np.flatnonzero(group_of.reshape(-1) == group)
+        for earlier, given in set(zip(predictions.readings.tolist(), predictions.widths.tolist(), strict=True)):
+            rows = np.flatnonzero((predictions.readings == earlier) & (predictions.widths == given))
             made = predictions.made[rows, :given]
             if 0 <= earlier < len(self.earlier):
                 told = made[:, 0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
+from itertools import compress
 from typing import Any, NamedTuple, TypedDict, final
 
 import numpy as np
@@ -18,7 +19,7 @@ from streamiter.learn.row_reading import (
     record_of_features,
 )
 from streamiter.learn.rows import BadRows, blaming_rows, of_numbered_rows, row_weights
-from streamiter.operators.functions import field_read_by, field_values
+from streamiter.operators.functions import field_read_by, field_values, values_at_once
 from streamiter.operators.output import Output
 from streamiter.operators.timed.in_order import BEFORE_FIELD, TIME_FIELD
 from streamiter.values.named_rows import NamedRows, named_matrix
@@ -153,13 +154,20 @@ class EventReader(ReadsLabels):
             no_events() | found | {"position": (at, first), "count": count, "label_fields": self.fields_of_label()}
         )
 
-    def _label_of(self, answer: Any, out: Output) -> Label:
-        """Return the label of an answer. If it is refused, its question has no label, and waits no longer."""
-        try:
-            return self._events.target_of(answer)
-        except Exception as error:
-            out.reject(answer, error)
-            return None
+    def _labels_of(self, answers: list[Any], out: Output) -> list[Label]:
+        """Return the labels of answers. If one is refused, its question has no label, and waits no longer."""
+        labels: list[Label] = values_at_once(self._events.target_of, answers) or []
+        rest = iter(answers)
+        while len(labels) < len(answers):
+            error: Exception = StopIteration()  # It ends the call without an error, if the function raises it.
+            try:
+                labels.extend(map(self._events.target_of, rest))
+            except Exception as raised:
+                error = raised
+            if len(labels) < len(answers):
+                out.reject(answers[len(labels)], error)
+                labels.append(None)
+        return labels
 
     def _read_events(self, records: Batch, events: TimedEvents | None, out: Output) -> dict[str, Any]:
         if events is None or events.keys is None or events.is_answer is None:
@@ -180,7 +188,8 @@ class EventReader(ReadsLabels):
             labels = field_values(target_of, records)
             labels = [label if is_answer else None for label, is_answer in zip(labels, are_answers, strict=True)]
         elif labelled is None:
-            labels = [self._label_of(event, out) if has_label[row] else None for row, event in enumerate(records)]
+            found = iter(self._labels_of(list(compress(records, has_label)), out))
+            labels = [next(found) if is_answer else None for is_answer in has_label]
         return {"keys": keys, "is_answer": are_answers, "labels": labels, "weights": weights, "features": features}
 
     @staticmethod

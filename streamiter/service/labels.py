@@ -6,7 +6,10 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
+from operator import itemgetter
 from typing import Any, Final
+
+import numpy as np
 
 from streamiter.errors import shortened
 from streamiter.flow.building import outlets_of
@@ -14,6 +17,7 @@ from streamiter.flow.event_time import is_behind_topic
 from streamiter.flow.stream import Stream
 from streamiter.learn import DelayedLabels
 from streamiter.learn.labels import LearningTask
+from streamiter.operators.functions import with_batches
 from streamiter.service.settings import (
     ANSWER,
     ANSWERS_FIELD,
@@ -101,11 +105,20 @@ _SHARES_SHOWN: Final = 5
 def delayed_labels_of(learn: LearnSettings, features: Callable[[Batch], Any]) -> DelayedLabels:
     """Return how questions and answers are read and joined."""
     settings, read = learn.label, label_of(learn)
+    field, answer_is = settings.event_field, settings.event
+    compared = settings.value if isinstance(settings.value, FieldComparison) else None
+
+    def target_of(answer: Record) -> Any:
+        return None if answer[settings.field] is None else read(answer)
+
     return DelayedLabels(
-        key_of=lambda event: event[settings.key],
-        is_answer=lambda event: bool(event.get(settings.event_field) == settings.event),
+        key_of=itemgetter(settings.key),
+        is_answer=with_batches(
+            lambda event: bool(event.get(field) == answer_is),
+            lambda events: [event.get(field) == answer_is for event in events],
+        ),
         features=features,
-        target_of=lambda answer: None if answer[settings.field] is None else read(answer),
+        target_of=target_of if compared is None else with_batches(target_of, compared.of_batch),
         within_s=settings.within_s,
         otherwise=settings.otherwise,
         schedule=settings.schedule,
@@ -152,10 +165,12 @@ def questions_and_answers(
 
 def _timed(events: Stream, label: LabelSettings, name: str, rejections: Mapping[str, Any]) -> Stream:
     options: dict[str, Any] = {"max_ahead_s": _AHEAD_S, "name": name, **rejections}
-    if label.time is not None:
-        return events.event_time(
-            lambda event: milliseconds_of(event[label.time]), unit="ms", check_unit=False, **options
+    if (time := label.time) is not None:
+        time_of = with_batches(
+            lambda event: milliseconds_of(event[time]),
+            lambda events: milliseconds_of_texts([event[time] for event in events]),
         )
+        return events.event_time(time_of, unit="ms", check_unit=False, **options)
     if all(map(is_behind_topic, outlets_of(events))):
         return events.event_time(idle_after_s=_QUIET_S, when_idle="advance", **options)
     return events
@@ -176,6 +191,18 @@ def milliseconds_of(time: object) -> int:
     if not math.isfinite(number):
         raise ValueError(f"expected a time as ISO 8601, in seconds or in milliseconds, given {shortened(time)}")
     return round(number if abs(number) > _LATEST_S else number * 1000)
+
+
+def milliseconds_of_texts(times: Sequence[str]) -> list[int]:
+    """Return what :func:`milliseconds_of` returns for each of these texts; raise any error if one must be read alone.
+
+    >>> milliseconds_of_texts(["2013-01-01T10:15Z", "2013-01-01T10:15"])
+    [1357035300000, 1357035300000]
+    """
+    at = [each if each.tzinfo else each.replace(tzinfo=UTC) for each in map(datetime.fromisoformat, times)]
+    # Both this and Python round halves to the even number.
+    milliseconds: list[int] = np.rint(np.array(list(map(datetime.timestamp, at))) * 1000).astype(np.int64).tolist()
+    return milliseconds
 
 
 _LATEST_S: Final = 100_000_000_000

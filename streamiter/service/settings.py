@@ -10,8 +10,9 @@ import ipaddress
 import operator
 import re
 import ssl
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
+from itertools import repeat
 from types import MappingProxyType
 from typing import Annotated, Any, Final, Literal
 
@@ -66,6 +67,13 @@ class FieldComparison:
         if isinstance(value, str) is not isinstance(self.bound, str) or value is None:
             raise ValueError(f"expected {self.field} as in {self}, given {value!r}")
         return bool(_OPERATORS[self.operator](value, self.bound))
+
+    def of_batch(self, records: Iterable[Any]) -> list[bool]:
+        """Return the labels of records; raise any error if one of them must be called alone."""
+        values = [record[self.field] for record in records]
+        if not set(map(type, values)) <= ({str} if isinstance(self.bound, str) else {int, float, bool}):
+            raise ValueError(f"expected {self.field} as in {self}")
+        return list(map(_OPERATORS[self.operator], values, repeat(self.bound)))
 
     def __str__(self) -> str:
         bound = f"'{self.bound}'" if isinstance(self.bound, str) else f"{self.bound:g}"

@@ -364,7 +364,7 @@ class FieldReader:
         prepare = self._prepare.get(name)
         if isinstance(column, np.ndarray):
             if prepare is not None and column.dtype.kind != "M":
-                return self._read_values(name, list(map(prepare, column.tolist())))
+                return self._read_values(name, _prepared(prepare, column.tolist()))
             if column.dtype.kind in "biuf" and column.ndim <= 2:
                 floats = column.astype(np.float64, copy=False)
                 may_miss = column.dtype.kind == "f" and column.ndim == 1
@@ -381,7 +381,7 @@ class FieldReader:
             if is_long and column.dtype.kind == "U" and column.nbytes and is_compiling():
                 return self._read_array(name, column)
             return self._read_values(name, column.tolist())
-        return self._read_values(name, column if prepare is None else list(map(prepare, column)))
+        return self._read_values(name, column if prepare is None else _prepared(prepare, column))
 
     def _read_values(self, name: str, column: list[Any]) -> _ReadColumn:
         kinds = set(map(type, column))
@@ -536,6 +536,14 @@ class _ReadColumn(NamedTuple):
 
 
 _PREPARED: Final[Mapping[Kind, Callable[[Any], Any]]] = {"category": category_of, "words": words_of}
+
+
+def _prepared(prepare: Callable[[Any], Any], column: list[Any]) -> list[Any]:
+    """Return the prepared values; of texts each different one is prepared once."""
+    if set(map(type, column)) != {str}:
+        return list(map(prepare, column))
+    found = {text: prepare(text) for text in set(column)}
+    return list(map(found.__getitem__, column))
 
 
 def _readings(texts: Sequence[str | None], found: Mapping[str, ReadText]) -> Readings:

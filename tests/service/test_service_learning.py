@@ -17,7 +17,7 @@ from streamiter.errors import ConfigurationError, JobFailed, ModelError, Streami
 from streamiter.learn import BadRows
 from streamiter.models import LinearPredictor, ModelSnapshot
 from streamiter.service.features import FeatureRows
-from streamiter.service.labels import label_of, milliseconds_of
+from streamiter.service.labels import label_of, milliseconds_of, milliseconds_of_texts
 from streamiter.service.learning import ServiceLearning, decoder_of
 from streamiter.service.service import OnlineLearningService
 from streamiter.service.settings import (
@@ -194,6 +194,17 @@ def test_times_of_all_forms_are_read() -> None:
     for wrong in (True, None, float("nan"), [1]):
         with pytest.raises(ValueError, match="expected a time as ISO 8601"):
             milliseconds_of(wrong)
+
+
+def test_times_and_labels_of_a_batch_are_those_of_its_records() -> None:
+    """Texts of a batch are read at once; half a millisecond, or another zone, must not make another time."""
+    texts = ["2023-11-14", "2023-11-14T22:13:20.0005Z", "2023-11-14T22:13:20.001500", "20231115T001320+0200"]
+    texts += ["0001-01-02T00:00", "9999-12-31T23:59:59.999999", "1969-12-31T23:59:59.999499-05:30"]
+    assert milliseconds_of_texts(texts) == [milliseconds_of(text) for text in texts]
+    answers = [{"delay": delay} for delay in (20, 15, 15.5, True, -(10**30), float("nan"))]
+    assert LATE.of_batch(answers) == [LATE(each) for each in answers]
+    with pytest.raises(ValueError, match="expected"):
+        LATE.of_batch([*answers, {"delay": "20"}])
 
 
 @pytest.mark.parametrize(
