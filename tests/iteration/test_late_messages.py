@@ -18,7 +18,7 @@ from simulation.flows_with_loops import (
     unbounded_asynchronous_loop,
     unbounded_synchronous_loop,
 )
-from simulation.simulation_runs import run
+from simulation.simulation_runs import run, undisturbed
 from support.late_messages import DELAYS_S, make_late
 
 from streamiter import Flow, IterationBodyResult, IterationListener, Operator, Stream, iterate_unbounded_streams
@@ -49,6 +49,7 @@ def test_late_messages_do_not_change_the_committed_records(
 ) -> None:
     """The criteria head waited for a barrier that a head had ended before, and the loop stood still."""
     caplog.set_level(logging.CRITICAL)
+    undisturbed(flow)  # It is kept for the other tests of this process, whose messages are not late.
     make_late(monkeypatch, seed, DELAYS_S if seed % 2 else [0.0, 0.001])
     run(flow, seed)
 
