@@ -142,29 +142,34 @@ class ArrivingFeedback(FeedbackChannel):
         else:
             self._waiting.append((0, 0))
             self.put_control(self._link.encoding.decode_control(body))
-        if self._closed:
-            self._count_taken()
+        self._count_taken()  # It was handed over, or dropped.
 
     def take(self) -> DataBatch | Control:
         item = super().take()
         self._count_taken()
         return item
 
+    def take_ahead(self, above_epoch: float, batches: int) -> list[tuple[DataBatch | Control, int]]:
+        items = super().take_ahead(above_epoch, batches)
+        self._count_taken()
+        return items
+
     def close(self) -> None:
         """Close the files; feedback is dropped from now on, and frees its room."""
         super().close()
-        while self._waiting:
-            self._count_taken()
+        self._count_taken()
 
     def report(self) -> Taken:
         """Return the totals of items taken."""
         return Taken(self._taken_records, self._taken_bytes, 0, 0, makes_way=False, shuts_intakes=False)
 
     def _count_taken(self) -> None:
-        records, size_bytes = self._waiting.popleft()
-        self._taken_records += records
-        self._taken_bytes += size_bytes
-        self._link.report_later(self._number, self.report)
+        """Count the items that are no longer in the queue."""
+        while len(self._waiting) > self._items:
+            records, size_bytes = self._waiting.popleft()
+            self._taken_records += records
+            self._taken_bytes += size_bytes
+            self._link.report_later(self._number, self.report)
 
 
 @final
