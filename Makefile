@@ -4,8 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 # Tests run in so many processes; 0 is none but pytest's own. The first that comes to tests of Kafka starts a broker.
-# One more than a small machine has cores: tests of brokers and of other processes wait for these a third of their time.
-WORKERS ?= 3
+# Two more than a small machine has cores: tests of brokers and of other processes wait for these a third of their time.
+WORKERS ?= 4
 # Files are kept together, in order, until one process has nothing left: it then takes half of what another has.
 # Bytecode is kept whatever the environment says: hundreds of tests start a Python, which would compile everything.
 # These processes share the cores already: threads of matrix products would only wait for each other.
