@@ -21,7 +21,6 @@ import numpy.typing as npt
 
 from streamiter.errors import ConfigurationError
 from streamiter.learn.delayed_labels import DelayedLabels
-from streamiter.operators.functions import with_batches
 from streamiter.topics.formats import Json
 from streamiter.topics.topic import OutgoingBatch
 from streamiter.values.records import BATCH_RECORDS
@@ -211,9 +210,7 @@ def delayed_labels() -> DelayedLabels:
     """Return the settings for events with delayed labels: departures are questions, arrivals are their answers."""
     return DelayedLabels(
         key_of=itemgetter("flight"),
-        is_answer=with_batches(
-            lambda event: event["event"] == "arrival", lambda events: [event["event"] == "arrival" for event in events]
-        ),
+        is_answer=lambda event: event["event"] == "arrival",
         features=FIELDS,
         target_of=is_late_event,
     )

@@ -26,7 +26,7 @@ class KeptQuestions:
         self._indices: Indices = np.zeros(0, np.intp)
         self._values: Floats = np.zeros(0)
         self._used = 0
-        """The number of values that are in use, those of questions that have left included."""
+        """The number of values in use. The row of a question that has left is there until its slot is taken."""
         self._made: Floats = np.full((0, 1), np.nan)
         self._widths: Indices = np.zeros(0, np.intp)
         self._readings: Indices = np.zeros(0, np.intp)
@@ -35,7 +35,7 @@ class KeptQuestions:
         self._score_counts: Indices = np.zeros(0, np.intp)
 
     def make_room(self, slots: int) -> None:
-        """Have arrays for so many slots."""
+        """Have arrays for this many slots."""
         more = slots - len(self.numbers)
         for name in ("numbers", "_starts", "_lengths", "_widths", "_readings", "_score_counts"):
             setattr(self, name, np.pad(getattr(self, name), (0, more)))
@@ -61,7 +61,7 @@ class KeptQuestions:
         self._score_counts[slots] = 0
 
     def _make_room_for_values(self, slots: Indices, count: int) -> None:
-        """Have room for more values, and forget those of questions that have left once they are most of them."""
+        """Have room for more values, and forget the earlier rows of slots that were taken again."""
         if self._used + count <= len(self._values):
             return
         self._lengths[slots] = 0

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Hashable, Mapping, Sequence
 from itertools import repeat
 from operator import is_not
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,7 @@ import numpy.typing as npt
 from streamiter.errors import CheckpointError, ModelError
 from streamiter.learn import label_join_arrays as layout
 from streamiter.learn.answer_delays import AnswerDelays
+from streamiter.learn.asked_questions import JoinedSteps, JoinEvents, StillWaiting
 from streamiter.learn.delayed_labels import DelayedLabels, come_with_questions
 from streamiter.learn.kept_questions import KeptQuestions
 from streamiter.learn.labels import Label, counts_as_false, is_label
@@ -27,59 +28,10 @@ from streamiter.operators.operator import Context
 from streamiter.operators.output import Output
 from streamiter.values.numbers import Floats, Indices, plain_scalar
 from streamiter.values.records import Batch, take
-from streamiter.values.times import MAX_TIME, MIN_TIME, Times, before_end, in_seconds
+from streamiter.values.times import MAX_TIME, MIN_TIME, before_end, in_seconds
 
 WAIT_IS_OVER: Final = "wait is over"
 """The payload of the timer of :meth:`LabelJoin.wait`."""
-
-
-class JoinEvents(NamedTuple):
-    """The events of a mini-batch; an item for each event."""
-
-    keys: Sequence[Hashable]
-    """The key that an answer shares with its question."""
-    asks: npt.NDArray[np.bool_]
-    answers: npt.NDArray[np.bool_]
-    """Whether an event is a question, or an answer; one that was refused is neither."""
-    labels: npt.NDArray[np.object_]
-    """The label of an answer, None for no label; also that of a question that brings its label, for later."""
-    records: Batch
-    weights: Floats | None
-    """The sample weights of the labels; None: all are 1."""
-    times: Sequence[int] | Times | None
-    before: Sequence[int] | Times | None
-    """For each event its time, and the watermark behind the events before it; None by the clock."""
-
-    @staticmethod
-    def none() -> JoinEvents:
-        """Return no events: only time has passed."""
-        nothing = np.zeros(0, np.bool_)
-        return JoinEvents([], nothing, nothing, np.empty(0, object), [], None, None, None)
-
-
-class JoinedSteps(NamedTuple):
-    """What happens with questions, in this order; an item for each step. See ``label_join_steps`` for the columns."""
-
-    kind: Indices
-    slot: Indices
-    event: Indices
-    label_slot: Indices
-    label_event: Indices
-    scores: Indices
-    at_event: Indices
-    was_learned: npt.NDArray[np.bool_]
-    has_share: npt.NDArray[np.bool_]
-    """Whether the share of answers other than ``otherwise`` is the share of True."""
-
-
-class StillWaiting(NamedTuple):
-    """The questions and answers of a mini-batch that wait behind it, and earlier questions with new scores."""
-
-    slots: Indices
-    events: Indices
-    """The event of each; -1 for an earlier question, which was learned as False."""
-    scores: Indices
-    """For a question the step that has made its scores; -1 for an answer."""
 
 
 def objects(values: Batch) -> npt.NDArray[np.object_]:
@@ -274,7 +226,8 @@ class LabelJoin(DeclaredState):
         columns = arrays.steps[: count * layout.JOINED_STEP_COLUMNS].reshape(count, layout.JOINED_STEP_COLUMNS).T.copy()
         for column in (layout.OF_SLOT, layout.LABEL_SLOT):
             columns[column] //= layout.SLOT_COLUMNS  # -1 stays -1.
-        has_share = np.full(count, self._has_share)
+        # The waits that ended before the first event did so with what was known then.
+        has_share = np.full(count, shares[0][1])
         for (first, value), (after, _) in zip(shares, [*shares[1:], (count, True)], strict=True):
             has_share[first:after] = value
         return JoinedSteps(*columns[:-1], columns[-1] > 0, has_share)  # type: ignore[call-arg]
@@ -305,9 +258,8 @@ class LabelJoin(DeclaredState):
     def late_answers(self) -> list[Any]:
         """Return the records of the answers of the last :meth:`handle` that have no question."""
         slots, events = self._last.late[: 2 * int(self._counts[layout.LATE_ANSWERS])].reshape(-1, 2).T.tolist()
-        columns = layout.SLOT_COLUMNS
         return [
-            self._events.records[event] if event >= 0 else self._records[slot // columns]
+            self._events.records[event] if event >= 0 else self._records[slot // layout.SLOT_COLUMNS]
             for slot, event in zip(slots, events, strict=True)
         ]
 
@@ -399,7 +351,7 @@ class LabelJoin(DeclaredState):
         self._free_places += range(count, count + more)
 
     def _arrays(self, events: int) -> Any:
-        """Return the arrays, with room for so many events."""
+        """Return the arrays, with room for this many events."""
         counts = self._counts
         if (missing := events - int(counts[layout.FREE_SLOTS])) > 0:
             self._add_slots(max(missing, len(self._slots)))
@@ -516,14 +468,12 @@ class LabelJoin(DeclaredState):
 
     def _settled(self) -> list[list[Any]]:
         """Return keys and times of the settled questions, in their order."""
-        keys, times = [], []
+        later, order = self._keys[:, layout.LATER].tolist(), []
         place = int(self._counts[layout.FIRST_SETTLED])
         while place >= 0:
-            number = place // layout.KEY_COLUMNS
-            keys.append(self._names[number])
-            times.append(int(self._keys[number, layout.SETTLED_AT]))
-            place = int(self._keys[number, layout.LATER])
-        return [keys, times]
+            order.append(place // layout.KEY_COLUMNS)
+            place = later[order[-1]]
+        return [self._names[order].tolist(), self._keys[order, layout.SETTLED_AT].tolist()]
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Resume from a :meth:`state`. Questions wait for as long as ``within_s`` says now."""
@@ -542,8 +492,8 @@ class LabelJoin(DeclaredState):
         self._counts[layout.WATERMARK] = self._restored_watermark(state, waiting[is_open], kinds[is_open])
         self._compiled.settled_before(arrays, settled, np.array(state["settled"][1], np.int64))
         if self.schedule == "expected":
-            for time, number in np.asarray(state["learned"], np.int64).reshape(-1, 2).tolist():
-                self._compiled.learned_before(arrays, time + (self._within_ms or 0), number)
+            times, numbers = np.asarray(state["learned"], np.int64).reshape(-1, 2).T.copy()
+            self._compiled.learned_before(arrays, times + (self._within_ms or 0), numbers)
         answered, answers = (slots[kinds == kind] * layout.SLOT_COLUMNS for kind in (_ANSWERED_QUESTION, _ITS_ANSWER))
         self._compiled.answered_before(arrays, answered, answers)
         # With longer waits questions meet answers. If fewer may wait than before, the oldest are forgotten.

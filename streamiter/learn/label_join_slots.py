@@ -1,4 +1,4 @@
-"""The compiled parts of a join of questions and answers: slots, settled keys, and the steps that are told.
+"""The compiled parts of a join of questions and answers: heaps, slots, settled keys, and the steps that are told.
 
 ``streamiter.learn.label_join_arrays`` describes the arrays. In compiled code they are pointers: an array that is an
 argument would cost as much as the work itself. A slot, a key or an item is the place of its first number. Compiled code
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from typing import Final
 
-from streamiter.learn.heap_steps import move_up, pop, swap
 from streamiter.learn.label_join_arrays import (
     AT_EVENT,
     EARLIER,
@@ -95,6 +94,57 @@ def pointers(arrays: Arrays) -> Pointers:
         pointer_to(arrays.taken),
         pointer_to(arrays.touched),
     )
+
+
+# ---- heaps: the first item of each is due first; ``counts[name]`` is the number of items of the heap ``name``
+
+
+@compiled
+def _comes_before(heap: Integers, one: int, other: int) -> bool:
+    """Whether the item at one place is before the item at the other place."""
+    one, other = one * ITEM_COLUMNS, other * ITEM_COLUMNS
+    return bool(heap[one] < heap[other] or (heap[one] == heap[other] and heap[one + 1] < heap[other + 1]))
+
+
+@compiled
+def swap(heap: Integers, one: int, other: int) -> None:
+    for column in range(ITEM_COLUMNS):
+        at, to = one * ITEM_COLUMNS + column, other * ITEM_COLUMNS + column
+        heap[at], heap[to] = heap[to], heap[at]
+
+
+@compiled
+def move_up(heap: Integers, place: int) -> None:
+    while place > 0 and _comes_before(heap, place, (place - 1) // 2):
+        swap(heap, place, (place - 1) // 2)
+        place = (place - 1) // 2
+
+
+@compiled
+def push(heap: Integers, counts: Integers, name: int, time: int, order: int, of: int, number: int) -> None:
+    """Add an item to the heap ``name``."""
+    place = counts[name]
+    counts[name] = place + 1
+    at = place * ITEM_COLUMNS
+    heap[at], heap[at + 1], heap[at + 2], heap[at + 3] = time, order, of, number
+    move_up(heap, place)
+
+
+@compiled
+def pop(heap: Integers, counts: Integers, name: int) -> None:
+    """Remove the first item of the heap ``name``."""
+    last = counts[name] - 1
+    counts[name] = last
+    swap(heap, 0, last)
+    place = 0
+    while True:
+        child = 2 * place + 1
+        if child + 1 < last and _comes_before(heap, child + 1, child):
+            child += 1
+        if child >= last or not _comes_before(heap, child, place):
+            return
+        swap(heap, child, place)
+        place = child
 
 
 # ---- what waits for the other
@@ -181,6 +231,7 @@ def forget_settled(state: Pointers) -> None:
 
 @compiled
 def touch(state: Pointers, key: int) -> None:
+    """Note a key of which nothing may be known any more."""
     if not state.keys[key + IS_TOUCHED]:
         state.keys[key + IS_TOUCHED] = 1
         state.touched[state.counts[TOUCHED]] = key

@@ -9,7 +9,6 @@ import numpy as np
 import numpy.typing as npt
 
 from streamiter.learn.answer_delay_steps import add_delay, age_of, are_known, count_end, learns_now
-from streamiter.learn.heap_steps import pop, push
 from streamiter.learn.label_join_arrays import (
     ANSWERED,
     ANSWERS,
@@ -72,6 +71,8 @@ from streamiter.learn.label_join_slots import (
     leave_late,
     limit_of,
     pointers,
+    pop,
+    push,
     settle_key,
     touch,
     waits,
@@ -337,9 +338,11 @@ def join_again(arrays: Arrays, waiting: Integers) -> None:
 
 
 @compiled
-def learned_before(arrays: Arrays, limit: int, number: int) -> None:
-    """Count the end of the wait of a question that was learned before the checkpoint that a run resumes from."""
-    _count_later(pointers(arrays), limit, number)
+def learned_before(arrays: Arrays, limits: Integers, numbers: Integers) -> None:
+    """Count the ends of the waits of questions that were learned before the checkpoint that a run resumes from."""
+    state = pointers(arrays)
+    for place in range(len(limits)):
+        _count_later(state, limits[place], numbers[place])
 
 
 @compiled
@@ -356,8 +359,9 @@ def answered_before(arrays: Arrays, questions: Integers, answers: Integers) -> N
 @compiled
 def settled_before(arrays: Arrays, keys: Integers, times: Integers) -> None:
     """Note the questions of these keys and times that got their answers before the checkpoint."""
+    state = pointers(arrays)
     for place in range(len(keys)):
-        settle_key(pointers(arrays), keys[place], times[place])
+        settle_key(state, keys[place], times[place])
 
 
 @compiled

@@ -10,8 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from streamiter.errors import GraphError
+from streamiter.learn.asked_questions import JoinEvents
 from streamiter.learn.delayed_labels import DelayedLabels
-from streamiter.learn.label_join import JoinEvents, LabelJoin, objects
+from streamiter.learn.label_join import LabelJoin, objects
 from streamiter.learn.late_labels import TimedEvents, answers_and_keys
 from streamiter.learn.losses import plain_loss
 from streamiter.learn.model_rows import ASSUMED, CORRECTED, WITHDRAWN, ModelRows

@@ -12,7 +12,7 @@ import numpy as np
 
 from streamiter.learn.adaptive import AdaptiveLinearModel
 from streamiter.learn.answer_delays import NOTHING_KNOWN
-from streamiter.learn.asked_questions import NOTHING_LEARNED, QuestionPredictions
+from streamiter.learn.asked_questions import NOTHING_LEARNED, JoinedSteps, QuestionPredictions
 from streamiter.learn.label_join import LabelJoin
 from streamiter.learn.label_join_arrays import TO_ASK, TO_ASSUME, TO_LEARN, TO_WITHDRAW
 from streamiter.learn.labels import is_label
@@ -23,7 +23,7 @@ from streamiter.values.numbers import Floats, Indices
 class QuestionSteps:
     """The steps of a mini-batch, and the rows that they need."""
 
-    def __init__(self, join: LabelJoin, steps: Any, rows: ModelRows, row_of: Indices) -> None:
+    def __init__(self, join: LabelJoin, steps: JoinedSteps, rows: ModelRows, row_of: Indices) -> None:
         """``row_of`` has the row of each event that is a question."""
         self._join, self._joined, self._own, self._row_of = join, steps, rows, row_of
         kind = steps.kind.copy()

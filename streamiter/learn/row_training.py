@@ -22,9 +22,9 @@ import numpy.typing as npt
 from streamiter.errors import OtherModel
 from streamiter.learn.adaptive import AdaptiveLinearModel
 from streamiter.learn.answer_delays import Answers
-from streamiter.learn.asked_questions import QuestionPredictions
+from streamiter.learn.asked_questions import JoinEvents, QuestionPredictions
 from streamiter.learn.expert_weights import ExpertWeights
-from streamiter.learn.label_join import WAIT_IS_OVER, JoinEvents, LabelJoin, objects
+from streamiter.learn.label_join import WAIT_IS_OVER, LabelJoin, objects
 from streamiter.learn.labels import Label, Labels
 from streamiter.learn.late_labels import EventsToLearn, no_events
 from streamiter.learn.model_owner import ModelOwner, OwnerOptions

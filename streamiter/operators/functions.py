@@ -200,7 +200,8 @@ def with_batches(function: Function, of_batch: Callable[[Batch], list[Any]]) -> 
 
 def values_at_once(function: Function, records: Batch) -> list[Any] | None:
     """Return what the function returns for each record, if :func:`with_batches` gave it a way that succeeds."""
-    of_batch = getattr(function, "of_batch", None)
+    # Objects of users may have any attribute.
+    of_batch = function.__dict__.get("of_batch") if type(function) is FunctionType else None
     if of_batch is not None:
         with suppress(Exception):
             values: list[Any] = of_batch(records)

@@ -113,10 +113,7 @@ def delayed_labels_of(learn: LearnSettings, features: Callable[[Batch], Any]) ->
 
     return DelayedLabels(
         key_of=itemgetter(settings.key),
-        is_answer=with_batches(
-            lambda event: bool(event.get(field) == answer_is),
-            lambda events: [event.get(field) == answer_is for event in events],
-        ),
+        is_answer=lambda event: bool(event.get(field) == answer_is),
         features=features,
         target_of=target_of if compared is None else with_batches(target_of, compared.of_batch),
         within_s=settings.within_s,

@@ -5,6 +5,8 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from hashlib import sha256
 from random import Random
 from typing import Any, NamedTuple
 
@@ -15,8 +17,8 @@ from learn.online_support import Record
 
 from streamiter import Flow, Stream
 from streamiter.learn import AdaptiveLinearModel, DelayedLabels, train_online
-from streamiter.learn.asked_questions import AskedScores, QuestionPredictions
-from streamiter.learn.label_join import JoinEvents, LabelJoin, objects
+from streamiter.learn.asked_questions import AskedScores, JoinEvents, QuestionPredictions
+from streamiter.learn.label_join import LabelJoin, objects
 from streamiter.learn.label_join_arrays import TO_ASSUME, TO_LEARN
 from streamiter.learn.model_rows import ASSUMED, CONFIRMED, CORRECTED, ModelRows, RowSteps
 from streamiter.operators import Source, SourceBatch
@@ -279,6 +281,27 @@ class SmallJoin:
             QuestionPredictions(nothing[:, :1], np.ones(len(new), np.intp), np.full(len(new), -1), nothing),
         )
         return learned
+
+
+def learned_at_random(schedule: Any) -> str:
+    """Return a hash of what a join learns of random events, among them repeated, late and unknown ones, and a restore.
+
+    For ``"expected"`` enough waits end before the last third of the events.
+    """
+    labels = replace(LABELS, schedule=schedule, within_s=0.2, waiting_max=60)
+    draw, small, learned = Random(5), SmallJoin(labels, is_timed=True), []
+    for n in range(3_000 if schedule == "expected" else 600):
+        at, key = 5 * n + draw.randrange(-20, 20), draw.randrange(max(0, n - 20), n + 1)
+        learned.append(small.reach(5 * n - 30))
+        learned.append(small.ask(n, at, n))
+        learned.append(small.answer(key, at, draw.choice([True, True, False])) if draw.random() < 0.6 else [])
+        if n % 250 == 249:
+            again = SmallJoin(labels, is_timed=True)
+            again.restore(small.state())
+            small = again
+    learned.append(small.end())
+    state = repr((learned, small.join.forgotten, small.join.waiting))
+    return f"{len(state)} {sum(map(len, learned))} {sha256(state.encode()).hexdigest()}"
 
 
 def source_of(items: Sequence[Any], rows: int) -> type[Source]:
