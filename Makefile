@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-# Tests run in so many processes; 0 is none but pytest's own. The first that comes to tests of Kafka starts a broker.
+# Tests run in this many processes; 0 is none but pytest's own. The first that comes to tests of Kafka starts a broker.
 # Two more than a small machine has cores: tests of brokers and of other processes wait for these a third of their time.
 WORKERS ?= 4
 # Files are kept together, in order, until one process has nothing left: it then takes half of what another has.

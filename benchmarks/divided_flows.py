@@ -23,10 +23,10 @@ __all__ = ["Settings", "by_user", "by_user_decoded", "mapped", "of_settings", "r
 
 _VARIABLE: Final = "STREAMITER_BENCHMARK"
 
-# A pure-Python loop of so many turns takes about 20 µs.
+# A pure-Python loop of this many turns takes about 20 µs.
 _TURNS: Final = 460
 
-# So many different events are enough that no cache keeps them all.
+# This many different events are enough that no cache keeps them all.
 _EVENTS: Final = 50_000
 _BATCH: Final = 1_000
 _USERS: Final = 1_000
@@ -143,7 +143,7 @@ def _values() -> list[bytes]:
 
 
 class _Repeated(Source):
-    """Reads some values again and again: this subtask's share of so many records."""
+    """Reads some values again and again: this subtask's share of this many records."""
 
     def __init__(self, values: list[Any], records: int) -> None:
         self._values = values

@@ -161,7 +161,7 @@ def _resident_mb(name: str = "VmRSS") -> float:
 
 
 async def _rate(job: Job, records: int) -> float:
-    """Wait until the job has counted so many more records; return how many it counts in a second."""
+    """Wait until the job has counted this many more records; return how many it counts in a second."""
     began_s, before = time.perf_counter(), _counted_by(job)
     while _counted_by(job) < before + records:  # noqa: ASYNC110 (no event signals it)
         await asyncio.sleep(0.02)

@@ -247,4 +247,4 @@ LATE_STREAMS: Final[Mapping[str, Callable[[int], LateStream]]] = MappingProxyTyp
         "flights": _flights,
     }
 )
-"""Each stream by its name, of at most so many questions; raises ``MissingStream`` where its data is missing."""
+"""Each stream by its name, of at most this many questions; raises ``MissingStream`` where its data is missing."""

@@ -26,7 +26,7 @@ class Job(msgspec.Struct):
     topics: list[str]
     """One topic whose records are counted, or two topics that are joined."""
     results: int
-    """The application stops after so many results."""
+    """The application stops after this many results."""
     disorder_ms: int
     size_ms: int
     """The length of a window, or the greatest difference of the times of a pair."""

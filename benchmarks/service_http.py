@@ -172,7 +172,7 @@ class _Service:
             time.sleep(0.1)
 
     def wait_for_events(self, count: int) -> None:
-        """Wait until it has read so many events."""
+        """Wait until it has read this many events."""
         until_s = time.monotonic() + _PATIENCE_S
         while self.learned() < count:
             assert time.monotonic() < until_s, f"{self.learned():,} events in {_PATIENCE_S:g} s"

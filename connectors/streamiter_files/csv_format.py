@@ -373,10 +373,12 @@ class _CsvLines:
         from pyarrow import csv as arrow_csv
 
         types = [pyarrow.string() if each is None else each.arrow_type(pyarrow) for each in self._types]
+        if None in types or not all(values):
+            return None
         block = b"\n".join(filter(None, values))
         # Quotes, line ends within a line, hexadecimal numbers and a mark of the encoding have other rules in pyarrow.
         odd = [b'"', b"\r", *([b"0x", b"0X"] if any(map(pyarrow.types.is_integer, filter(None, types))) else [])]
-        if None in types or any(each in block for each in odd) or block.startswith(UTF8_MARK):
+        if any(each in block for each in odd) or block.count(b"\n") != len(values) - 1 or block.startswith(UTF8_MARK):
             return None
         names = [str(number) for number in range(len(types))]
         try:

@@ -43,7 +43,7 @@ _LEAST_RECORD_BYTES: Final = 7
 
 @compiled
 def _number(data: Bytes, at: int, size: int) -> int:
-    """Return a big-endian number of so many bytes; only one of eight bytes has a sign."""
+    """Return a big-endian number of this many bytes; only one of eight bytes has a sign."""
     number = 0
     for index in range(at, at + size):
         number = number << 8 | data[index]

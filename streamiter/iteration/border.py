@@ -194,7 +194,7 @@ class Head(ReceivingHead):
     _advanced = declared(_NO_EPOCH, share=LEAST)
     """The last complete epoch that it was told of."""
     _complete = declared(_NO_EPOCH, share=GREATEST)
-    """The last complete epoch that it was told of, or that any of the heads was told of that it replaces."""
+    """The last complete epoch that it, or any head that it replaces, was told of."""
     _passed_watermark = declared(_NO_EPOCH, share=LEAST)
     _initial_ended = declared(False, share=EVERY)
     _feedback_ended = declared(False, share=EVERY)
@@ -387,7 +387,7 @@ class Entrance(LoopMember):
     last_complete = declared(_NO_EPOCH, share=LEAST)
     """The last complete epoch that it was told of."""
     known_complete = declared(_NO_EPOCH, share=GREATEST)
-    """The last complete epoch that it was told of, or that any of the entrances was told of that it replaces."""
+    """The last complete epoch that it, or any entrance that it replaces, was told of."""
     _arrived_watermark = declared(_NO_EPOCH, share=GREATEST)
     """The last watermark that has arrived, behind the data of its epochs."""
     _passed_watermark = declared(_NO_EPOCH, share=GREATEST)

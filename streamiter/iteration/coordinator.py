@@ -64,7 +64,7 @@ class RestoredMember(NamedTuple):
     advanced: int | None = None
     """The last complete epoch that it was told of; None for a criteria head."""
     complete: int = -1
-    """The last complete epoch that it was told of, or that any of the members was told of that it replaces."""
+    """The last complete epoch that it, or any member that it replaces, was told of."""
     released: int | None = None
     """The last epoch that was released to it; None unless it is a head."""
     reported: int = -1

@@ -54,8 +54,8 @@ def epochs_every(
 
     **Subtasks without input.** An epoch is complete when every subtask has completed it, so in synchronous training the
     model waits for the slowest subtask. A subtask without any partition delays no other: it completes the epochs of the
-    others. With ``idle_timeout``, a subtask is silent if no record has arrived for so many seconds, since the start or
-    since its last record. Its current group ends, smaller than the others, and it then completes the epochs of the
+    others. With ``idle_timeout``, a subtask is silent if no record has arrived for this many seconds, since the start
+    or since its last record. Its current group ends, smaller than the others, and it then completes the epochs of the
     others, which are trained on the records of the other subtasks. Later records of the silent subtask belong to the
     epoch after those that all others have completed, so no record is lost or late. Each time a partition falls silent,
     the model waits once for that time: choose a time that is longer than the pauses of a healthy partition. Without

@@ -24,7 +24,7 @@ AHEAD: Final = 1
 # Fewer answers do not tell how long the longest of a hundred takes.
 _DELAYS_MIN: Final = 100
 DELAYS_KEPT: Final = 1_000
-# Then the model has read so many labels that their kind will not change: it is ``labels.FIRST_LABELS``.
+# Then the model has read this many labels that their kind will not change: it is ``labels.FIRST_LABELS``.
 _ENDED_MIN: Final = 1_000
 _QUESTIONS: Final = 10_000
 # Measured with answers that come one by one, and every 250 and 900 s: with 3 the model is older, with 8 it is biased.

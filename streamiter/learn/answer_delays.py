@@ -45,7 +45,7 @@ class AnswerDelays:
         self.shares = np.array([0.5, 0.0])
 
     def are_known(self) -> bool:
-        """Whether enough answers have come, and the model has read so many labels that their kind will not change."""
+        """Whether enough answers have come, and the model has read this many labels that their kind will not change."""
         return bool(self._steps.are_known(self.counts))
 
     def state(self) -> dict[str, Any]:

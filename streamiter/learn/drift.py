@@ -159,7 +159,8 @@ class PageHinkley(DriftDetector):
     def watch(self, values: npt.ArrayLike) -> list[MeanChange]:
         checked = self._checked(values)
         changes = np.empty((len(checked), 3))
-        found = self._steps.page_hinkley(checked, *self._settings.values(), self._test, changes)
+        settings = (self._settings[name] for name in ("threshold", "allowance", "memory", "rows_min"))
+        found = self._steps.page_hinkley(checked, *settings, self._test, changes)
         return _changes(changes[:found])
 
 

@@ -227,7 +227,7 @@ SAFETENSORS_CONTENT_TYPE: Final = "application/vnd.safetensors"
 _METADATA_NAME: Final = "streamiter.model_update"
 
 # Larger arrays are written as safetensors: 8,192 float64 are about 160 KB of JSON, which takes a reader more than a
-# millisecond, and people do not read so many numbers.
+# millisecond, and people do not read this many numbers.
 _JSON_BYTES_MAX: Final = 64 * 1024
 
 # A safetensors file begins with the length of its JSON header as 64 bits, little endian.

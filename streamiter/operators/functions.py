@@ -194,17 +194,18 @@ def with_batches(function: Function, of_batch: Callable[[Batch], list[Any]]) -> 
 
     ``of_batch`` may raise any error: then the function is called for each record, and says which one is at fault.
     """
-    function.of_batch = of_batch  # type: ignore[attr-defined]
+    # With the function: a decorator copies the attributes of what it wraps.
+    function.of_batch = function, of_batch  # type: ignore[attr-defined]
     return function
 
 
 def values_at_once(function: Function, records: Batch) -> list[Any] | None:
     """Return what the function returns for each record, if :func:`with_batches` gave it a way that succeeds."""
     # Objects of users may have any attribute.
-    of_batch = function.__dict__.get("of_batch") if type(function) is FunctionType else None
-    if of_batch is not None:
+    given = function.__dict__.get("of_batch") if type(function) is FunctionType else None
+    if given is not None and given[0] is function:
         with suppress(Exception):
-            values: list[Any] = of_batch(records)
+            values: list[Any] = given[1](records)
             return values
     return None
 

@@ -278,11 +278,6 @@ def origin_at(out: Output, row: int) -> BatchOrigin | None:
     return out._origin_at(row)
 
 
-def knows_originals(out: Output) -> bool:
-    """Return whether the place of a record in the batch at hand is of use to a dead letter."""
-    return out._knows_originals
-
-
 def passes_originals(out: Output) -> bool:
     """Return whether a dead letter of a later step is to know the original of what is emitted."""
     return out._passes == "originals" and out._knows_originals

@@ -66,7 +66,7 @@ class Rules(NamedTuple):
     keeps_adds: bool
     """Whether adds wait for the end of their iteration; then a worker may be one clock ahead at most."""
     staleness: float
-    """A get is answered at once while its worker is not more clocks ahead of the slowest worker than this."""
+    """A get waits while its worker is more than this many clocks ahead of the slowest."""
 
 
 def rules_of(consistency: Consistency) -> Rules:
@@ -114,8 +114,8 @@ class ConsistencyModel(DeclaredState, Generic[A, G]):
 
     Errors begin with ``name`` ("matrix 'w'"). The ``workers`` begin at clock 0. ``observed`` is the highest minimum
     clock of this matrix that any shard has told the worker (−1: none). A call that is in turn by that clock is in turn
-    here, even if the clocks of other workers have not yet arrived at this shard. A get does not end its wait by that
-    clock: it reads the adds that have arrived at this shard, so the clocks must have arrived here, too.
+    here, even if the clocks of other workers have not yet arrived at this shard. That clock does not end the wait of a
+    get: the get reads the adds that have arrived at this shard, so the clocks must have arrived here, too.
 
     A method that advances the minimum clock returns one ``Released`` for each clock it has passed, in ascending order,
     also if no call waited for it: the shard ends one iteration for each.
@@ -235,10 +235,6 @@ class ConsistencyModel(DeclaredState, Generic[A, G]):
     def pending_adds(self, worker: int | None = None) -> Iterator[A]:
         """Return the kept adds of one worker, or of all, by clock and by worker."""
         return iter(self._adds.all()) if worker is None else self._adds.of(worker)
-
-    def lists_of_adds(self) -> Iterable[list[A]]:
-        """Return the lists that ``new_list`` has made and that are not applied yet."""
-        return self._adds.lists()
 
     @property
     def waiting_gets(self) -> int:
@@ -467,13 +463,9 @@ class PendingAdds(DeclaredState, Generic[A]):
         for clock in sorted(self._by_clock):
             yield from self._by_clock[clock].get(worker, ())
 
-    def lists(self) -> list[list[A]]:
-        """Return the adds of each clock and worker."""
-        return [adds for _, _, adds in _in_order(self._by_clock)]
-
     def all(self) -> list[A]:
         """Return the adds of all workers, by clock and by worker."""
-        return [add for adds in self.lists() for add in adds]
+        return [add for _, _, adds in _in_order(self._by_clock) for add in adds]
 
     def clear(self) -> list[A]:
         """Remove and return all adds."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Final, cast, final
+from typing import Final, final
 
 import numpy as np
 
@@ -370,7 +370,7 @@ class MatrixShard:
             minimum_clock=tracker.get_min_clock(),
             clocks={str(worker): tracker.get_progress(worker) for worker in tracker.workers},
             waiting=len(self._waiting),
-            buffered_adds=sum(cast("KeptAdds", kept).adds for kept in self.model.lists_of_adds()),
+            buffered_adds=sum(1 for _ in self.model.pending_adds()),
             blocks=len(self.blocks),
             size_bytes=sum(block.size_bytes() for block in self.blocks.values()),
             **asdict(self._counts),
@@ -446,7 +446,7 @@ class MatrixStatistics:
     waiting_peak: int = field(metadata={"together": max})
     """The most gets that waited at the same time; on all shards, the highest of one shard."""
     buffered_adds: int
-    """Adds that wait for a clock."""
+    """Parts of adds that wait for a clock; many are summed up to one."""
     blocks: int
     """The number of blocks."""
     size_bytes: int

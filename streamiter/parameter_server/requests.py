@@ -194,7 +194,7 @@ class MatrixState(BlocksState):
     clocks: Any
     """The state of a ``ProgressTracker``."""
     pending: list[list[PlainValue]]
-    """Buffered adds: the clock, the worker, and the fields of each of its ``AddPart``."""
+    """Kept adds: the clock, the worker, and a list of parts, each with the fields of an ``AddPart``."""
 
 
 class ArrivalsState(TypedDict):
@@ -293,8 +293,6 @@ class KeptAdds(list[AddPart]):
 
     def __init__(self, measure: Callable[[Sequence[AddPart]], int], most: int) -> None:
         super().__init__()
-        self.adds = 0
-        """The number of adds since the last sum, which counts as one."""
         self._measure = measure
         self._most = self._sum_up_above = most
         self._size = 0
@@ -303,11 +301,9 @@ class KeptAdds(list[AddPart]):
         """Keep the parts of one more add; their arrays must not change afterwards."""
         more = list(parts)
         super().extend(more)
-        self.adds += 1
         self._size += self._measure(more)
         if self._size > self._sum_up_above:
             self[:] = summed_adds(self)
-            self.adds = 1
             self._size = self._measure(self)
             # Twice the size of the last sum: otherwise each further add would sum up a large sum again.
             self._sum_up_above = max(self._most, 2 * self._size)

@@ -179,7 +179,7 @@ class MatrixAccess:
         self.observed = -1
         rules = rules_of(matrix.consistency)
         self.staleness = rules.staleness
-        """How many clocks ago a row may have been read to be a possible result of a read; infinite: under ASP."""
+        """A cached row may be this many clocks old. Infinite under ASP: then no row is cached."""
         self.own_adds_show = with_own or not rules.keeps_adds
         """Whether a read shows the worker's own adds, even if they are not applied yet."""
         self._dtype = matrix.numpy_dtype

@@ -138,6 +138,9 @@ class ClientConnection(HttpToolsProtocol):
 
         A timer for each request would take as long as the parser.
         """
+        if self._unread_since_s is None and self.transport.is_closing():
+            # What is left to send is a few bytes, so nothing paused the writing; yet nobody may read them.
+            self._unread_since_s = now_s
         if self._unread_since_s is not None and now_s - self._unread_since_s >= self._request_s:
             self.transport.abort()
         if self._began_s is None or self._has_begun_to_answer or now_s - self._began_s < self._request_s:

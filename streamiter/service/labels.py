@@ -127,7 +127,7 @@ def delayed_labels_of(learn: LearnSettings, features: Callable[[Batch], Any]) ->
 _AHEAD_S: Final = 24 * 3600
 
 
-# After so many seconds without an event, a partition holds nothing back, and time advances with the clock.
+# After this many seconds without an event, a partition holds nothing back, and time advances with the clock.
 _QUIET_S: Final = 5.0
 
 

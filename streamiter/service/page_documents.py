@@ -35,7 +35,7 @@ from streamiter.service.observations import (
 
 # Points of a chart that is 600 pixels wide and shows an hour.
 _POINT_MS: Final = 5_000
-# The rate on the page is the mean of so many seconds, since sources read in bursts.
+# The rate on the page is the mean of this many seconds, since sources read in bursts.
 _SMOOTHED: Final = 5
 # A step with a smaller share of work is drawn as idle.
 _IDLE: Final = 0.02

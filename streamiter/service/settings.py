@@ -254,7 +254,7 @@ class LabelSettings(_Table):
     key: str | None = None
     """The field that an answer shares with its question."""
     within_s: float | None = None
-    """A question that waited for so many seconds is forgotten. None: no limit; above a million waiting questions the
+    """A question that waited for this many seconds is forgotten. None: no limit; above a million waiting questions the
     oldest is forgotten."""
     otherwise: Annotated[bool | float | str | None, any_of] = None
     """The label of a question that waited for so long; None: it is forgotten."""

@@ -96,7 +96,7 @@ class Stops:
         self._store = MemoryStore()
 
     async def start(self, flow: Flow, *, processes: int = 1, **options: Any) -> Job:
-        """Start the jobs of so many processes (of fewer, if not all have a subtask) from the last checkpoint."""
+        """Start the jobs of this many processes (of fewer, if not all have a subtask) from the last checkpoint."""
         self._runs += 1
         self._jobs = piped_jobs(
             flow,

@@ -90,7 +90,7 @@ async def test_a_killed_trainer_resumes_from_the_rollback_and_from_nothing_else(
     async with model_updates(updates, "flights") as followed:
 
         async def version(records: int, generation: int) -> ModelUpdate:
-            """Return the version that has learned from so many rows."""
+            """Return the version that has learned from this many rows."""
             async for update in followed:
                 assert update.generation == generation
                 if update.records == records:

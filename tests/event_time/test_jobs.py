@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 from event_time.operators import Countdown, NeverLate, Singles, Stamped, WindowCounts, events, window_counts
+from flow.small_flows import Fed
+from support.waiting import until
 
 from streamiter import (
     Columns,
@@ -255,6 +257,27 @@ def test_at_the_end_all_timers_fire_and_the_flow_ends() -> None:
     records = [{"at": 1, "timer": 20, "again": 10}, {"at": 2, "timer": 45}]
     fired = results(lambda f: f.from_items(records).event_time("at", unit="ms", check_unit=False).process(Countdown))
     assert [at for _, at in fired] == [20, 30, 40, 45]
+
+
+class Crowd(Countdown):
+    """Sets many timers at one time, more than a turn of a task fires."""
+
+    def process(self, record: dict[str, Any], out: Output) -> None:
+        for timer in range(record.get("timers", 0)):
+            self.context.set_event_timer(10, timer and None)
+
+
+@pytest.mark.parametrize("has_epochs", [False, True])
+async def test_all_timers_that_are_due_fire_on_a_quiet_stream(has_epochs: bool) -> None:
+    """Behind a step that cuts epochs, all but the first 8,192 timers waited for the next record."""
+    given, flow = Fed(), Flow("f")
+    stream = flow.from_source(lambda: given).event_time("at", unit="ms", check_unit=False)
+    fired = (epochs_every(stream, records=1) if has_epochs else stream).process(Crowd).collect()
+    job = await flow.start()
+    given.give({"at": 1, "timers": 20_000})
+    given.give({"at": 20})
+    await until(lambda: len(fired.items) == 20_000)
+    await job.stop("abort")
 
 
 @pytest.mark.parametrize("runs_in_thread", [False, True])

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pyarrow
 import pytest
-from files.files_support import append, records_of, topic_at
+from files.files_support import records_of, topic_at
 from support.refusals import sections, with_errors_now, write
 
 from streamiter.errors import StreamiterError
@@ -46,12 +46,31 @@ async def read(name: str, content: bytes | None = None, decoder: Any = None, **o
     return await records_of(topic_at(f"{os.getcwd()}/{name}", **options), decoder)
 
 
+def contents() -> dict[str, bytes]:
+    """Return the content of each file below the folder."""
+    return {str(path): path.read_bytes() for path in sorted(Path().rglob("*")) if path.is_file()}
+
+
 async def written(name: str, *values: bytes | None, **columns: Any) -> None:
-    await append(topic_at(f"{os.getcwd()}/{name}"), list(values), **columns)  # type: ignore[arg-type]
+    """Write records of which one is refused: then none is stored, and the writer can be used again."""
+    writer = await topic_at(f"{os.getcwd()}/{name}").open_writer()
+    before = contents()
+    try:
+        await writer.write(OutgoingBatch(list(values), **columns))
+    finally:
+        await writer.flush()
+        after = contents()
+        await writer.close()
+        assert after == before
 
 
 async def created(name: str, partitions: int = 1, **settings: str) -> None:
-    await topic_at(f"{os.getcwd()}/{name}").create(partitions=partitions, settings=settings)
+    """Create a topic that is refused: then no file is made."""
+    before = contents()
+    try:
+        await topic_at(f"{os.getcwd()}/{name}").create(partitions=partitions, settings=settings)
+    finally:
+        assert contents() == before
 
 
 async def rows_written(batch: OutgoingBatch) -> None:

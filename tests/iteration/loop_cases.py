@@ -85,7 +85,7 @@ def records(log: Sequence[tuple[Any, ...]]) -> list[tuple[Any, int]]:
 
 
 def check_listeners(log: Log, epochs: int, ended_in: int | None = None) -> None:
-    """Check that each step was called at the end of so many epochs, and what it heard of the end."""
+    """Check that each step was called at the end of this many epochs, and what it heard of the end."""
     for entries in log.values():
         check_listener(entries)
         assert callbacks(entries) == list(range(epochs))

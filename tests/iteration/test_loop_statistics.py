@@ -97,7 +97,7 @@ async def test_feedback_that_waits_in_memory_and_on_disk_with_its_peaks() -> Non
 
 
 def counts_of_a_bounded_loop(processes: int) -> tuple[object, ...]:
-    """Return the final statistics of a loop of six rounds with two heads and criteria, in so many processes."""
+    """Return the final statistics of a loop of six rounds with two heads and criteria, in this many processes."""
     flow = Flow("loop", parallelism=3)
 
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:

@@ -16,7 +16,7 @@ from streamiter.operators import Output
 
 
 class OpensLate(Operator):
-    """Opens after so many turns of the event loop. The operators before it in its task are opened after it."""
+    """Opens after this many turns of the event loop. The operators before it in its task are opened after it."""
 
     def __init__(self, turns: int) -> None:
         self._turns = turns

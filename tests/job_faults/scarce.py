@@ -154,7 +154,7 @@ async def memory(folder: Path) -> list[Outcome]:
 
 
 def _limit_memory(more_bytes: int) -> None:
-    """Let this process have only so many more bytes of memory."""
+    """Let this process have only this many more bytes of memory."""
     now_kib = int(Path("/proc/self/status").read_text().partition("VmSize:")[2].split()[0])
     resource.setrlimit(resource.RLIMIT_AS, (1024 * now_kib + more_bytes, resource.RLIM_INFINITY))
 

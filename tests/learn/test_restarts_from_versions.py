@@ -98,7 +98,7 @@ LEARNERS: dict[str, dict[str, Any]] = {
         **SYNCHRONOUS,
     },
 }
-# Versions in one record, and in many of at most so many bytes.
+# Versions in one record, and in many of at most this many bytes.
 FORMS = {"json": 1_000_000, "safetensors": 1_000_000, "auto": 1_500}
 
 

@@ -84,7 +84,7 @@ class Run:
         return await self._flow.start(channel_limits=ChannelLimits(records=1), **options)  # type: ignore[arg-type]
 
     async def after(self, steps: int) -> None:
-        """Wait until the run has learned from so many mini-batches."""
+        """Wait until the run has learned from this many mini-batches."""
         await until(lambda: len(self.losses) >= steps)
 
 

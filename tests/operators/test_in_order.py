@@ -42,7 +42,7 @@ def some_parts(draw: random.Random) -> Parts:
 
 
 def read(parts: Parts, rows: Callable[[random.Random], int]) -> list[tuple[str, int]]:
-    """Read the partitions in any turn, in batches of so many rows; return the records with the watermarks before."""
+    """Read the partitions in any turn, in batches of this many rows; return the records with the watermarks before."""
     draw, generator, order = random.Random(parts.seed), WatermarkGenerator(parts.bound_ms), RecordOrder()
     waiting = dict(enumerate(parts.times))
     for part in waiting:

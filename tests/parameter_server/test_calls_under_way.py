@@ -62,6 +62,24 @@ async def test_a_call_that_is_cancelled_as_it_gets_room_passes_the_room_on() -> 
         assert (await asyncio.wait_for(client.get("w", row=0), PATIENCE_S)).tolist() == [0.0, 0.0]
 
 
+async def test_a_call_that_is_cancelled_before_it_gets_room_adds_none() -> None:
+    """Each cancelled call made room for one call more, and a call that had been cancelled was given the room."""
+    async with _busy_client() as (client, waits):
+        cancelled = asyncio.ensure_future(client.get("w", row=0))
+        await _turns()
+        cancelled.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await cancelled
+        gone, last = (asyncio.ensure_future(client.get("w", row=0)) for _ in range(2))
+        await _turns()
+        assert not gone.done()
+        assert not last.done()
+        gone.cancel()
+        waits.cancel()  # In the turn in which the first in the queue is cancelled.
+        assert (await asyncio.wait_for(last, PATIENCE_S)).tolist() == [0.0, 0.0]
+        assert gone.cancelled()
+
+
 async def test_calls_that_wait_for_room_fail_when_the_client_leaves() -> None:
     """A call that waited for room in a client that had left waited forever."""
     async with _busy_client() as (client, waits):

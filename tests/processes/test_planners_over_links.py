@@ -86,7 +86,7 @@ async def linked(processes: int) -> AsyncIterator[list[LinkMessages]]:
 
 
 async def run(build: Any, processes: int, options: JobOptions | None = None) -> Any:
-    """Run the flow in so many processes; return what process 0 got with its flow."""
+    """Run the flow in this many processes; return what process 0 got with its flow."""
     built = [build() for _ in range(processes)]
     async with linked(processes) as messages:
         jobs = linked_jobs([flow for flow, _ in built], messages, options)

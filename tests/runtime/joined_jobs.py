@@ -219,7 +219,7 @@ async def abort(job: Job | JobFollower) -> None:
 async def run_joined(
     build: Callable[[int], tuple[Flow, Any]], processes: int, options: JobOptions | None = None
 ) -> Any:
-    """Run the flow that ``build(process)`` returns in so many jobs; return what process 0 got with its flow."""
+    """Run the flow that ``build(process)`` returns in this many jobs; return what process 0 got with its flow."""
     built = [build(process) for process in range(processes)]
     await joined_jobs([flow for flow, _ in built], options).run()
     return built[0][1]

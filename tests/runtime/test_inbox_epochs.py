@@ -13,7 +13,7 @@ from streamiter.engine.inbox.order import BEFORE_ALL_EPOCHS
 from streamiter.errors import InternalError
 from streamiter.operators.frontier import Frontier
 from streamiter.values.plain_data import PlainData
-from streamiter.values.records import CheckpointBarrier, EndOfData, EndOfInput, EpochWatermark
+from streamiter.values.records import CheckpointBarrier, EndOfData, EndOfInput, EpochWatermark, ReadToEnd
 
 Steps = list[tuple[int, int | None]]
 
@@ -336,3 +336,19 @@ def test_a_gate_that_merges_in_order_lets_a_barrier_pass() -> None:
     again.put_all(0, data(1), EpochWatermark(0))
     again.run()
     assert again.told() == ["1", "10", "watermark 0"]
+
+
+@pytest.mark.parametrize("ends_first", [False, True])
+def test_a_table_is_read_when_the_records_before_its_end_are_handled(ends_first: bool) -> None:
+    """The end of a channel overtook its records of later epochs, and the next step did not wait for them."""
+    run = InboxRun(["input", "input"], in_order=True)
+    run.put_all(0, data(7, epoch=3), *([] if ends_first else [ReadToEnd()]), EndOfInput())
+    run.put_all(1, data(1, epoch=0), ReadToEnd())
+    run.run()
+    assert not any(isinstance(each, ReadToEnd) for each in run.trace)
+    run.put_all(1, EpochWatermark(3))
+    run.run()
+    kinds = [type(each) for each in run.trace]
+    assert run.records() == [1, 7]
+    assert kinds.count(ReadToEnd) == 1
+    assert kinds.index(ReadToEnd) > run.trace.index(Seen(0, 3, 7))

@@ -94,7 +94,7 @@ def key_of(record: Any) -> str:
 
 
 async def written_by(processes: int, bad: dict[int, Any], **options: Any) -> tuple[Any, list[set[int]]]:
-    """Write records to a topic in so many processes; return what came out, and which each process has encoded."""
+    """Write records to a topic in this many processes; return what came out, and which each process has encoded."""
     broker, encoders = MemoryBroker(), [NotingJson() for _ in range(processes)]
     for name, settings in (("in", {}), ("out", {"max_record_bytes": "1000"}), ("dead", {})):
         await broker.topic(name).create(partitions=6, settings=settings)

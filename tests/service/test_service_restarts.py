@@ -79,7 +79,7 @@ class Place:
         return update
 
     async def learned(self, service: OnlineLearningService, records: int) -> ModelUpdate:
-        """Run a service until it has published a version that has learned from so many records."""
+        """Run a service until it has published a version that has learned from this many records."""
         async with running(service) as task:
             async with asyncio.timeout(PATIENCE_S):
                 while (

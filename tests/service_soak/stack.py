@@ -209,7 +209,7 @@ class ServiceStack:
         (self.folder / "service.toml").write_text(text)
 
     async def kill(self, name: str, outage_s: float = 0.0) -> bool:
-        """Kill a process, or kill or freeze the broker for so many seconds; return False if the process is down."""
+        """Kill a process, or kill or freeze the broker for this many seconds; return False if the process is down."""
         ends = {"broker": self.broker.kill, "frozen broker": self.broker.pause}
         if name not in ends:
             return next(child for child in self.children if child.name == name).kill()

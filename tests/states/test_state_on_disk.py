@@ -79,7 +79,7 @@ class Seen(Operator):
 
 
 class Run(NamedTuple):
-    """A run up to a checkpoint after so many records."""
+    """A run up to a checkpoint after this many records."""
 
     parallelism: int
     on_disk: bool
@@ -118,7 +118,7 @@ def read_by(job: Job) -> list[Positions]:
 
 
 async def counted(job: Job, records: int) -> None:
-    """Wait until the job, which resumed anywhere before, has read so many records in all."""
+    """Wait until the job, which resumed anywhere before, has read this many records in all."""
     while sum(positions.get("at", 0) for positions in read_by(job)) < records:
         await asyncio.sleep(0.001)
 

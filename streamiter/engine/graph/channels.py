@@ -25,7 +25,7 @@ from streamiter.values.records import BATCH_RECORDS, WATERMARKS, Control, DataBa
 # One of the largest batches of a topic reader waits while the task handles the batch before it. A larger limit would
 # make jobs slower: each full garbage collection visits all waiting records.
 LIMIT_RECORDS: Final = BATCH_RECORDS
-# Room for so many records of 512 bytes. A channel holds fewer records if they are larger.
+# Room for this many records of 512 bytes. A channel holds fewer records if they are larger.
 LIMIT_BYTES: Final = 4 << 20
 
 

@@ -198,7 +198,7 @@ class FeedbackChannel:
         return item
 
     def take_ahead(self, above_epoch: float, batches: int) -> list[tuple[DataBatch | Control, int]]:
-        """Take at most so many batches of epochs above this one, and the control record behind them.
+        """Take at most this many batches of epochs above this one, and the control record behind them.
 
         Each has the bytes counted for it. Only items in memory are taken.
         """
@@ -394,7 +394,7 @@ class Surroundings:
     inbox: BorderInbox
     """The inbox of its task."""
     make_replay_cache: Callable[[int], ReplayCache]
-    """Makes a cache with so many bytes in memory, and the limits of the loop on disk."""
+    """Makes a cache with this many bytes in memory, and the limits of the loop on disk."""
     member: int
     """The number of the operator among the members of its loop, in all processes."""
 

@@ -137,7 +137,7 @@ class KeySelector:
     by_input: Mapping[str, Callable[[Any], Any]]
     """By input: returns the key of a record, or an array of keys for a batch."""
     time_to_live_s: float | None = None
-    """The state of a key is dropped when it was not used for so many seconds; None keeps it."""
+    """The state of a key is dropped when it was not used for this many seconds; None keeps it."""
 
 
 class StepLoop(Protocol):

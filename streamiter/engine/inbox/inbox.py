@@ -45,8 +45,8 @@ if TYPE_CHECKING:
     from streamiter.values.plain_data import PlainData
 
 
-# Feedback has no limit, and is read from disk where it is much. After so many batches the task takes a turn, and gives
-# way to other tasks after some turns.
+# Feedback has no limit, and is read from disk where it is much. After this many batches the task takes a turn, and
+# gives way to other tasks after some turns.
 _FEEDBACK_BATCHES: Final = 4
 
 Polled = tuple[Port | None, DataBatch | SourceBatch | Control]
@@ -356,7 +356,7 @@ class Inbox:
     ) -> None:
         """Drop all feedback. ``received`` gets its epoch and the number of its records, ``complete`` its watermark.
 
-        While the task waits, its producer calls them: no other task need run for them.
+        While the task waits, the producer of the feedback calls both functions itself, so this task need not run.
         """
         self._admitted, self._on_aside = -math.inf, received
         for port in self.feedback.ports:
@@ -583,7 +583,7 @@ class Inbox:
     # -- feedback ------------------------------------------------------------------------------------
 
     def only_feedback(self) -> None:
-        """Read only feedback from now on, and drop it when it is logged: the job stops when the barrier returns."""
+        """Read only feedback from now on: log it, then drop it. The job stops when the barrier has returned."""
         self._admitted, self._on_aside, self.count_aside = -math.inf, lambda epoch, records: False, len
         for port in self.feedback.ports:
             if isinstance(port.channel, FeedbackChannel):

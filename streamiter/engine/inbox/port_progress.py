@@ -20,7 +20,7 @@ from streamiter.values.times import MAX_TIME, MIN_TIME
 if TYPE_CHECKING:
     from streamiter.values.plain_data import PlainData
 
-# A message names so many channels at most.
+# A message names this many channels at most.
 _SHOWN_CHANNELS: Final = 3
 
 
@@ -137,6 +137,8 @@ class PortProgress:
             events += self._moved()
         elif port.waiting_end is not None and not self._by_port:
             events += self.end_data(port)
+        if lowest is None and port.has_ended:
+            events += self.end_reading(port)
         return events
 
     def _moved(self) -> list[Control]:
@@ -153,7 +155,9 @@ class PortProgress:
         return [] if self.times is None else self.bring(port, EventTimeWatermark(MAX_TIME))
 
     def end_reading(self, port: Port) -> list[Control]:
-        """Note that a channel has ended. If all channels have ended so, their ends say enough."""
+        """Note that a channel has ended, once its records are handled. If all have ended so, their ends say enough."""
+        if port.lowest is not None:
+            return []
         self._read.end(port.index)
         return self._all_read()
 

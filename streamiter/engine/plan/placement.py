@@ -200,7 +200,7 @@ def place(flow: str, steps: Sequence[Step], operators: Mapping[Step, Operator], 
     """Decide the tasks and channels of a flow, and their processes. ``operators`` has one operator of each step.
 
     Subtask i is in process i modulo ``processes``, so that chains and edges that forward stay in a process. Raises
-    GraphError for a flow that cannot run in so many processes.
+    GraphError for a flow that cannot run in this many processes.
     """
     traits = {step: traits_of(step, operators[step]) for step in steps}
     if processes > 1:

@@ -54,7 +54,7 @@ _AnyChannel: TypeAlias = Channel | FeedbackChannel | FeedbackDeparture
 def first_process(flow: str, steps: Sequence[Step], processes: int = 1) -> OwnProcess:
     """Make an operator of each step, and decide the placement; the result is for process 0.
 
-    Raises GraphError for a factory that does not work, and for a flow that cannot run in so many processes.
+    Raises GraphError for a factory that does not work, and for a flow that cannot run in this many processes.
     """
     operators = {step: operators_of(step, [0], None)[0] for step in steps}
     return OwnProcess(place(flow, steps, operators, processes), operators=operators)

@@ -56,6 +56,11 @@ class LossLimits:
         whole_number(f"{owner}: losses_max", self.losses_max, 0)
 
 
+def limits_of(options: LossLimits) -> LossLimits:
+    """Return these options alone: other options of a kind of host may be secrets, or no plain data."""
+    return LossLimits(**{each.name: getattr(options, each.name) for each in dataclasses.fields(LossLimits)})
+
+
 def pulse_s(limits: LossLimits) -> float:
     """Return the time between two signs of life."""
     return min(PULSE_S, in_seconds(limits.silence_s) / 5)

@@ -78,7 +78,7 @@ _KEPT_BODY_S: Final = 1.0
 # A second is short beside SILENCE_S, and TCP sends again what was lost after .2, .4 and .8 s.
 _CHECK_S: Final = 1.0
 
-# Frames of so many bytes leave at once, so that the other process handles the first while this one makes the next.
+# Frames of this many bytes leave at once, so that the other process handles the first while this one makes the next.
 # While so much waits in the transport, frames stay in the link, where a watermark replaces the one before it. uvloop
 # keeps smaller writes until the end of the turn. 32 to 128 KiB measure alike; with 1 MiB, batches took a third longer.
 _WRITE_BYTES: Final = 64 << 10

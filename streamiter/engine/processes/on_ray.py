@@ -23,7 +23,7 @@ from streamiter.engine.graph.statistics import JobStatistics
 from streamiter.engine.job.job import StopMode
 from streamiter.engine.job.running import OnInterrupt, WhileRunning, stopping_on_signals
 from streamiter.engine.plan.placement import Placement, fingerprint
-from streamiter.engine.processes.host import LossLimits, PlainOptions, check_topics
+from streamiter.engine.processes.host import LossLimits, PlainOptions, check_topics, limits_of
 from streamiter.engine.processes.ray_cluster import RayCluster, Untyped
 from streamiter.engine.processes.ray_host import NodeFacts, RayHost, Room, ShippedFlow
 from streamiter.engine.processes.supervisor import Attempt, CollectedPart, Supervisor, put_collected, run_supervised
@@ -116,7 +116,7 @@ class Ray(LossLimits):
         ``while_running`` has no effect on a cluster, where the program may come and go.
         """
         check_topics(flow, many_machines=self.address is not None)
-        plain = PlainOptions.of(flow.name, options)
+        plain, limits = PlainOptions.of(flow.name, options), limits_of(self)
         cluster = await asyncio.to_thread(RayCluster, f"flow {flow.name!r}, on=Ray(…)", self.address, self.runtime_env)
         room = self._room(None if cluster.has_runtime_env else self.runtime_env)
         try:
@@ -124,11 +124,11 @@ class Ray(LossLimits):
             if self.address is None:
                 host = RayHost(cluster.ray, room, shipped, NodeFacts.here())
                 try:
-                    given = flow, self.flow or "", host, options, first, while_running, self
+                    given = flow, self.flow or "", host, options, first, while_running, limits
                     return await run_supervised(*given)
                 finally:
                     host.release()
-            run = _ClusterRun(flow.name, fingerprint(flow.name, flow.steps), plain, self, room, NodeFacts.here())
+            run = _ClusterRun(flow.name, fingerprint(flow.name, flow.steps), plain, limits, room, NodeFacts.here())
             outcome = await _on_cluster(cluster.ray, run, shipped, first)
         finally:
             await asyncio.to_thread(cluster.close)

@@ -142,7 +142,7 @@ class ArrivingFeedback(FeedbackChannel):
         else:
             self._waiting.append((0, 0))
             self.put_control(self._link.encoding.decode_control(body))
-        self._count_taken()  # It was handed over, or dropped.
+        self._count_taken()  # It is dropped if the channel is closed.
 
     def take(self) -> DataBatch | Control:
         item = super().take()

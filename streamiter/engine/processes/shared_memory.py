@@ -41,7 +41,7 @@ _BLOCK_BYTES: Final = 256 << 10
 # Free blocks keep their memory so long for the next bodies: writing 40 MB takes 14 ms in new memory, and 3 ms else.
 _KEPT_S: Final = 1.0
 
-# So many blocks are given back at once, because 256 MiB take 40 ms.
+# This many blocks are given back at once, because 256 MiB take 40 ms.
 _GIVEN_BACK: Final = 1024
 
 # The states of a block: without memory; free, and not used in the last second; free; read by the other process.

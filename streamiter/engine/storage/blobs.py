@@ -119,7 +119,7 @@ class Blobs(abc.ABC):
         """Open a large blob. Raises ``CheckpointError`` if it cannot be read."""
 
     def peek(self, name: str) -> BlobReader:
-        """Open a large blob whose start and end alone are read."""
+        """Open a large blob to read only its start and its end."""
         return self.open(name)
 
     def adopt(self, path: Path, name: str) -> None:

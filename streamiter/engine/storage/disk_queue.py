@@ -200,7 +200,7 @@ class SpillLog(abc.ABC):
     # -- adding ----------------------------------------------------------------------------------------------
 
     def _fits(self, size_bytes: int) -> bool:
-        """Return whether so many bytes more may be in memory."""
+        """Return whether this many bytes more may be in memory."""
         is_first = self.keeps_one and not self._bytes_in_memory
         return is_first or self._bytes_in_memory + size_bytes <= self._memory_limit_bytes
 
@@ -267,7 +267,7 @@ class SpillQueue(SpillLog):
     keeps_one = True
 
     def take_ahead(self, above_epoch: float, batches: int) -> list[tuple[QueuedItem, int]]:
-        """Take at most so many batches of epochs above this one, and the control record behind them, with their bytes.
+        """Take at most this many batches of epochs above this one, and the control record behind, with their bytes.
 
         Only items in memory are taken.
         """
@@ -299,16 +299,14 @@ class SpillQueue(SpillLog):
                 not before_bytes or before_bytes + size_bytes <= self._memory_limit_bytes
             ):  # As _fits and _keep do: a loop comes here for each record.
                 self.memory.append((item, size_bytes))
-                self._bytes_in_memory = size_bytes = before_bytes + size_bytes
-                if size_bytes > self._bytes_in_memory_peak:
-                    self._bytes_in_memory_peak = size_bytes
+                self._bytes_in_memory = now_bytes = before_bytes + size_bytes
+                if now_bytes > self._bytes_in_memory_peak:
+                    self._bytes_in_memory_peak = now_bytes
             else:
                 self._spill(self._disk.encode(item.records, item.epoch))
             self._records += len(item.records)
-        elif self._disk.count:
-            self._add_control(item)
         else:
-            self.memory.append((item, 0))
+            self._add_control(item)
 
     def peek(self) -> QueuedItem:
         """Return the first item without removing it; raise ``IndexError`` if the queue is empty."""

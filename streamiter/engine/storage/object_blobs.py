@@ -72,7 +72,7 @@ _VARIABLES: Final = {
 _BACKOFF_MAX_S: Final = 2.0
 _CONNECT_S: Final = 5.0
 
-# S3 allows 10,000 parts of an upload: snapshots of up to 80 GB. So many parts are in memory at the same time.
+# S3 allows 10,000 parts of an upload: snapshots of up to 80 GB. This many parts are in memory at the same time.
 _PART_BYTES: Final = 8 << 20
 _PARTS_AT_ONCE: Final = 3
 

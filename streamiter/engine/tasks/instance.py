@@ -383,7 +383,7 @@ class OperatorInstance(EntryCounts):
             self._pass_turn()
 
     async def _fire(self, count: int | None = None) -> None:
-        """Call the operator for each timer that is due, or for so many of them."""
+        """Call the operator for each timer that is due, or for this many of them."""
         for payload in islice(self._due(), count):
             self.progress.handled += 1
             with self._failures():

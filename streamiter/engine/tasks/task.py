@@ -147,7 +147,7 @@ class Task:
         if self._boundary is not None:
             if type(self._boundary).wanted_inputs is Boundary.wanted_inputs:
                 self._wanted = None  # It wants all inputs at any time.
-            self._looks_after = self._wanted is not None
+            self._looks_after = self._wanted is not None or bool(self.chain.timed)
             return
         self._looks_after = self._rounds is not None or self._wanted is not None or bool(self.chain.timed)
         self._by_batch = frozenset(name for name in names if first.takes_batches(name))
@@ -339,6 +339,7 @@ class Task:
             for lane in self._lanes:
                 if lane.waiting:
                     await self.clear_lanes()
+                    break
             self._handled_s += self._now_s() - began_s
             self._handling_since_s = None
             self._batches_in_a_row += 1
@@ -580,6 +581,7 @@ class _TaskBoundaryOutput(BoundaryOutput):
         for lane in self._task._lanes:
             if lane.waiting:
                 await self._task.clear_lanes()
+                break
 
     def control(self, control: Control) -> Coroutine[Any, Any, None]:
         # Most control records do not end the task, so this is no coroutine itself.

@@ -304,8 +304,8 @@ class _Member:
 class ClockAlignment:
     """The alignment for one service in one process. Tasks ask it after every batch, and workers report every clock.
 
-    It reports what happens to the alignments of all processes. So each of them knows the highest clocks, and that of
-    process 0, which starts an alignment, knows when all tasks have stopped.
+    It reports what happens to the alignments of all processes, so each alignment knows the highest clocks. The
+    alignment of process 0 starts it, and knows when all tasks have stopped.
     """
 
     def __init__(self, processes: int, tell: Callable[[int, Mapping[str, int] | None, list[str]], object]) -> None:
@@ -437,7 +437,7 @@ class ClockAlignment:
         return bool(further)
 
     def _further(self, clocks: Mapping[str, int]) -> dict[str, int]:
-        """Return those of some clocks that are higher than all before."""
+        """Return the clocks that are higher than the highest known ones."""
         return {name: clock for name, clock in clocks.items() if clock > self._furthest.get(name, -1)}
 
     def _is_behind(self, member: _Member) -> bool:

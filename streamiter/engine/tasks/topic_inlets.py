@@ -224,7 +224,8 @@ class TopicReturnPath(ReturnPath):
                 return  # It belongs to an earlier or abandoned checkpoint.
             self._restored_records += len(item.records) if isinstance(item, DataBatch) else 0
         if not self._is_closed:
-            self._waiting.append(TrackMark(self._tracks.index(track), at))
+            part = len(self.restored) if track is self.own else self.restored.index(track)
+            self._waiting.append(TrackMark(part, at))
         if isinstance(item, DataBatch):
             self.channel.put(item)
         else:

@@ -27,8 +27,8 @@ _log = logging.getLogger("streamiter.job")
 # warning to be of use to an engineer on call.
 STALL_AFTER_S: Final = 60.0
 
-# The number of looks in that time. So many looks in a row must find no progress. Time alone is not enough: after a step
-# has blocked the event loop, or the machine has slept, time has passed for tasks that had no turn.
+# The number of looks in that time. This many looks in a row must find no progress. Time alone is not enough: after a
+# step has blocked the event loop, or the machine has slept, time has passed for tasks that had no turn.
 _LOOKS: Final = 4
 
 # The number of looks for a task that has input it does not want, while other tasks make progress. A fast partition

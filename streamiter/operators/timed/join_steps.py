@@ -5,7 +5,6 @@ Each has its inputs' names: ``left`` and ``right``, or ``stream`` and ``table`` 
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -99,7 +98,9 @@ class JoinSides(JoinOperator, TellsOrder):
 
     def _process(self, side: Side, batch: Batch, out: Output, key_of: KeyOf) -> None:
         self._reach_watermark(out)
-        self._add_each(self._moments(batch, out, key_of), out, partial(self._join.add, side))
+        for record, key, time in self._moments(batch, out, key_of):
+            if not self._join.add(side, key, time, record):
+                self._emit_late(out, record, time)
         self._emit_results(out)
 
     def _emit_results(self, out: Output) -> None:
@@ -145,7 +146,9 @@ class JoinStream(JoinOperator):
 
     def process_stream_batch(self, batch: Batch, out: Output) -> None:
         self._reach_watermark(out)
-        self._add_each(self._moments(batch, out), out, self._join.add)
+        for record, key, time in self._moments(batch, out):
+            if not self._join.add(key, time, record):
+                self._emit_late(out, record, time)
         self._emit_results(out)
 
 
