@@ -119,7 +119,7 @@ JoinLoop = Callable[[Context, "LoopMember"], tuple[LoopCoordinator, int]]
 
 
 class LoopMember(SharedOperator, AttachedBoundary, LoopDecisions):
-    """Base of the members of a loop. A decision is a notice, which the task of the member handles before the next batch."""
+    """Base of the members of a loop. Its task handles a decision, which is a notice, before the next batch."""
 
     outlives_inputs = True
     ended_in: int | None = declared(None, share=for_all(_end_of_all))
