@@ -16,7 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, final
 
 from streamiter.engine.graph.feedback import FeedbackChannel
-from streamiter.engine.inbox.alignment import BarrierAlignment, BarrierReturned, FeedbackLog
+from streamiter.engine.inbox.alignment import BarrierAlignment, BarrierReturned, FeedbackLog, Logged
 from streamiter.engine.inbox.order import ARRIVAL, ASIDE, NOW, STAYS, Arrival, Fate, WantedInputs
 from streamiter.engine.inbox.port_log import Port, ReadyPorts
 from streamiter.engine.inbox.port_progress import InputEnded, PortProgress
@@ -203,10 +203,9 @@ class Inbox:
         channel until the end of data has had its turn, and come after all other records.
         """
         batches, channel, received = 0, port.channel, self._on_aside
-        # In most rounds of a loop the feedback is in memory, and no checkpoint asks for it. It then takes few calls.
-        is_direct = port.log is None and port.restored is None and not self._by_port and not self._idle
-        if received is not None and is_direct and isinstance(channel, FeedbackChannel):
-            for taken, size_bytes in channel.take_ahead(self._admitted, _FEEDBACK_BATCHES):
+        # In most rounds of a loop the feedback is in memory. It then takes few calls.
+        if received is not None and port.feedback is not None and not (self._by_port or self._idle):
+            for taken, size_bytes in port.feedback.take_ahead(self._admitted, _FEEDBACK_BATCHES):
                 if isinstance(taken, Control):
                     self._ready.add(port)
                     return taken
@@ -214,7 +213,7 @@ class Inbox:
                 self.count_aside(taken.records)
                 if received(taken.epoch, len(taken.records)) and port.later is not None:
                     port.later.put(taken, size_bytes)
-        while isinstance(item := port.peek_behind(), DataBatch):
+        while isinstance(item := channel.peek(), DataBatch):
             if port.waiting_end is not None and self._by_port:
                 return None
             if port.is_feedback and batches == _FEEDBACK_BATCHES:
@@ -224,7 +223,7 @@ class Inbox:
             if not self._by_port and self._fate(port, item.epoch) == NOW:
                 self._ready.add(port)
                 return None
-            port.take_behind()
+            channel.take()
             self._idle.discard(port.index)
             if port.is_feedback and self._on_aside is not None:
                 self.count_aside(item.records)
@@ -234,7 +233,7 @@ class Inbox:
         if item is None:
             return None
         assert isinstance(item, Control)
-        port.take_behind()
+        channel.take()
         self._ready.add(port)
         return item
 
@@ -360,7 +359,7 @@ class Inbox:
         """
         self._admitted, self._on_aside = -math.inf, received
         for port in self.feedback.ports:
-            if type(port.channel) is FeedbackChannel and port.return_path is None:
+            if type(port.channel) is FeedbackChannel and port.channel.return_path is None:
                 port.channel.hand_over = partial(self._handed_over, port, received, complete)
 
     def _handed_over(
@@ -373,8 +372,6 @@ class Inbox:
         """Handle an item of an empty channel if the task waits, and no checkpoint is under way; return whether."""
         ready = self._ready
         if ready.waiter is None or ready.queue or self._posted or port.is_blocked:
-            return False
-        if port.log is not None or port.restored is not None:
             return False
         if isinstance(item, DataBatch):
             self.count_aside(item.records)
@@ -586,8 +583,8 @@ class Inbox:
         """Read only feedback from now on: log it, then drop it. The job stops when the barrier has returned."""
         self._admitted, self._on_aside, self.count_aside = -math.inf, lambda epoch, records: False, len
         for port in self.feedback.ports:
-            if isinstance(port.channel, FeedbackChannel):
-                port.channel.hand_over = None
+            if port.feedback is not None:
+                port.feedback.hand_over = None
         for port in self.ports:
             port.is_blocked = not port.is_feedback
             self._ready.add(port)
@@ -610,14 +607,11 @@ class Inbox:
         return states
 
     def restore(
-        self,
-        states: Sequence[dict[str, PlainValue]],
-        plain_data: PlainData,
-        logged: Iterable[tuple[int, Iterable[PlainValue]]] = (),
+        self, states: Sequence[dict[str, PlainValue]], plain_data: PlainData, logged: Logged | None = None
     ) -> None:
-        """Restore what ``snapshot`` returned. ``logged``: the feedback log of each port, as decoded frames."""
+        """Restore what ``snapshot`` returned. ``logged``: the feedback log of each port, with decoded frames."""
         self._progress.restore(states, plain_data)
-        self.feedback.restore(logged)
+        self.feedback.restore(logged or [])
         for port in self.ports:
             if port.end is not None:
                 self._end_port(port, port.end)
@@ -635,7 +629,7 @@ class Inbox:
                 self._posted.extend(self.accept(port, control))
 
     def close(self) -> None:
-        close_now([self.feedback.close, *(port.close for port in self.ports)])
+        close_now([self.feedback.drop, *(port.close for port in self.ports)])
 
 
 def nothing(_: BoundaryOutput) -> None:

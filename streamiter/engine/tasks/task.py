@@ -534,7 +534,7 @@ class Task:
         self.positions = dict(state["positions"] or {})
         restore_turns(self.writers, state["turns"])
         if state["inbox"] is not None:  # None: an input that had ended goes on.
-            self.inbox.restore(state["inbox"], self._plain_data, state.get("logged", ()))
+            self.inbox.restore(state["inbox"], self._plain_data, state.get("logged"))
         self.ended = state["ended"]
 
 

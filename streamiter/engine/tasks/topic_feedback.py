@@ -99,7 +99,6 @@ class TopicFeedback:
         inlet = self._inlets[outlet.head][outlet.producer] = TopicReturnPath(
             self._back[outlet.head],
             outlet.channel,
-            self._plain_data,
             name=name,
             queue=spill_queue(name, limits, self._plain_data),
             topic=self._topic.name,

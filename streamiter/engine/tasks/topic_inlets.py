@@ -185,7 +185,6 @@ class TopicReturnPath(ReturnPath):
         self,
         pump: ReturningPump,
         outgoing: FeedbackChannel,
-        plain_data: PlainData,
         *,
         name: str,
         queue: SpillQueue,
@@ -203,7 +202,6 @@ class TopicReturnPath(ReturnPath):
         """The range of this run, up to the record that was read last."""
         self._pump = pump
         self._outgoing = outgoing
-        self._plain_data = plain_data
         self._restored_records = 0
         self._waiting: deque[TrackMark] = deque()
         """The places of the items in the channel."""
@@ -265,15 +263,14 @@ class TopicReturnPath(ReturnPath):
         part, track = next(each for each in enumerate(self._tracks) if not each[1].is_read)
         return TrackMark(part, track.following)
 
-    def since(self, mark: TrackMark) -> list[bytes]:
+    def since(self, mark: TrackMark) -> list[TopicRange]:
         last = self._last
         assert last is not None
         assert last.part == len(self.restored)
         ranges = [track.range for track in self._tracks[mark.part :]]
         ranges[0] = replace(ranges[0], start=mark.at)
         ranges[-1] = replace(ranges[-1], stop=last.at)
-        frame = [topic_range.plain() for topic_range in ranges if not topic_range.is_empty]
-        return [self._plain_data.encode(frame)] if frame else []
+        return [topic_range for topic_range in ranges if not topic_range.is_empty]
 
     @property
     def _tracks(self) -> list[Track]:
