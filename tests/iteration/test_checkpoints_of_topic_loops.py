@@ -565,6 +565,6 @@ def test_an_abandoned_checkpoint_releases_restored_batches(broker: MemoryBroker,
     while port.peek() is not None:
         port.take()
     assert len(unnamed_files()) > len(before)
-    log.drop()
+    log.close()
     assert unnamed_files() == before
     channel.close()

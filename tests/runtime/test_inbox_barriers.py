@@ -481,7 +481,7 @@ class TestFeedbackLog:
         head.inbox.start_feedback_log(barrier())
         head.feed_back(array(*range(100)), array(*range(100)), array(*range(100)))
         head.run()
-        head.inbox.feedback.drop()
+        head.inbox.feedback.close()
         assert unnamed_files() == before
         head.feed_back(data(5), barrier())
         head.run()

@@ -127,6 +127,23 @@ class JobServices:
 
     # -- checkpoints -----------------------------------------------------------------------------------
 
+    async def stop_reading(self) -> None:
+        """Wait until all workers of each service are at the same clock. Then they read no more until a barrier.
+
+        Only the coordinator calls it, in process 0.
+        """
+        for stopped in [alignment.seek() for alignment in self.alignments.values()]:
+            await stopped.wait()
+
+    def resume_reading(self) -> None:
+        """Let workers that have stopped read again, because no barrier follows."""
+        for alignment in self.alignments.values():
+            alignment.give_up()
+
+    def behind(self) -> list[str]:
+        """Return the tasks that the other workers of their service wait for, and the processes without an answer."""
+        return [task for alignment in self.alignments.values() for task in alignment.behind()]
+
     def begin_checkpoint(self, checkpoint: int) -> None:
         for service in self._tasks:
             service.checkpoint_begins(checkpoint)

@@ -22,6 +22,7 @@ from streamiter.operators.operator import Boundary
 from streamiter.operators.output import Origin
 from streamiter.topics.topic import Topic, TopicDescription
 from streamiter.values.deferred import Deferred, PlainValue
+from streamiter.values.helpers.closing import close_now
 from streamiter.values.records import CheckpointBarrier, Control, DataBatch, EpochWatermark
 
 if TYPE_CHECKING:
@@ -274,7 +275,7 @@ class FeedbackChannel:
             ranges = [topic_range.plain() for topic_range in self.return_path.since(self._logged_from)]
         return (items, ranges) if items is not None or ranges else None
 
-    def drop_log(self) -> None:
+    def close_log(self) -> None:
         """Log nothing more, and drop what was logged."""
         log, self._log = self._log, None
         if log is not None:
@@ -284,10 +285,8 @@ class FeedbackChannel:
         """Close the files; feedback is dropped from now on."""
         self._closed = True
         self.records = self._items = self._restored = 0
-        self.drop_log()
-        self.queue.close()
-        if self.return_path is not None:
-            self.return_path.closed()
+        path_closed = [] if self.return_path is None else [self.return_path.closed]
+        close_now([self.close_log, self.queue.close, *path_closed])
 
     def statistics(self) -> FeedbackStatistics:
         """Return the numbers of the channel now."""

@@ -15,7 +15,8 @@ from streamiter.engine.inbox.port_log import Port
 from streamiter.engine.storage.disk_queue import SpillQueue
 from streamiter.errors import InternalError
 from streamiter.operators.frontier import Frontier
-from streamiter.values.deferred import Deferred, PlainValue, entries_of, release_all
+from streamiter.values.deferred import Deferred, PlainValue, entries_of
+from streamiter.values.helpers.closing import close_now
 from streamiter.values.records import CheckpointBarrier, Control
 
 
@@ -128,7 +129,7 @@ class FeedbackLog:
 
     def start(self, barrier: CheckpointBarrier) -> None:
         """The head's snapshot is taken: record feedback from now on, until this barrier returns."""
-        self.drop()
+        self.close()
         self._barrier = barrier
         for port in self.ports:
             if self._awaits(barrier, port):
@@ -169,13 +170,16 @@ class FeedbackLog:
         logged, self._logged, self._barrier = self._logged, {}, None
         return BarrierReturned(barrier.checkpoint, [(index, *logged[index]) for index in sorted(logged)])
 
-    def drop(self) -> None:
-        """The checkpoint is abandoned: drop the log, and record nothing until the barrier returns."""
+    def close(self) -> None:
+        """Drop the log, and record nothing until the barrier returns: the checkpoint is abandoned, or the job ends."""
         logged, self._logged = self._logged, {}
-        release_all([*logged.values()])
-        for port in self.ports:
-            assert port.feedback is not None
-            port.feedback.drop_log()
+        channels = (port.feedback for port in self.ports)
+        close_now(
+            [
+                *(channel.close_log for channel in channels if channel is not None),
+                *(items.release for items, _ in logged.values() if items is not None),
+            ]
+        )
 
     def restore(self, logged: Logged) -> None:
         """Let the channels begin with the logged feedback of a checkpoint (decoded frames)."""

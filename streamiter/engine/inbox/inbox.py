@@ -629,7 +629,7 @@ class Inbox:
                 self._posted.extend(self.accept(port, control))
 
     def close(self) -> None:
-        close_now([self.feedback.drop, *(port.close for port in self.ports)])
+        close_now([self.feedback.close, *(port.close for port in self.ports)])
 
 
 def nothing(_: BoundaryOutput) -> None:

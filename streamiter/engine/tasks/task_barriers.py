@@ -151,7 +151,7 @@ class TaskBarriers:
             self._inbox.only_feedback()
         returned = self._inbox.start_feedback_log(barrier)
         if barrier.checkpoint <= self._abandoned:
-            self._inbox.feedback.drop()
+            self._inbox.feedback.close()
         if returned is not None:
             self.barrier_returned(returned)
 
@@ -176,7 +176,7 @@ class TaskBarriers:
         """Drop the state for this checkpoint. The task still passes its barrier on."""
         self._abandoned = max(self._abandoned, checkpoint)
         if self._pending is not None and self._pending.checkpoint <= checkpoint:
-            self._inbox.feedback.drop()
+            self._inbox.feedback.close()
             self.release()
 
     def release(self) -> None:
