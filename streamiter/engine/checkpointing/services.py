@@ -17,7 +17,14 @@ from streamiter.engine.plan.messages import Exchange, Messages
 from streamiter.engine.storage.snapshot import SnapshotPart, StepState
 from streamiter.engine.tasks.failures import FailuresOf
 from streamiter.engine.tasks.task import Task
-from streamiter.engine.tasks.task_barriers import SERVICE, ClockAlignment, PartName, encode_part, release_parts
+from streamiter.engine.tasks.task_barriers import (
+    SERVICE,
+    ClockAlignment,
+    ClockCoordinator,
+    PartName,
+    encode_part,
+    release_parts,
+)
 from streamiter.errors import GraphError
 from streamiter.operators.operator import Service
 from streamiter.values.deferred import PlainValue
@@ -64,7 +71,9 @@ class JobServices:
                         here[first + subtask] = task
         _check_names(flow, list(self._tasks), steps)
         self.alignments: dict[Service, ClockAlignment] = {}
-        """By service: what lets its workers in all processes stop at the same clock before a barrier."""
+        """By service: what lets its workers in this process stop at the same clock as all others before a barrier."""
+        self._coordinators: list[ClockCoordinator] = []
+        """In process 0, the coordinators of these alignments."""
         for service in self._tasks:
             self._connect(service, messages, exchange)
         self._begun: list[Service] = []
@@ -80,9 +89,13 @@ class JobServices:
                 lambda process, *contents: messages.send(process, of_service, *contents),
             )
             messages.handle(of_service, service.received)
-        kind = f"align {service.name}"
-        alignment = self.alignments[service] = ClockAlignment(exchange.processes, partial(exchange.tell, kind))
-        exchange.handle(kind, alignment.told)
+        report, tell = f"clocks of {service.name}", f"align {service.name}"
+        alignment = self.alignments[service] = ClockAlignment(partial(exchange.send, 0, report))
+        exchange.handle(tell, lambda process, *told: alignment.told(*told))
+        if not exchange.own:
+            coordinator = ClockCoordinator(exchange.processes, partial(exchange.tell, tell))
+            exchange.handle(report, coordinator.reported)
+            self._coordinators.append(coordinator)
 
     def __bool__(self) -> bool:
         return bool(self._tasks)
@@ -132,17 +145,17 @@ class JobServices:
 
         Only the coordinator calls it, in process 0.
         """
-        for stopped in [alignment.seek() for alignment in self.alignments.values()]:
+        for stopped in [coordinator.seek() for coordinator in self._coordinators]:
             await stopped.wait()
 
     def resume_reading(self) -> None:
         """Let workers that have stopped read again, because no barrier follows."""
-        for alignment in self.alignments.values():
-            alignment.give_up()
+        for coordinator in self._coordinators:
+            coordinator.give_up()
 
     def behind(self) -> list[str]:
         """Return the tasks that the other workers of their service wait for, and the processes without an answer."""
-        return [task for alignment in self.alignments.values() for task in alignment.behind()]
+        return [task for coordinator in self._coordinators for task in coordinator.behind()]
 
     def begin_checkpoint(self, checkpoint: int) -> None:
         for service in self._tasks:
