@@ -311,9 +311,7 @@ class Head(ReceivingHead):
             await self._release(epoch, out)
         self._advanced = self._complete = epoch
         self.received.acknowledge(epoch)
-        if epoch > self._passed_watermark:
-            self._passed_watermark = epoch
-            await out.control(EpochWatermark(epoch))
+        await self._pass_watermark(epoch, out)
 
     async def _pass_watermark(self, epoch: int, out: BoundaryOutput) -> None:
         if epoch > self._passed_watermark:

@@ -116,8 +116,7 @@ class Task:
         """All operators but the one that ``Rounds`` makes and ends."""
         self._cuts_by_time = cuts_by_time
         self._lanes = [lane for writer in self.writers for lane in writer.lanes]
-        self._batches_in_a_row = self._records_in_a_row = 0
-        self._seconds_in_a_row = 0.0
+        self._begin_row()
         operator = self.first.operator
         self._boundary = operator if isinstance(operator, Boundary) else None
         self._boundary_out = _TaskBoundaryOutput(self)
@@ -310,8 +309,7 @@ class Task:
                     await self._after_handling()
                     await self.clear_lanes()
                     continue
-                self._batches_in_a_row = self._records_in_a_row = 0
-                self._seconds_in_a_row = 0.0
+                self._begin_row()
                 if self.inbox.has_parked:
                     self._held_since_s = self._now_s()
                 await self.inbox.wait()
@@ -349,8 +347,7 @@ class Task:
                 or self._records_in_a_row >= BATCH_RECORDS
                 or 2 * self._seconds_in_a_row >= TURN_S
             ):
-                self._batches_in_a_row = self._records_in_a_row = 0
-                self._seconds_in_a_row = 0.0
+                self._begin_row()
                 await _GIVE_WAY
 
     def _begin_row(self) -> None:
