@@ -37,7 +37,6 @@ from streamiter.values.records import (
     EventTimeWatermark,
     Idle,
     ReadToEnd,
-    control_to_plain,
 )
 
 if TYPE_CHECKING:
@@ -214,7 +213,7 @@ class Inbox:
                 if received(taken.epoch, len(taken.records)) and port.later is not None:
                     port.later.put(taken, size_bytes)
         while isinstance(item := channel.peek(), DataBatch):
-            if port.waiting_end is not None and self._by_port:
+            if port.marks.end is not None and self._by_port:
                 return None
             if port.is_feedback and batches == _FEEDBACK_BATCHES:
                 self._ready.add(port)
@@ -254,7 +253,7 @@ class Inbox:
             turn = epochs.reached(port.index) + 1
             if port.later is not None and port.later.counts and not port.is_feedback:
                 port.load(turn)
-            if port.waiting_end is not None and port.lowest is None:
+            if port.marks.end is not None and port.lowest is None:
                 self._posted.extend(self._progress.end_data(port))
                 self._ready.add(port)  # Records of the end of the iteration may follow.
                 if self._posted:
@@ -295,7 +294,7 @@ class Inbox:
         if self._idle:
             self._idle.discard(port.index)
         batch = port.take_batch()
-        if port.in_hand is not None or (self.sets_aside and (port.waiting_end is not None or port.marks.waiting)):
+        if port.in_hand is not None or (self.sets_aside and port.marks):
             self._served = port
         self._ready.add(port)
         return batch
@@ -304,7 +303,7 @@ class Inbox:
         """Free the room of the records that the task has handled, and let what waited behind them act."""
         self._served = None
         served.release()
-        if served.waiting_end is not None or served.marks.waiting:
+        if served.marks:
             # They come first: a snapshot at a barrier that is posted already has the watermark that they bring.
             self._posted.extendleft(reversed(self._progress.settle(served)))
             self.reconsider_wanted()
@@ -497,27 +496,21 @@ class Inbox:
 
     def accept(self, port: Port, control: Control) -> list[Control]:
         """Note a control record that was taken from a port; return what the task must handle now, in order."""
-        if isinstance(control, EpochWatermark):
-            events = self._progress.bring_watermark(port, control)
-            if self._in_order:
-                self.reconsider_wanted()
-            return events
-        if isinstance(control, (EventTimeWatermark, ReadToEnd)):
-            return self._progress.bring(port, control)
         if isinstance(control, CheckpointBarrier):
-            if port.is_feedback:
-                return self.feedback.barrier_returned(port, control)
-            return self._align(port, control)
+            return self.feedback.barrier_returned(port, control) if port.is_feedback else self._align(port, control)
         if isinstance(control, EndOfData):
-            return [*self._progress.end_time(port), *self._progress.bring_end_of_data(port, control.epoch)]
+            return [*self._progress.end_time(port), *self._progress.bring_end_of_data(port, control)]
         if isinstance(control, EndOfInput):
             events = [*self._end_port(port, control), *self._progress.end_time(port), *self._bring_end(port, control)]
             if port.is_feedback:  # A task before it was told of the iteration's end earlier than this one.
                 events += self.feedback.ended(port)
             return events
-        if isinstance(control, Idle):
-            return self._progress.bring_idle(port)
-        raise TypeError(f"inbox: expected a control record of a channel, given {control!r}")
+        if not isinstance(control, (EpochWatermark, EventTimeWatermark, ReadToEnd, Idle)):
+            raise TypeError(f"inbox: expected a control record of a channel, given {control!r}")
+        events = self._progress.bring(port, control)
+        if self._in_order and isinstance(control, EpochWatermark):
+            self.reconsider_wanted()
+        return events
 
     def _bring_end(self, port: Port, end: EndOfInput) -> list[Control]:
         events: list[Control] = []
@@ -599,18 +592,25 @@ class Inbox:
 
     def snapshot(self) -> list[dict[str, PlainValue]]:
         """Return plain data for each port: what waits in its log outside of the channel, and how far it has come."""
-        states = self._progress.snapshot()
-        for port, state in zip(self.ports, states, strict=True):
-            if port.end is not None and (self._end is not None or not state["data ended"]):  # It waits, too.
-                state["behind"].append(control_to_plain(port.end))
-                state["ended"] = False
+        states: list[dict[str, PlainValue]] = []
+        for port in self.ports:
+            data_ended = self._epochs.has_ended(port.index)
+            end_waits = port.has_ended and (self._end is not None or not data_ended)
+            reached = self._epochs.reached(port.index)
+            states.append(port.snapshot(end_waits=end_waits) | {"reached": reached, "data ended": data_ended})
         return states
 
     def restore(
         self, states: Sequence[dict[str, PlainValue]], plain_data: PlainData, logged: Logged | None = None
     ) -> None:
         """Restore what ``snapshot`` returned. ``logged``: the feedback log of each port, with decoded frames."""
-        self._progress.restore(states, plain_data)
+        for port, state in zip(self.ports, states, strict=True):
+            port.restore(state, plain_data)
+            port.arrived = state["reached"]
+            self._epochs.reach(port.index, state["reached"])
+            if state["data ended"]:
+                self._epochs.end(port.index)
+        self._epochs.settle()
         self.feedback.restore(logged or [])
         for port in self.ports:
             if port.end is not None:

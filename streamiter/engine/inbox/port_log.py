@@ -27,7 +27,6 @@ from streamiter.values.records import (
     CheckpointBarrier,
     Control,
     DataBatch,
-    EndOfData,
     EndOfInput,
     can_concatenate,
     concatenate,
@@ -106,9 +105,6 @@ class Port:
         self.marks = Marks()
         self.arrived = BEFORE_ALL_EPOCHS
         """The last epoch watermark that has arrived."""
-        self.waiting_end: int | None = None
-        """The epoch that the end of the data completes, if that end has arrived and waits; ``BEFORE_ALL_EPOCHS`` if
-        only the end of the input came."""
         self.turn_size: TurnSize | None = None
         """The number of records for one turn, if batches are cut."""
 
@@ -316,18 +312,19 @@ class Port:
 
     # -- state -------------------------------------------------------------------------------------------
 
-    def snapshot(self) -> dict[str, PlainValue]:
-        """Return the items of the log in order, without those in the channel, as plain data."""
-        behind: list[Control] = list(self.marks.epochs())
-        if self.waiting_end not in (None, BEFORE_ALL_EPOCHS):
-            behind.append(EndOfData(self.waiting_end))
+    def snapshot(self, *, end_waits: bool) -> dict[str, PlainValue]:
+        """Return the items of the log in order, without those in the channel, as plain data.
+
+        ``end_waits``: the end of the input has arrived and is behind them.
+        """
+        behind = [*self.marks.snapshot(), *([self.end] if self.end is not None and end_waits else [])]
         return {
             "origin": None if self.origin is None else tuple(self.origin),
             # A restored source reads the rest of its batch again, because its positions are before that rest.
             "held": [_plain(item) for item in self.held if not isinstance(item, (SourceBatch, *TRANSIENT))],
             "later": None if self.later is None else self.later.snapshot(),
             "behind": [control_to_plain(control) for control in behind],
-            "ended": self.end is not None,
+            "ended": self.has_ended and not end_waits,
         }
 
     def restore(self, state: dict[str, PlainValue], plain_data: PlainData) -> None:
