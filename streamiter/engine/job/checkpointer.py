@@ -45,7 +45,7 @@ from streamiter.engine.checkpointing.restore import JobRestore, stateful_steps
 from streamiter.engine.graph.statistics import CheckpointStatistics, Histogram
 from streamiter.engine.job.follower import JobFollower
 from streamiter.engine.plan.job_settings import JobOptions
-from streamiter.engine.plan.messages import Answers
+from streamiter.engine.plan.messages import ProcessAnswers
 from streamiter.engine.storage.snapshot import CheckpointId, PartsFile, SnapshotHeader, StepState
 from streamiter.engine.storage.store import Checkpoints, CheckpointStore, store_at
 from streamiter.engine.tasks.failures import reason_in
@@ -94,14 +94,14 @@ class _Sent:
         self.checkpoint = checkpoint
         self.suspends = suspends
         self.is_abandoned = False
-        self.passed = Answers(processes)
+        self.passed = ProcessAnswers(processes)
         """By process that it has passed, also if the checkpoint was abandoned: whether tasks still run there, or were
         suspended."""
         self.parts: TakenParts = {}
         """The state of the tasks of this process."""
         self.taken_here = asyncio.Event()
         """Set when this process has answered."""
-        self.taken = Answers(processes)
+        self.taken = ProcessAnswers(processes)
         """What each process has taken: the file with its state, the positions of its sources, an error."""
 
     @property

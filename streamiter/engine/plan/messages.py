@@ -82,10 +82,10 @@ class Exchange:
 
 
 @final
-class Answers:
+class ProcessAnswers:
     """What all processes answer to one question of the coordinator.
 
-    >>> answers = Answers(2)
+    >>> answers = ProcessAnswers(2)
     >>> answers.give(1, "from the other"), answers.missing()
     (None, [0])
     """
@@ -123,7 +123,7 @@ class Meeting:
         """The messages of a run have one meeting in each process."""
         self.process = exchange.own
         self._exchange = exchange
-        self._arrived: dict[str, Answers] = {}
+        self._arrived: dict[str, ProcessAnswers] = {}
         """For each point: what each process has found, in process 0."""
         self._told: dict[str, list[PlainValue]] = {}
         """For each point that is passed: what was told there."""
@@ -146,7 +146,7 @@ class Meeting:
         return self._told[point]
 
     def _has_reached(self, process: int, point: str, found: PlainValue) -> None:
-        arrived = self._arrived.setdefault(point, Answers(self._exchange.processes))
+        arrived = self._arrived.setdefault(point, ProcessAnswers(self._exchange.processes))
         arrived.give(process, found)
         if arrived.are_given.is_set():
             self.open(point, *arrived.by_process())
