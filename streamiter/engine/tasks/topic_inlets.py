@@ -88,7 +88,8 @@ class ReturningPump:
             self._room.set()
 
     def _is_full(self, channel: FeedbackChannel) -> bool:
-        return len(channel.queue) > 0 and channel.queue.bytes_in_memory >= self._memory_bytes
+        queue = channel.queue
+        return len(queue) > 0 and (queue.bytes_in_memory >= self._memory_bytes or queue.bytes_on_disk > 0)
 
     async def _bring_restored(self) -> None:
         """Bring the first range of each channel, then the second, and so on: they are of consecutive runs."""
@@ -212,6 +213,11 @@ class TopicReturnPath(ReturnPath):
     # -- by the pump -------------------------------------------------------------------------------------
 
     def begin(self, partition: int, offset: int) -> None:
+        """Begin to read a partition from an offset on.
+
+        From now on the channel never spills: above its limit, the feedback waits in the topic.
+        """
+        self.channel.queue.memory_limit_bytes = sys.maxsize
         self.own.following = RecordPoint(offset, 0)
         self.own.range = replace(self.own.range, partition=partition, start=self.own.following)
 
