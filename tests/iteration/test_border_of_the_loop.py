@@ -16,7 +16,7 @@ from streamiter.engine.inbox.inbox import Inbox, Posted
 from streamiter.engine.inbox.port_log import Port
 from streamiter.engine.inbox.port_progress import InputEnded
 from streamiter.engine.storage.replay_cache import ReplayCache
-from streamiter.iteration.border import FEEDBACK, INITIAL, Head, Join, LoopMember
+from streamiter.iteration.border import FEEDBACK, INITIAL, Head, JoinLoop, LoopMember
 from streamiter.iteration.coordinator import LoopCoordinator, LoopDecisions
 from streamiter.iteration.marked_streams import Replayer
 from streamiter.iteration.progress import Completed, Ended, LoopProgress, ReleasedEpoch
@@ -121,7 +121,7 @@ class Bench:
         return self.out.taken()
 
 
-def joining(coordinator: LoopCoordinator, number: int) -> Join:
+def joining(coordinator: LoopCoordinator, number: int) -> JoinLoop:
     def join(context: Context, member: LoopMember) -> tuple[LoopCoordinator, int]:
         coordinator.join(number, member)
         return coordinator, number

@@ -116,11 +116,11 @@ class ReturnPath(Protocol):
     def restore(self, ranges: Iterable[TopicRange]) -> None:
         """Bring these ranges into the channel before all other feedback."""
 
-    def mark(self) -> TrackMark:
-        """Return the place in the topic of the item that is taken next."""
+    def start_log(self) -> None:
+        """Note the place in the topic of the item that is taken next."""
 
-    def since(self, mark: TrackMark) -> list[TopicRange]:
-        """Return the ranges of the topic taken since ``mark``, without the last item."""
+    def end_log(self) -> Sequence[TopicRange]:
+        """Return the ranges of the topic taken since the log was started, without the last item."""
 
 
 LoggedFeedback = tuple[Deferred | None, Sequence[PlainValue]]
@@ -148,8 +148,6 @@ class FeedbackChannel:
         """The items at its front that a checkpoint had."""
         self._log: SpillQueue | None = None
         """Gets the items that are taken, while a checkpoint needs them."""
-        self._logged_from: TrackMark | None = None
-        """The place in the topic at which the log begins."""
         self.hand_over: Callable[[DataBatch | Control], bool] | None = None
         """Handles an item in the place of the consumer, if the consumer waits for it; returns whether it has. While the
         channel logs its items, they go through the channel."""
@@ -262,18 +260,18 @@ class FeedbackChannel:
     def start_log(self, log: SpillQueue) -> None:
         """Log what is taken from now on: items in this queue, or their ranges in the topic."""
         self._log = log
-        self._logged_from = None if self.return_path is None else self.return_path.mark()
+        if self.return_path is not None:
+            self.return_path.start_log()
 
     def end_log(self) -> LoggedFeedback | None:
         """End the log before the item that was taken last; return its content, if it has any, and close it."""
         log, self._log = self._log, None
         if log is None:
             return None
-        items, ranges = log.snapshot() if len(log) else None, list[PlainValue]()
+        items = log.snapshot() if len(log) else None
         log.close()
-        if self.return_path is not None and self._logged_from is not None:
-            ranges = [topic_range.plain() for topic_range in self.return_path.since(self._logged_from)]
-        return (items, ranges) if items is not None or ranges else None
+        ranges = () if self.return_path is None else self.return_path.end_log()
+        return (items, [topic_range.plain() for topic_range in ranges]) if items is not None or ranges else None
 
     def close_log(self) -> None:
         """Log nothing more, and drop what was logged."""
@@ -328,16 +326,6 @@ class RecordPoint(NamedTuple):
     @property
     def behind(self) -> RecordPoint:
         return RecordPoint(self.offset + 1, self.sequence + 1)
-
-
-class TrackMark(NamedTuple):
-    """The place of an item in the topic: the number of its part, and its point there.
-
-    Parts are the restored ranges, in order; the last part is the feedback of this run.
-    """
-
-    part: int
-    at: RecordPoint
 
 
 @final

@@ -496,6 +496,13 @@ class Inbox:
 
     def accept(self, port: Port, control: Control) -> list[Control]:
         """Note a control record that was taken from a port; return what the task must handle now, in order."""
+        if isinstance(control, EpochWatermark):
+            events = self._progress.bring(port, control)
+            if self._in_order:
+                self.reconsider_wanted()
+            return events
+        if isinstance(control, (EventTimeWatermark, ReadToEnd, Idle)):
+            return self._progress.bring(port, control)
         if isinstance(control, CheckpointBarrier):
             return self.feedback.barrier_returned(port, control) if port.is_feedback else self._align(port, control)
         if isinstance(control, EndOfData):
@@ -505,12 +512,7 @@ class Inbox:
             if port.is_feedback:  # A task before it was told of the iteration's end earlier than this one.
                 events += self.feedback.ended(port)
             return events
-        if not isinstance(control, (EpochWatermark, EventTimeWatermark, ReadToEnd, Idle)):
-            raise TypeError(f"inbox: expected a control record of a channel, given {control!r}")
-        events = self._progress.bring(port, control)
-        if self._in_order and isinstance(control, EpochWatermark):
-            self.reconsider_wanted()
-        return events
+        raise TypeError(f"inbox: expected a control record of a channel, given {control!r}")
 
     def _bring_end(self, port: Port, end: EndOfInput) -> list[Control]:
         events: list[Control] = []

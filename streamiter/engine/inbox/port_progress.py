@@ -91,6 +91,9 @@ class PortProgress:
                     f"{port.arrived}"
                 )
             port.arrived = control.epoch
+            if port.later is None or port.is_feedback:  # As below: a loop comes here in each round.
+                self.epochs.reach(port.index, control.epoch)
+                return self._moved()
         elif isinstance(control, Idle):
             self.idle.add(port.index)
             return self._all_idle()

@@ -116,7 +116,8 @@ class Task:
         """All operators but the one that ``Rounds`` makes and ends."""
         self._cuts_by_time = cuts_by_time
         self._lanes = [lane for writer in self.writers for lane in writer.lanes]
-        self._begin_row()
+        self._batches_in_a_row = self._records_in_a_row = 0
+        self._seconds_in_a_row = 0.0
         operator = self.first.operator
         self._boundary = operator if isinstance(operator, Boundary) else None
         self._boundary_out = _TaskBoundaryOutput(self)
@@ -309,7 +310,7 @@ class Task:
                     await self._after_handling()
                     await self.clear_lanes()
                     continue
-                self._begin_row()
+                self._batches_in_a_row = self._records_in_a_row = self._seconds_in_a_row = 0
                 if self.inbox.has_parked:
                     self._held_since_s = self._now_s()
                 await self.inbox.wait()
@@ -347,12 +348,8 @@ class Task:
                 or self._records_in_a_row >= BATCH_RECORDS
                 or 2 * self._seconds_in_a_row >= TURN_S
             ):
-                self._begin_row()
+                self._batches_in_a_row = self._records_in_a_row = self._seconds_in_a_row = 0
                 await _GIVE_WAY
-
-    def _begin_row(self) -> None:
-        self._batches_in_a_row = self._records_in_a_row = 0
-        self._seconds_in_a_row = 0.0
 
     async def _after_handling(self) -> None:
         if not self.ended:
@@ -370,7 +367,7 @@ class Task:
             if lane.waiting:
                 self.waits_for_room_in = lane.channel
                 await lane.clear(self._clock)
-                self._begin_row()
+                self._batches_in_a_row = self._records_in_a_row = self._seconds_in_a_row = 0
                 self.waits_for_room_in = None
 
     def _update_wanted_inputs(self) -> None:

@@ -22,7 +22,6 @@ from streamiter.engine.graph.feedback import (
     RecordPoint,
     ReturnPath,
     TopicRange,
-    TrackMark,
     check_range_in_topic,
     missing_records_error,
 )
@@ -174,6 +173,16 @@ class ReturningPump:
             self.on_limit()
 
 
+class TrackMark(NamedTuple):
+    """The place of an item in the topic: the number of its part, and its point there.
+
+    Parts are the restored ranges, in order; the last part is the feedback of this run.
+    """
+
+    part: int
+    at: RecordPoint
+
+
 @final
 class TopicReturnPath(ReturnPath):
     """The way of feedback through the topic into one channel of a head.
@@ -208,6 +217,8 @@ class TopicReturnPath(ReturnPath):
         """The places of the items in the channel."""
         self._last: TrackMark | None = None
         """The place of the last item taken from the channel."""
+        self._logged_from = TrackMark(0, RecordPoint(0, 0))
+        """The place of the item with which the last log has begun."""
         self._is_closed = False
 
     # -- by the pump -------------------------------------------------------------------------------------
@@ -263,13 +274,15 @@ class TopicReturnPath(ReturnPath):
     def restore(self, ranges: Iterable[TopicRange]) -> None:
         self.restored += [Track(topic_range, topic_range.start) for topic_range in ranges]
 
-    def mark(self) -> TrackMark:
+    def start_log(self) -> None:
         if self._waiting:
-            return self._waiting[0]
+            self._logged_from = self._waiting[0]
+            return
         part, track = next(each for each in enumerate(self._tracks) if not each[1].is_read)
-        return TrackMark(part, track.following)
+        self._logged_from = TrackMark(part, track.following)
 
-    def since(self, mark: TrackMark) -> list[TopicRange]:
+    def end_log(self) -> Sequence[TopicRange]:
+        mark = self._logged_from
         last = self._last
         assert last is not None
         assert last.part == len(self.restored)
