@@ -70,7 +70,7 @@ class JobServices:
                     if (task := by_name.get(f"{step.name}[{subtask}]")) is not None:
                         here[first + subtask] = task
         _check_names(flow, list(self._tasks), steps)
-        self.alignments: dict[Service, ClockAlignment] = {}
+        self._alignments: dict[Service, ClockAlignment] = {}
         """By service: what lets its workers in this process stop at the same clock as all others before a barrier."""
         self._coordinators: list[ClockCoordinator] = []
         """In process 0, the coordinators of these alignments."""
@@ -90,7 +90,7 @@ class JobServices:
             )
             messages.handle(of_service, service.received)
         report, tell = f"clocks of {service.name}", f"align {service.name}"
-        alignment = self.alignments[service] = ClockAlignment(partial(exchange.send, 0, report))
+        alignment = self._alignments[service] = ClockAlignment(partial(exchange.send, 0, report))
         exchange.handle(tell, lambda process, *told: alignment.told(*told))
         if not exchange.own:
             coordinator = ClockCoordinator(exchange.processes, partial(exchange.tell, tell))
@@ -118,7 +118,7 @@ class JobServices:
                     self._flow, self._workers[service], given, here=list(tasks), has_checkpoints=self._has_checkpoints
                 )
             self._begun.append(service)
-            alignment = self.alignments[service]
+            alignment = self._alignments[service]
             for task, worker in zip(tasks.values(), workers, strict=True):
                 alignment.add(task.name, worker, partial(task.inbox.post, nothing))
                 task.serve_with(worker, alignment, keeps_last_state=self._has_checkpoints)
@@ -133,7 +133,7 @@ class JobServices:
             return
         step = task.first.step
         assert step.service is not None
-        self.alignments[step.service].ended(task.name)
+        self._alignments[step.service].ended(task.name)
         if not (task.suspended and self._has_checkpoints):
             with FailuresOf(step.name):
                 await task.barriers.worker.leave(f"step {step.name!r} has ended")

@@ -247,6 +247,7 @@ class FeedbackChannel:
             self.records += self.queue.records - before
             self._items += 1
             self._restored += 1
+        self._peak_records = max(self._peak_records, self.records)
         in_topic = [TopicRange.from_plain(plain) for plain in ranges]
         if self.return_path is not None:
             self.return_path.restore(in_topic)
