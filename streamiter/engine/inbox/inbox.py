@@ -152,15 +152,13 @@ class Inbox:
                 continue
             if stands_still and not port.is_feedback and not isinstance(item, CheckpointBarrier):
                 fate: Fate = ASIDE if self.barriers.is_due else STAYS
-            elif type(item) is DataBatch and item.epoch > self._admitted:
-                fate = ASIDE if port.is_feedback or self.barriers.is_due else STAYS
             elif isinstance(item, Control):
                 port.take()
                 ready.add(port)
                 return port, item
             elif (
                 isinstance(item, SourceBatch)
-                or (self.wanted.names is None and not sets_aside)
+                or (item.epoch <= self._admitted and self.wanted.names is None and not sets_aside)
                 or (fate := self._fate(port, item.epoch)) == NOW
             ):
                 return port, self._take_batch(port)
@@ -182,11 +180,7 @@ class Inbox:
         if fate == ASIDE and not port.is_feedback and (port.later is None or self.stands_still):
             is_parked = not self._hold_up_to_barrier(port)
         elif fate == ASIDE:
-            is_parked = (
-                not self._by_port
-                and (self.wanted.names is not None or self.stands_still)
-                and not self.is_wanted(port.input_name)
-            )
+            is_parked = not self._by_port and not self.is_wanted(port.input_name)
             control = self._read_ahead(port)
         if is_parked:
             self._ready.park(port)
