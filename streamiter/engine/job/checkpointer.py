@@ -351,7 +351,10 @@ class Checkpointer:
         began_s = self._clock.monotonic_s()
         timeout_s = None if suspend or is_last else self._checkpoints.alignment_timeout_s
         sent = await self._send_barrier(
-            suspend=suspend, timeout_s=timeout_s, stand_still_timeout_s=self._checkpoints.alignment_timeout_s
+            suspend=suspend,
+            timeout_s=timeout_s,
+            stand_still_timeout_s=self._checkpoints.alignment_timeout_s,
+            seals_sinks=True,
         )
         if self.waits_at_end and await self._still_waits(sent):
             assert self._statistics.committed is not None
@@ -461,11 +464,12 @@ class Checkpointer:
         timeout_s: float | None = None,
         stand_still_timeout_s: float | None = None,
         keeps_state: bool = True,
+        seals_sinks: bool = False,
     ) -> _Sent:
         """Send a barrier through the job; return it with the state of this process, which the caller releases.
 
-        A task that ended before the barrier gives its state at its end. Sinks are sealed when the barrier is sent,
-        after all earlier barriers have passed. Raises CheckpointTimedOut after ``timeout_s`` seconds; then, and if the
+        A task that ended before the barrier gives its state at its end. With ``seals_sinks``, sinks hold back the
+        records behind it. Raises CheckpointTimedOut after ``timeout_s`` seconds; then, and if the
         call is cancelled, the checkpoint is abandoned. If the state of parameter servers is kept (``keeps_state``), all
         their workers must reach the same clock first, within ``stand_still_timeout_s``.
         """
@@ -477,7 +481,8 @@ class Checkpointer:
             await self._align_workers(self._sooner(due_s, stand_still_timeout_s))
         sent = self._sent = _Sent(self._next, self._exchange.processes, suspends=suspend)
         self._next += 1
-        self._seal_sinks()
+        if seals_sinks:
+            self._seal_sinks()
         try:
             self._exchange.tell("checkpoint barrier", sent.checkpoint, suspend, keeps_state)
             await self._until_passed(sent, due_s)
