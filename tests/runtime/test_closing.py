@@ -64,9 +64,8 @@ def cases() -> Iterator[tuple[type[Any], list[Part], Any]]:
     inbox.feedback, inbox.ports = first, [second]
     yield Inbox, [first, second], inbox
     first, second = Part("first"), Part("second")
-    log = closed_by(FeedbackLog, logged={0: (second, ())})
-    log.ports = [SimpleNamespace(feedback=SimpleNamespace(close_log=first.close))]
-    yield FeedbackLog, [first, second], log
+    channels = {0: SimpleNamespace(close_log=first.close)}
+    yield FeedbackLog, [first, second], closed_by(FeedbackLog, channels=channels, logged={0: (second, ())})
     first, second = Part("first"), Part("second")
     channel = closed_by(FeedbackChannel, log=first)
     channel.queue, channel.return_path = second, None

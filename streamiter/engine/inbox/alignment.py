@@ -120,6 +120,7 @@ class FeedbackLog:
         """``make_queue`` makes a queue for the log of one port."""
         self.ports = [port for port in ports if port.is_feedback]
         """The feedback ports of the inbox."""
+        self._channels = {port.index: port.feedback for port in ports if port.feedback is not None}
         self._make_queue = make_queue
         self._barrier: CheckpointBarrier | None = None
         self._logged: dict[int, LoggedFeedback] = {}
@@ -133,9 +134,8 @@ class FeedbackLog:
         self._barrier = barrier
         for port in self.ports:
             if self._awaits(barrier, port):
-                assert port.feedback is not None
                 assert self._make_queue is not None
-                port.feedback.start_log(self._make_queue())
+                self._channels[port.index].start_log(self._make_queue())
 
     def _awaits(self, barrier: CheckpointBarrier, port: Port) -> bool:
         """Return whether a barrier has still to return on a port."""
@@ -156,8 +156,7 @@ class FeedbackLog:
 
         Return the complete log, if this completes it.
         """
-        assert port.feedback is not None
-        if (logged := port.feedback.end_log()) is not None:
+        if (logged := self._channels[port.index].end_log()) is not None:
             self._logged[port.index] = logged
         returned = self.complete()
         return [] if returned is None else [returned]
@@ -173,18 +172,14 @@ class FeedbackLog:
     def close(self) -> None:
         """Drop the log, and record nothing until the barrier returns: the checkpoint is abandoned, or the job ends."""
         logged, self._logged = self._logged, {}
-        channels = (port.feedback for port in self.ports)
         close_now(
             [
-                *(channel.close_log for channel in channels if channel is not None),
+                *(channel.close_log for channel in self._channels.values()),
                 *(items.release for items, _ in logged.values() if items is not None),
             ]
         )
 
     def restore(self, logged: Logged) -> None:
         """Let the channels begin with the logged feedback of a checkpoint (decoded frames)."""
-        channels = {port.index: port.feedback for port in self.ports}
         for index, frames, ranges in logged:
-            channel = channels[index]
-            assert channel is not None
-            channel.restore(entries_of(frames or ()), ranges)
+            self._channels[index].restore(entries_of(frames or ()), ranges)
