@@ -188,8 +188,14 @@ class Marks:
     """The control records of one port that wait for the records in front of them, by (epoch, arrival).
 
     An epoch watermark is behind the records of its epoch, and the end of the data behind everything, also behind
-    records that arrive after it. Any other mark is behind everything that had arrived before it. The first example of
-    this page shows an epoch watermark and another mark.
+    records that arrive after it. Any other mark is behind everything that had arrived before it, as the first example
+    of this page shows.
+
+    >>> marks = Marks()
+    >>> marks.add(EndOfData(4), highest=3), marks.add(EpochWatermark(5), highest=3)
+    (None, None)
+    >>> [marks.take(lowest=6), marks.take(lowest=6), marks.take(None, but_end=True), marks.take(None)]
+    [EpochWatermark(5), None, None, EndOfData(4)]
     """
 
     def __init__(self) -> None:
@@ -220,7 +226,10 @@ class Marks:
         insort(waiting, (epoch, mark), key=lambda each: each[0])
 
     def take(self, lowest: int | None, *, but_end: bool = False) -> Control | None:
-        """Take the first mark that acts now; ``lowest`` is the lowest epoch of the records that wait."""
+        """Take the first mark that acts now; ``lowest`` is the lowest epoch of the records that wait.
+
+        With ``but_end``, the end of the data stays: it waits for the turn of its port.
+        """
         if self.waiting:
             return self.waiting.pop(0)[1] if lowest is None or self.waiting[0][0] < lowest else None
         if lowest is not None or but_end:
