@@ -536,7 +536,8 @@ class Validate(DeclaredOperator):
             self._validation = self._validation.continued_as(rows["task"], rows.get("earlier_targets", (0.0, 1.0)))
             self._comparison = MeanComparison()
         # A prediction that is refused ends the job with its own mini-batch.
-        if is_alone := not (math.isfinite(rows["predictions"].sum()) and rows["weights"].min(initial=1.0) > 0.0):
+        is_alone = not (math.isfinite(rows["predictions"].sum()) and rows["weights"].min(initial=1.0) > 0.0)
+        if is_alone or (self._held and ("classes" in self._held[0]) != ("classes" in rows)):
             self._count_held()
         self._held.append(rows)
         if is_alone or len(self._held) == _COUNTED_TOGETHER:
