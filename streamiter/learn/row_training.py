@@ -37,7 +37,8 @@ from streamiter.learn.validation import PredictedRows, ValidationKind, loss_of
 from streamiter.operators.declared_state import COPIED, NESTED, Form, declared
 from streamiter.operators.definitions import Definition
 from streamiter.operators.operator import Context, KeepsRecords
-from streamiter.operators.output import Output
+from streamiter.operators.output import Output, detach
+from streamiter.values.helpers.compiled import is_compiling
 from streamiter.values.numbers import Floats, Indices
 from streamiter.values.records import Batch
 from streamiter.values.times import MIN_TIME
@@ -47,6 +48,8 @@ _ROWS_FOR_A_COLUMN: Final = 0.25
 # Measured for 82,078 columns: 4 ms, and 16 ms with the state of the learner.
 _TIMES_WITH_STATE: Final = 4
 _MANY_COLUMNS: Final = 1_000
+# Compiled steps leave the interpreter to other threads. A thread for a mini-batch costs as much as a hundred rows.
+_LEARNED_IN_THREAD: Final = 1_000
 _PUBLISHED_AFTER_S: Final = 1.0
 
 
@@ -136,12 +139,17 @@ class RowOwner(ModelOwner, KeepsRecords):
     def state(self) -> dict[str, object]:
         return {"model": self._model.state()}
 
-    def process_rows(self, given: RowsToLearn | EventsToLearn, out: Output) -> None:
+    async def process_rows(self, given: RowsToLearn | EventsToLearn, out: Output) -> None:
         """Learn from a mini-batch, or keep it until its epoch ends, or until earlier mini-batches have arrived."""
         if self._in_epochs:
             self._held.append(given)
         elif "is_answer" not in given:
-            self._learn(given, out)
+            if len(given["numbers"]) < _LEARNED_IN_THREAD or not is_compiling():
+                self._learn(given, out)
+            else:
+                attach = detach(out)
+                await asyncio.to_thread(self._learn, given, out)
+                attach()
             self.count_step(out)
         else:
             self._held.append(given)
