@@ -147,8 +147,9 @@ class RowOwner(ModelOwner, KeepsRecords):
             if len(given["numbers"]) < _LEARNED_IN_THREAD or not is_compiling():
                 self._learn(given, out)
             else:
+                self.take_over_rollback()  # in the event loop, where rollbacks arrive
                 attach = detach(out)
-                await asyncio.to_thread(self._learn, given, out)
+                await asyncio.to_thread(self._learn_rows, given, out)
                 attach()
             self.count_step(out)
         else:
@@ -206,9 +207,9 @@ class RowOwner(ModelOwner, KeepsRecords):
 
     def _learn(self, given: RowsToLearn | EventsToLearn, out: Output) -> None:
         self.take_over_rollback()
-        self._model.fields.leave_out(given["label_fields"])
         if "is_answer" in given:
             assert self._labels is not None
+            self._model.fields.leave_out(given["label_fields"])
             self._next_event = given["position"][1] + given["count"]
             self._learn_events(given, self._labels.now(), out)
             self._labels.wait()
@@ -218,6 +219,7 @@ class RowOwner(ModelOwner, KeepsRecords):
     # ---- rows with their labels
 
     def _learn_rows(self, given: RowsToLearn, out: Output) -> None:
+        self._model.fields.leave_out(given["label_fields"])
         all_features, all_labels = features_of_record(given["features"]), given["labels"]
 
         def learn(records: Batch, places: Indices) -> None:
