@@ -1,6 +1,6 @@
 """Compile the functions that the service uses, and store them; the image runs this program when it is built.
 
-Otherwise each new container would compile for ten seconds, and its event loop would wait meanwhile.
+Otherwise each new container would compile for some ten seconds before its first rows are read and learned.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ def pointer_function() -> Callable[[AnyArray], AnyArray]:
 
 @contextmanager
 def saying_that_it_compiles(functions: str) -> Iterator[None]:
-    """Log one line before functions are compiled in this block, which takes ten seconds; none if they are stored.
+    """Log one line before functions are compiled in this block, which takes some six seconds; none if they are stored.
 
     Where Numba is missing, a warning says how to install it, once in a process.
     """
@@ -102,7 +102,7 @@ def saying_that_it_compiles(functions: str) -> Iterator[None]:
         def on_start(self, event: Event) -> None:
             if not self.is_said:
                 self.is_said = True
-                _log.info("compiling %s; this takes about 10 s, once if a directory can be written", functions)
+                _log.info("compiling %s; this takes about 6 s, once if a directory can be written", functions)
 
         def on_end(self, event: Event) -> None:
             """Say nothing."""
