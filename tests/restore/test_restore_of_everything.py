@@ -78,7 +78,6 @@ NO_STATE = {
     "streamiter.service.page._Page": "its state is a document of the page",
     "streamiter.engine.job.job.Job": "collects the states of all tasks",
     "streamiter.engine.processes.on_ray._SupervisorActor": "its state says whether the run is over",
-    "streamiter.engine.job.barriers.Barriers": "asks for the positions of sources",
 }
 """Classes that have the method but no state of their own, with the reason."""
 
