@@ -11,7 +11,7 @@ WORKERS ?= 4
 # These processes share the cores already: threads of matrix products would only wait for each other.
 PYTEST = PYTHONDONTWRITEBYTECODE= OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
 
-.PHONY: help demo test newest-aiokafka soak soak-service mutate kafka compiled check format bench bench-learning bench-networks clean
+.PHONY: help demo test newest-aiokafka soak soak-service mutate kafka compiled check site format bench bench-learning bench-networks clean
 
 help:
 	@echo "make demo    online learning on 336,776 flights, no server needed; SERVE=1 leaves a service running"
@@ -21,6 +21,7 @@ help:
 	@echo "make soak-service  the service for 30 minutes, with kills of all its processes: make soak-service MINUTES=5"
 	@echo "make mutate  find small changes of the pure cores that no test notices: make mutate MODULE=iteration/progress"
 	@echo "make check   format, lint, types, the order of the rooms"
+	@echo "make site    the website of docs, strictly: build/site/index.html"
 	@echo "make bench   speed, compared with hand-written loops"
 	@echo "make bench-learning  quality of learning, compared with river and Vowpal Wabbit on streams"
 	@echo "make bench-networks  speed of networks, and their quality on real data"
@@ -83,6 +84,12 @@ check: $(VENV)/installed
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	PYTHONPATH=tests $(BIN)/python -m support.circles
+
+# A link, an anchor or a role without target fails it. How it is made: docs/site/conf.py.
+site: $(VENV)/installed
+	$(BIN)/python -m pip install --quiet -c constraints.txt --group site
+	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going -c docs/site -d build/doctrees docs build/site
+	@echo "build/site/index.html"
 
 format: $(VENV)/installed
 	$(BIN)/ruff format .
