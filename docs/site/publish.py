@@ -36,18 +36,37 @@ def publish(site: Path, pages: Path, version: str) -> None:
         for each in versions
     ]
     (pages / "versions.json").write_text(json.dumps(choice, indent=2) + "\n", encoding="utf-8")
+    _lead_to(pages, newest)
     (pages / ".nojekyll").touch()  # GitHub would leave out folders whose names begin with _
-    (pages / "index.html").write_text(
+
+
+def _lead_to(pages: Path, newest: str) -> None:
+    """Make the first page, and the folder ``newest``, whose pages lead to those of the newest version.
+
+    Messages of the program and the files that it writes name pages of that folder.
+    """
+    shutil.rmtree(pages / "newest", ignore_errors=True)
+    _redirect(pages / "index.html", f"{newest}/")
+    for page in sorted((pages / newest).rglob("*.html")):
+        inner = page.relative_to(pages / newest)
+        up = "../" * len(inner.parts)
+        _redirect(pages / "newest" / inner, f"{up}{newest}/{inner.as_posix()}")
+
+
+def _redirect(page: Path, target: str) -> None:
+    page.parent.mkdir(parents=True, exist_ok=True)
+    page.write_text(
         f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>streamiter</title>\n'
-        f'<meta http-equiv="refresh" content="0; url={newest}/"><link rel="canonical" href="{ADDRESS}/{newest}/">\n'
-        f'</head><body><a href="{newest}/">streamiter {newest}</a></body></html>\n',
+        f'<script>location.replace("{target}" + location.hash)</script>\n'
+        f'<noscript><meta http-equiv="refresh" content="0; url={target}"></noscript>\n'
+        f'</head><body><a href="{target}">streamiter</a></body></html>\n',
         encoding="utf-8",
     )
 
 
 def published(pages: Path) -> list[str]:
     """Return the versions in the folder: the newest release first, ``main`` last."""
-    names = [path.parent.name for path in pages.glob("*/index.html")]
+    names = [path.parent.name for path in pages.glob("*/index.html") if path.parent.name != "newest"]
     numbers = [name for name in names if re.fullmatch(r"\d+\.\d+", name)]
     numbers.sort(key=lambda name: [int(part) for part in name.split(".")], reverse=True)
     return numbers + [name for name in names if name == "main"]

@@ -110,6 +110,32 @@ def test_every_public_name_is_on_one_page_of_the_reference() -> None:
     ] == []
 
 
+def addresses() -> list[object]:
+    """Return all addresses of the website in the code, each with its file as its name."""
+    files = [path for room in ("streamiter", "connectors", "examples") for path in sorted((ROOT / room).rglob("*.py"))]
+    return [
+        pytest.param(page, anchor, id=f"{path.relative_to(ROOT)}:{page}")
+        for path in files
+        for page, anchor in re.findall(
+            r"(?:/streamiter/newest|\{DOCUMENTATION\}|\{documentation\})/([\w/-]+)\.html(?:#([\w-]+))?",
+            path.read_text("utf-8"),
+        )
+    ]
+
+
+@pytest.mark.parametrize(("page", "anchor"), addresses())
+def test_addresses_in_messages_lead_to_pages_that_exist(page: str, anchor: str) -> None:
+    """The file of a service named docs/service.md, which users of a wheel do not have."""
+    assert (DOCS / f"{page}.md").is_file()
+    assert not anchor or anchor in anchors(DOCS / f"{page}.md")
+
+
+def test_code_names_no_file_of_docs_to_users() -> None:
+    """A message or a docstring sent users of a wheel to a file that only a checkout has."""
+    public = [*(ROOT / "streamiter" / "flow").glob("*.py"), ROOT / "streamiter" / "service" / "proposal.py"]
+    assert [path for path in public if re.search(r"docs/[\w-]+\.md", path.read_text("utf-8"))] == []
+
+
 def test_a_published_version_replaces_its_folder_and_the_choice_names_all(tmp_path: Path) -> None:
     """A release replaced the pages of an older one, which many still had, or old pages stayed among the new."""
     publish = runpy.run_path(str(DOCS / "site" / "publish.py"))["publish"]
@@ -125,6 +151,8 @@ def test_a_published_version_replaces_its_folder_and_the_choice_names_all(tmp_pa
     assert [each["version"] for each in choice] == ["0.10", "0.9", "main"]
     assert [each["version"] for each in choice if each["preferred"]] == ["0.10"]
     assert sorted(path.name for path in (pages / "main").iterdir()) == ["index.html", "new.html"]
-    assert "url=0.10/" in (pages / "index.html").read_text()
+    assert 'location.replace("0.10/"' in (pages / "index.html").read_text()
+    assert 'location.replace("../0.10/a.html" + location.hash)' in (pages / "newest" / "a.html").read_text()
+    assert not (pages / "newest" / "new.html").exists()
     with pytest.raises(SystemExit, match=r"expected main or a number such as 0\.1, given 'v1'"):
         publish(site, pages, "v1")
