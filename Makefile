@@ -11,7 +11,7 @@ WORKERS ?= 4
 # These processes share the cores already: threads of matrix products would only wait for each other.
 PYTEST = PYTHONDONTWRITEBYTECODE= OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
 
-.PHONY: help demo test newest-aiokafka soak soak-service mutate kafka compiled check site format bench bench-learning bench-networks clean
+.PHONY: help demo test newest-aiokafka soak soak-service mutate kafka compiled check site pictures format bench bench-learning bench-networks clean
 
 help:
 	@echo "make demo    online learning on 336,776 flights, no server needed; SERVE=1 leaves a service running"
@@ -22,6 +22,7 @@ help:
 	@echo "make mutate  find small changes of the pure cores that no test notices: make mutate MODULE=iteration/progress"
 	@echo "make check   format, lint, types, the order of the rooms"
 	@echo "make site    the website of docs, strictly: build/site/index.html"
+	@echo "make pictures  the picture of the page of a service in docs/pictures"
 	@echo "make bench   speed, compared with hand-written loops"
 	@echo "make bench-learning  quality of learning, compared with river and Vowpal Wabbit on streams"
 	@echo "make bench-networks  speed of networks, and their quality on real data"
@@ -92,8 +93,13 @@ check: $(VENV)/installed
 # A link, an anchor or a role without target fails it. How it is made: docs/site/conf.py.
 site: $(VENV)/installed
 	$(BIN)/python -m pip install --quiet -c constraints.txt --group site
-	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going -c docs/site -d build/doctrees docs build/site
+	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going --fresh-env -c docs/site -d build/doctrees docs build/site
 	@echo "build/site/index.html"
+
+# The page of a service, in a browser, after so many minutes of flights. Needs Chromium.
+pictures: MINUTES ?= 7
+pictures: $(VENV)/installed
+	PYTHONPATH=tests $(BIN)/python -m support.pictures --minutes $(MINUTES)
 
 format: $(VENV)/installed
 	$(BIN)/ruff format .

@@ -50,10 +50,12 @@ copybutton_exclude = ".linenos, .gp, .go"
 
 html_theme = "pydata_sphinx_theme"
 html_title = "streamiter"
+html_search_scorer = str(HERE / "scorer.js")
 html_static_path = ["static"]
 html_css_files = ["site.css"]
 html_copy_source = False
 html_show_sourcelink = False
+html_sidebars = {"index": [], "tutorial": []}  # pages without pages below them
 html_baseurl = f"https://streamiter.github.io/streamiter/{version}/"
 html_context = {
     "github_user": "streamiter",

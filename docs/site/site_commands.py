@@ -11,7 +11,7 @@ from sphinx.util.docutils import SphinxDirective
 
 from streamiter.cli.app import app as program
 
-COLUMNS = 100
+COLUMNS = 92
 """The width of the help: it stands beside the navigation without a scroll bar."""
 
 
