@@ -80,7 +80,7 @@ class LoopedFeedback(FeedbackChannel):
         super().__init__(name, self.arriving.queue)
         for method in ("put", "put_control"):
             setattr(self, method, getattr(self.departing, method))
-        for method in ("attach", "peek", "take", "take_ahead"):
+        for method in ("attach", "peek", "take", "take_ahead", "restore", "start_log", "end_log", "close_log"):
             setattr(self, method, getattr(self.arriving, method))
 
     @property
