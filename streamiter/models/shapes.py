@@ -194,8 +194,13 @@ class _Reading:
             mixture=self._floats("mixture", (1 + len(members),)),
             members=members,
         )
-        if len(kinds) != columns or not members:
-            raise self._wrong("kinds" if members else "members", "one for each column" if members else "a list", None)
+        if len(kinds) != columns:
+            raise self._wrong("kinds", "one for each column", kinds)
+        if not members:
+            raise self._wrong("members", "a list of members", given)
+        key = shapes.categories[:, 0] << 32 | shapes.categories[:, 1]
+        if (key[1:] <= key[:-1]).any() or (shapes.edges[:, 1:] < shapes.edges[:, :-1]).any():
+            raise self._wrong("categories and edges", "in ascending order", None)
         return shapes
 
     def _member(self, given: object, columns: int) -> TableMember:

@@ -12,6 +12,8 @@ from typing import Any, Final
 import numpy as np
 
 from streamiter.errors import ModelError, shortened
+from streamiter.models.shape_scores import ShapeScores
+from streamiter.models.shapes import Shapes
 from streamiter.values.crossed_rows import (
     CROSS_LIMIT,
     Cross,
@@ -129,6 +131,10 @@ class StandardizedModel:
         """The weight of a text in a field, or of a missing value: None for NaN, too."""
         self._limit_of_cross: dict[tuple[Any, ...], tuple[float, _Weight]] = {}
         """Limit and weight of a cross with one or two texts."""
+        self._shapes: ShapeScores | None = None
+        if "shapes" in given:
+            shapes = Shapes.of(given["shapes"], subject, len(self._intercept))
+            self._shapes = ShapeScores(shapes, self._bits, self._columns, self._texts)
 
     def _place_columns(self, given: Mapping[str, Any]) -> None:
         """Take over the arrays: the weights as a matrix, with a column for each score."""
@@ -165,13 +171,20 @@ class StandardizedModel:
                 return self._predict_one(prepared)
         rows, is_single = self._rows([x] if is_dict else x)
         is_single |= is_dict
-        if self._crosses and isinstance(rows, NamedRows):
-            rows = self._with_crosses(rows, self._crosses)
-        scores = self._scores_of_sparse(rows) if isinstance(rows, SparseRows) else self._scores(rows)
-        values = self._linked(scores + self._intercept)
+        values = self._linked(self._linear_scores(rows))
+        if self._shapes is not None and isinstance(rows, NamedRows):
+            binned = self._shapes.binned(rows)
+            values = self._shapes.mixed(
+                [values, *(self._linked(member.scores(binned)) for member in self._shapes.members)]
+            )
         if not is_single:
             return values
         return float(values[0]) if values.ndim == 1 else values[0]
+
+    def _linear_scores(self, rows: NamedRows | SparseRows) -> Floats:
+        if isinstance(rows, SparseRows):
+            return self._scores_of_sparse(rows) + self._intercept
+        return self._scores(self._with_crosses(rows, self._crosses) if self._crosses else rows) + self._intercept
 
     def _has_crosses_of_lists(self, row: Mapping[str, Any]) -> bool:
         """Whether a crossed field has a list of texts, or a field is named like a cross: `crossed` handles both."""
@@ -283,11 +296,15 @@ class StandardizedModel:
 
     def _predict_one(self, given: Mapping[str, Any]) -> Any:
         row = given if self._vectors.isdisjoint(given) else self._with_vectors_as_fields(given)
+        value = self._linked_one(self._score(row, self._weight_of(self._intercept)))
+        if self._shapes is None:
+            return value
+        return self._shapes.mixed([value, *map(self._linked_one, self._shapes.scores_of_row(row))])
+
+    def _linked_one(self, score: _Weight) -> Any:
         if self.classes is not None:
-            scores = self._score(row, self._intercept)
-            raised = np.exp(scores - scores.max())
+            raised = np.exp(score - score.max())
             return raised / raised.sum()
-        score = self._score(row, float(self._intercept[0]))
         if self.link in ("clipped", "log"):
             # numpy's exp, not math's, as for many rows.
             number = float(np.exp(min(score, EXPONENT_MAX))) if self.link == "log" else score

@@ -1,0 +1,120 @@
+"""Tests of predictions with the tables of a published model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from models.shape_cases import BITS, ROWS, linear_part, of_reference, random_shapes, reference
+
+from streamiter.models import LinearPredictor
+from streamiter.values.named_rows import place_of_text
+
+# The tables are published as float32, of which each has an error of at most 6e-8 of its size.
+NEAR = 2e-6
+
+
+def shaped(link: str, seed: int = 1, scores: int = 1) -> dict[str, Any]:
+    """Return the parameters of a model with a linear member and two members with tables."""
+    return linear_part(link, scores) | {"shapes": random_shapes(seed, scores).published()}
+
+
+@pytest.mark.parametrize(("link", "scores"), [("logit", 1), ("clipped", 1), ("log", 1), ("softmax", 3)])
+def test_one_row_gets_the_bits_that_it_gets_among_many(link: str, scores: int) -> None:
+    """A row was served alone with another number than in the table of a report."""
+    for seed in range(5):
+        parameters = shaped(link, seed, scores)
+        predict = LinearPredictor(parameters)
+        together, alone = predict(ROWS), [predict(row) for row in ROWS]
+        np.testing.assert_allclose(alone, together, rtol=1e-14)
+
+
+@pytest.mark.parametrize(("link", "scores"), [("logit", 1), ("clipped", 1), ("softmax", 3)])
+def test_the_prediction_is_the_sum_that_the_format_says(link: str, scores: int) -> None:
+    """The code had the order of a tree's comparisons from its highest bit, and the page from its lowest."""
+    parameters = shaped(link, 7, scores)
+    predict = LinearPredictor(parameters)
+    for row in ROWS:
+        expected = by_hand(parameters, row)
+        np.testing.assert_allclose(predict(row), expected, rtol=1e-12)
+
+
+def by_hand(parameters: dict[str, Any], row: dict[str, Any]) -> Any:
+    """Return the prediction as the page of the format describes it, one number after the other."""
+    shapes, link = parameters["shapes"], parameters["link"]
+    linear = LinearPredictor({name: value for name, value in parameters.items() if name != "shapes"})
+    prepared = linear._standardized._prepared(row)  # type: ignore[union-attr]
+    fine, distance = [], []
+    for column, (field, kind) in enumerate(zip(shapes["fields"], shapes["kinds"], strict=True)):
+        value, at, moved = prepared.get(field), 0, 0.0
+        if kind == "category":
+            text = (value or [None])[0] if isinstance(value, list) else value
+            if isinstance(text, str):
+                place = place_of_text(field, text, BITS)
+                known = {where: each for of, where, each in shapes["categories"].tolist() if of == column}
+                at = known.get(place, int(shapes["other"][column]))
+        elif isinstance(value, (int, float)) and abs(value) <= 1e100:
+            period = shapes["period"][column]
+            number = value - period * np.floor(value / period) if period else float(value)
+            at = 1 + sum(edge < number for edge in shapes["edges"][column])
+            moved = float(np.clip(number - shapes["center"][column], *np.array([-1, 1]) * shapes["limit"][column]))
+        fine.append(at)
+        distance.append(moved)
+    total = shapes["mixture"][0] * np.asarray(linear(row))
+    for weight, member in zip(shapes["mixture"][1:], shapes["members"], strict=True):
+        total = total + weight * linked(link, score_by_hand(member, fine, distance), parameters)
+    return total
+
+
+def score_by_hand(member: dict[str, Any], fine: list[int], distance: list[float]) -> Any:
+    score = member["intercept"] + sum(d * slope for d, slope in zip(distance, member["slopes"], strict=True))
+    tables, at = member["tables"].astype(float), 0
+    for bin_of_column in fine:
+        score = score + tables[at + bin_of_column]
+        at += 61
+    for first, second in member["pairs"].tolist():
+        score = score + tables[at + (fine[first] + 3) // 4 * 16 + (fine[second] + 3) // 4]
+        at += 256
+    for columns, bins in zip(member["tree_columns"].tolist(), member["tree_bins"].tolist(), strict=True):
+        cell = 0
+        for column, threshold in zip(columns, bins, strict=True):
+            cell = 2 * cell + (fine[column] > threshold)
+        score = score + tables[at + cell]
+        at += 2 ** len(columns)
+    return score
+
+
+def linked(link: str, score: Any, parameters: dict[str, Any]) -> Any:
+    if link == "softmax":
+        return np.exp(score) / np.exp(score).sum()
+    if link == "clipped":
+        return np.clip(score[0], parameters["lowest"], parameters["highest"])
+    return 1 / (1 + np.exp(-np.clip(score[0], -30, 30)))
+
+
+@pytest.mark.parametrize(("kind", "link"), [("BINARY", "logit"), ("REGRESSION", "clipped"), ("SOFTMAX", "softmax")])
+def test_what_is_served_is_the_prediction_of_the_reference(kind: str, link: str) -> None:
+    """The served model had another number than the learner, by a bin of one column."""
+    module = reference()
+    random = np.random.default_rng(17)
+    v = random.normal(size=(3_000, 4))
+    v[:, 3] = random.integers(0, 7, size=3_000)
+    v[random.random(3_000) < 0.1, 1] = np.nan
+    score = np.sin(2 * v[:, 0]) + np.where(np.nan_to_num(v[:, 1]) > 0.5, 1.0, -0.5) * v[:, 2] + 0.3 * (v[:, 3] == 2)
+    y = {"logit": score > 0.2, "clipped": score, "softmax": np.digitize(score, [-0.7, 0.7])}[link].astype(float)
+    learner = module.Tables(getattr(module, kind), np.array([False, False, False, True]), 3)
+    learner.rows(v[:-50], y[:-50])
+    fields = ["a", "b", "c", "d"]
+    parameters = linear_part(link, learner.K) | {"fields": fields[:3], "text_fields": ["d"], "kinds": {}}
+    if link == "clipped":
+        parameters |= {"lowest": learner.s[4], "highest": learner.s[5]}
+    predict = LinearPredictor(parameters | {"shapes": of_reference(learner, fields).published()})
+    rows = [
+        {name: str(int(value)) if name == "d" else value for name, value in zip(fields, row, strict=True)}
+        for row in v[-50:].tolist()
+    ]
+    expected = np.array([module.Published(learner).predict(row) for row in v[-50:]])
+    given = np.array([predict(row) for row in rows]).reshape(expected.shape)
+    np.testing.assert_allclose(given, expected, atol=NEAR)
+    np.testing.assert_allclose(predict(rows).reshape(expected.shape), given, rtol=1e-12)
