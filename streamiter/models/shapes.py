@@ -130,8 +130,8 @@ class Shapes:
             "period": self.period,
             "center": self.center,
             "limit": self.limit,
-            "categories": self.categories.astype(np.int32),
-            "other": self.other.astype(np.uint8),
+            "categories": self.categories.astype(np.int64),
+            "other": self.other.astype(np.int64),
             "rows": self.rows.astype(np.float32),
             "mixture": self.mixture,
             "members": [
@@ -139,9 +139,9 @@ class Shapes:
                     "tables": each.tables,
                     "slopes": each.slopes,
                     "intercept": each.intercept,
-                    "pairs": each.pairs.astype(np.uint16),
-                    "tree_columns": each.tree_columns.astype(np.uint16),
-                    "tree_bins": each.tree_bins.astype(np.uint8),
+                    "pairs": each.pairs.astype(np.int64),
+                    "tree_columns": each.tree_columns.astype(np.int64),
+                    "tree_bins": each.tree_bins.astype(np.int64),
                 }
                 for each in self.members
             ],
@@ -180,7 +180,9 @@ class _Reading:
             )
         columns = len(fields)
         given = self._given.get("members")
-        members = [self._member(each, columns) for each in given] if isinstance(given, list) else []
+        if not isinstance(given, list) or not given:
+            raise self._wrong("members", "a list of members", given)
+        members = [self._member(each, columns) for each in given]
         shapes = Shapes(
             fields=fields,
             kinds=kinds,  # type: ignore[arg-type]
@@ -196,8 +198,6 @@ class _Reading:
         )
         if len(kinds) != columns:
             raise self._wrong("kinds", "one for each column", kinds)
-        if not members:
-            raise self._wrong("members", "a list of members", given)
         key = shapes.categories[:, 0] << 32 | shapes.categories[:, 1]
         if (key[1:] <= key[:-1]).any() or (shapes.edges[:, 1:] < shapes.edges[:, :-1]).any():
             raise self._wrong("categories and edges", "in ascending order", None)

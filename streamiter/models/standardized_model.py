@@ -12,6 +12,7 @@ from typing import Any, Final
 import numpy as np
 
 from streamiter.errors import ModelError, shortened
+from streamiter.models.documents import SHAPES
 from streamiter.models.shape_scores import ShapeScores
 from streamiter.models.shapes import Shapes
 from streamiter.values.crossed_rows import (
@@ -132,8 +133,8 @@ class StandardizedModel:
         self._limit_of_cross: dict[tuple[Any, ...], tuple[float, _Weight]] = {}
         """Limit and weight of a cross with one or two texts."""
         self._shapes: ShapeScores | None = None
-        if "shapes" in given:
-            shapes = Shapes.of(given["shapes"], subject, len(self._intercept))
+        if SHAPES in given:
+            shapes = Shapes.of(given[SHAPES], subject, len(self._intercept))
             self._shapes = ShapeScores(shapes, self._bits, self._columns, self._texts)
 
     def _place_columns(self, given: Mapping[str, Any]) -> None:

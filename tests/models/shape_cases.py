@@ -92,6 +92,11 @@ def random_shapes(seed: int, scores: int = 1, trees: int = 5, depth: int = 7) ->
     )
 
 
+def shaped(link: str, seed: int = 1, scores: int = 1) -> dict[str, Any]:
+    """Return the parameters of a model with a linear member and two members with tables."""
+    return linear_part(link, scores) | {"shapes": random_shapes(seed, scores).published()}
+
+
 ROWS: list[dict[str, Any]] = [
     {"km": 7.25, "load": 0.5, "at": "2024-05-01T23:30", "town": "Ἀθῆναι"},
     {"km": -1e9, "load": True, "at": "1969-12-31T01:00", "town": "never seen"},

@@ -6,18 +6,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from models.shape_cases import BITS, ROWS, linear_part, of_reference, random_shapes, reference
+from models.shape_cases import BITS, ROWS, linear_part, of_reference, reference, shaped
 
 from streamiter.models import LinearPredictor
 from streamiter.values.named_rows import place_of_text
 
 # The tables are published as float32, of which each has an error of at most 6e-8 of its size.
 NEAR = 2e-6
-
-
-def shaped(link: str, seed: int = 1, scores: int = 1) -> dict[str, Any]:
-    """Return the parameters of a model with a linear member and two members with tables."""
-    return linear_part(link, scores) | {"shapes": random_shapes(seed, scores).published()}
 
 
 @pytest.mark.parametrize(("link", "scores"), [("logit", 1), ("clipped", 1), ("log", 1), ("softmax", 3)])
