@@ -52,7 +52,7 @@ def linear_part(link: str, scores: int = 1) -> dict[str, Any]:
         "link": link,
     }
     if link == "softmax":
-        return parameters | {"classes": ["früh", "spät", 7][:scores]}
+        return parameters | {"classes": ["früh", "spät", "nie"][:scores]}
     one = {"weights": parameters["weights"][:, 0], "intercept": float(parameters["intercept"][0])}
     return parameters | one | ({} if link == "logit" else {"lowest": -2.5, "highest": 9.0})
 
@@ -100,7 +100,7 @@ def shaped(link: str, seed: int = 1, scores: int = 1) -> dict[str, Any]:
 ROWS: list[dict[str, Any]] = [
     {"km": 7.25, "load": 0.5, "at": "2024-05-01T23:30", "town": "Ἀθῆναι"},
     {"km": -1e9, "load": True, "at": "1969-12-31T01:00", "town": "never seen"},
-    {"km": None, "load": float("nan"), "at": None, "town": None},
+    {"km": None, "load": None, "at": None, "town": None},
     {"km": 1e101, "load": 10**310, "at": "2024-05-01", "town": ["Roma", "𝄞"], "other": "x"},
     {"km": 0, "load": 0.25, "at": 1_700_000_000, "town": []},
     {"load": -0.0, "town": ["𝄞"]},

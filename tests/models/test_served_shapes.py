@@ -21,7 +21,8 @@ def test_one_row_gets_the_bits_that_it_gets_among_many(link: str, scores: int) -
     for seed in range(5):
         parameters = shaped(link, seed, scores)
         predict = LinearPredictor(parameters)
-        together, alone = predict(ROWS), [predict(row) for row in ROWS]
+        rows = [*ROWS, {"km": float("nan"), "load": np.int64(3), "at": np.datetime64("NaT")}]
+        together, alone = predict(rows), [predict(row) for row in rows]
         np.testing.assert_allclose(alone, together, rtol=1e-14)
 
 

@@ -45,7 +45,8 @@ final class UpdateReader {
   Update take(Headers headers, byte[] value) throws IOException {
     if (value == null || !model.equals(text(headers, "model"))) return null; // Also records that delete old chunks.
     String format = text(headers, "format");
-    if (format != null && !format.equals("1")) throw new IOException("expected format 1, given " + format);
+    boolean isKnown = format == null || format.equals("1") || format.equals("2"); // 2 is of models with tables.
+    if (!isKnown) throw new IOException("expected format 1 or 2, given " + format);
     Rank rank = new Rank(number(headers, "generation"), number(headers, "version"));
     if (rank.compareTo(newest) <= 0) return null;
     byte[] whole = text(headers, "chunk_index") == null ? value : join(headers, rank, value);
