@@ -7,11 +7,9 @@ numbers in the same order, in float64: the tables from 0, then the slopes, then 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, reduce
-from itertools import pairwise
-from math import floor
 from operator import add
 from typing import Any, Final
 
@@ -20,13 +18,10 @@ import numpy.typing as npt
 
 from streamiter.models.shapes import FINE, OF_PAIR, Shapes, TableMember, coarse_of
 from streamiter.values.field_kinds import HUGE
-from streamiter.values.named_rows import ABSENT, NamedRows, is_missing, place_of_text
+from streamiter.values.named_rows import NamedRows, is_missing
 from streamiter.values.numbers import Floats, Indices
 
 _NUMBERS: Final[tuple[type[Any], ...]] = (int, float, np.integer, np.floating, np.bool_)
-
-# Bins of recent texts, for each column: a text that comes again is not hashed again.
-_CACHED_TEXTS: Final = 65_536
 
 Score = Any
 """A float, or an array with a number for each class: both can be added and multiplied."""
@@ -34,130 +29,83 @@ Score = Any
 
 @dataclass(frozen=True, slots=True)
 class BinnedRows:
-    """Rows as tables see them."""
+    """Rows as members see them."""
 
     fine: Indices
     """(columns, rows): the fine bin of each column."""
-    distance: Floats
-    """(columns, rows): ``clip(value - center, -limit, limit)``; 0 where the value is missing."""
+    distances: Floats
+    """(fields, rows): ``clip(value - center, -limit, limit)`` of the numeric fields; 0 where the value is missing."""
 
 
 class ShapeScores:
-    """Computes the scores of the members of ``shapes``, whose texts have ``2**bits`` places.
+    """Computes the scores of the members of ``shapes``.
 
-    ``numbers`` and ``texts`` are the fields that rows can have; other columns are always missing.
+    ``fields`` are the numeric fields of the linear member, with their ``centers`` and ``limits``.
     """
 
-    def __init__(self, shapes: Shapes, bits: int, numbers: Collection[str], texts: Collection[str]) -> None:
+    def __init__(self, shapes: Shapes, fields: Sequence[str], centers: Floats, limits: Floats) -> None:
         self.shapes = shapes
         self.members = [MemberScores(member, len(shapes.fields)) for member in shapes.members]
-        self._bits = bits
-        self._fields = [
-            field if field in (texts if kind == "category" else numbers) else None
-            for field, kind in zip(shapes.fields, shapes.kinds, strict=True)
-        ]
-        starts = np.searchsorted(shapes.categories[:, 0], np.arange(len(shapes.fields) + 1))
-        self._categories = [shapes.categories[a:b, 1:] for a, b in pairwise(starts)]
+        self._scales = {name: scale for name, *scale in zip(fields, centers.tolist(), limits.tolist(), strict=True)}
+        numbers = [column for column, kind in enumerate(shapes.kinds) if kind == "number"]
+        self._column_of = {shapes.fields[column]: column for column in numbers}
+        self._mixture: list[float] = shapes.mixture.tolist()
 
-    def mixed(self, values: Sequence[Any]) -> Any:
+    def mixed(self, values: Iterable[Any]) -> Any:
         """Return the mixture of the predictions of all members, of which the linear one is the first."""
         return reduce(add, (weight * value for weight, value in zip(self._mixture, values, strict=True)))
 
-    @cached_property
-    def _mixture(self) -> list[float]:
-        mixture: list[float] = self.shapes.mixture.tolist()
-        return mixture
+    def binned(self, rows: NamedRows, places: Indices) -> BinnedRows:
+        """Return the bins of rows, whose values are prepared by the kinds of their fields.
 
-    # ---- many rows
-
-    def binned(self, rows: NamedRows) -> BinnedRows:
-        """Return the bins of rows, whose values are prepared by the kinds of their fields."""
-        fine = np.zeros((len(self._fields), len(rows)), np.intp)
-        distance = np.zeros(fine.shape)
-        for column, (field, kind) in enumerate(zip(self._fields, self.shapes.kinds, strict=True)):
-            if kind == "category" and field in rows.text_fields:
-                fine[column] = self._bins_of_places(column, rows.places[:, rows.text_fields.index(field)])
-            elif kind != "category" and field in rows.fields:
-                values = rows.numbers[:, rows.fields.index(field)]
-                fine[column], distance[column] = self._bins_of_numbers(column, values)
-        return BinnedRows(fine, distance)
-
-    def _bins_of_numbers(self, column: int, values: Floats) -> tuple[Indices, Floats]:
-        shapes, missing = self.shapes, is_missing(values)
-        values = np.where(missing, 0.0, values)
-        if period := shapes.period[column]:
-            values = values - period * np.floor(values / period)
-        limit = shapes.limit[column]
-        distance = np.minimum(np.maximum(values - shapes.center[column], -limit), limit)
-        fine = 1 + np.searchsorted(shapes.edges[column], values)
-        return np.where(missing, 0, fine), np.where(missing, 0.0, distance)
-
-    def _bins_of_places(self, column: int, places: Indices) -> Indices:
-        known, other = self._categories[column], int(self.shapes.other[column])
-        bins = np.append(known[:, 1], other)
-        at = np.searchsorted(known[:, 0], places)
-        is_known = np.append(known[:, 0], ABSENT)[at] == places
-        return np.where(places == ABSENT, 0, bins[np.where(is_known, at, len(known))])
-
-    # ---- one row
+        ``places`` (rows, texts) are positions in the linear member's places, or behind these. Of two with the same
+        column the later one counts.
+        """
+        fine = np.zeros((len(self.shapes.fields), len(rows)), np.intp)
+        distances = np.zeros((len(self._scales), len(rows)))
+        for field, (name, (center, limit)) in enumerate(self._scales.items()):
+            if name not in rows.fields:
+                continue
+            values = rows.numbers[:, rows.fields.index(name)]
+            missing = is_missing(values)
+            distances[field] = np.where(missing, 0.0, np.minimum(np.maximum(values - center, -limit), limit))
+            if (column := self._column_of.get(name)) is not None:
+                bins = 1 + np.searchsorted(self.shapes.edges[column], values)
+                fine[column] = np.where(missing, 0, bins)
+        categories = np.append(self.shapes.categories, 0)
+        for of_text in np.sort(places, axis=1).T:
+            cells = categories[of_text]
+            known = np.flatnonzero(cells)
+            fine[cells[known] // FINE, known] = cells[known] % FINE
+        return BinnedRows(fine, distances)
 
     @cached_property
-    def _columns(self) -> list[tuple[str | None, Callable[[Any], int] | None, list[float], float, float, float]]:
-        """For each column its field, the function from a text to its bin, edges, period, center and limit."""
-        shapes = self.shapes
-        arrays = (shapes.edges, shapes.period, shapes.center, shapes.limit)
-        of_texts = [
-            _TextBins(field, dict(known.tolist()), int(other), self._bits).of if kind == "category" else None
-            for field, kind, known, other in zip(
-                shapes.fields, shapes.kinds, self._categories, shapes.other, strict=True
-            )
-        ]
-        return list(zip(self._fields, of_texts, *(array.tolist() for array in arrays), strict=True))
-
-    def scores_of_row(self, row: Mapping[str, Any]) -> list[Score]:
-        """Return the score of a row, by each member; its values are prepared, and of the types of their fields."""
-        fine: list[int] = []
-        distance: list[float] = []
-        for field, of_text, edges, period, center, limit in self._columns:
-            value: Any = None if field is None else row.get(field)
-            if of_text is not None:
-                fine.append(of_text(value))
-                distance.append(0.0)
-            elif isinstance(value, _NUMBERS) and abs(value) <= HUGE:
-                number = float(value)
-                if period:
-                    number -= period * floor(number / period)
-                fine.append(1 + bisect_left(edges, number))
-                distance.append(min(max(number - center, -limit), limit))
-            else:
-                fine.append(0)
-                distance.append(0.0)
-        coarse = [(each + 3) // 4 for each in fine]
-        return [member.of_row(fine, coarse, distance) for member in self.members]
-
-
-class _TextBins:
-    """The fine bins of the texts of a column."""
-
-    def __init__(self, field: str, bins: dict[int, int], other: int, bits: int) -> None:
-        self._field = field
-        self._bins = bins
-        self._other = other
-        self._bits = bits
-        self._recent: dict[str, int] = {}
-
-    def of(self, value: Any) -> int:
-        """Return the bin of a text, or of the first text of a list; 0 for other values."""
-        if isinstance(value, list):
-            value = value[0] if value else None
-        if not isinstance(value, str):
-            return 0
-        if (found := self._recent.get(value)) is None:
-            if len(self._recent) >= _CACHED_TEXTS:
-                self._recent.clear()
-            found = self._bins.get(place_of_text(self._field, value, self._bits), self._other)
-            self._recent[value] = found
+    def _numbers(self) -> list[tuple[str, float, float, int | None, list[float]]]:
+        """For each numeric field its name, center and limit, and the column with its edges, if it has one."""
+        found: list[tuple[str, float, float, int | None, list[float]]] = []
+        for name, (center, limit) in self._scales.items():
+            column = self._column_of.get(name)
+            found.append((name, center, limit, column, [] if column is None else self.shapes.edges[column].tolist()))
         return found
+
+    def scores_of_row(self, row: Mapping[str, Any], places: list[int]) -> list[Score]:
+        """Return the score of a row by each member, see :meth:`binned`; its values are of the types of their fields."""
+        fine = [0] * len(self.shapes.fields)
+        distances = []
+        for name, center, limit, column, edges in self._numbers:
+            value: Any = row.get(name)
+            if isinstance(value, _NUMBERS) and abs(value) <= HUGE:
+                number = float(value)
+                distances.append(min(max(number - center, -limit), limit))
+                if column is not None:
+                    fine[column] = 1 + bisect_left(edges, number)
+            else:
+                distances.append(0.0)
+        for place in sorted(places):
+            if place < len(self.shapes.categories) and (cell := int(self.shapes.categories[place])):
+                fine[cell // FINE] = cell % FINE
+        coarse = [(each + 3) // 4 for each in fine]
+        return [member.of_row(fine, coarse, distances) for member in self.members]
 
 
 class MemberScores:
@@ -197,9 +145,8 @@ class MemberScores:
         total = np.zeros((rows.fine.shape[1], self.tables.shape[1]))
         for cells in self._cells(rows):
             total += self.tables[cells]
-        for distance, slope in zip(rows.distance, self.member.slopes, strict=True):
-            if slope.any():
-                total += distance[:, None] * slope
+        for distance, slope in zip(rows.distances, self.member.slopes, strict=True):
+            total += distance[:, None] * slope
         return total + self.member.intercept
 
     def _cells(self, rows: BinnedRows) -> Iterator[Indices]:
@@ -216,7 +163,7 @@ class MemberScores:
     def _row_tables(self) -> _RowTables:
         return _RowTables.of(self)
 
-    def of_row(self, fine: list[int], coarse: list[int], distance: list[float]) -> Score:
+    def of_row(self, fine: list[int], coarse: list[int], distances: list[float]) -> Score:
         """Return the score of one row."""
         of = self._row_tables
         cells = [start + each for start, each in zip(range(0, self.at_pairs, FINE), fine, strict=True)]
@@ -230,8 +177,8 @@ class MemberScores:
             total = self.tables[cells].sum(axis=0)
         else:
             total = reduce(add, map(of.cells.__getitem__, cells), 0.0)
-        for column, slope in of.slopes:
-            total = total + distance[column] * slope
+        for distance, slope in zip(distances, of.slopes, strict=True):
+            total = total + distance * slope
         return total + of.intercept
 
 
@@ -246,20 +193,18 @@ class _RowTables:
     tree_starts: list[int]
     bits_of_trees: list[list[int]]
     """For each column and bin, a byte for each tree, as one number."""
-    slopes: list[tuple[int, Score]]
-    """The columns that have slopes, with these."""
+    slopes: list[Score]
     intercept: Score
 
     @staticmethod
     def of(scores: MemberScores) -> _RowTables:
         member, is_one = scores.member, scores.tables.shape[1] == 1
         starts = range(scores.at_pairs, scores.at_trees, OF_PAIR)
-        slopes = member.slopes[:, 0].tolist() if is_one else member.slopes
         return _RowTables(
             scores.tables[:, 0].tolist() if is_one else None,
             [(start, *pair) for start, pair in zip(starts, member.pairs.tolist(), strict=True)],
             scores.tree_starts.tolist(),
             [[int.from_bytes(of_bin.tobytes(), "big") for of_bin in of_column] for of_column in scores.bits_of_trees],
-            [(int(column), slopes[column]) for column in np.flatnonzero(member.slopes.any(axis=1))],
+            member.slopes[:, 0].tolist() if is_one else list(member.slopes),
             float(member.intercept[0]) if is_one else member.intercept,
         )

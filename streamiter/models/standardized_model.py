@@ -128,14 +128,15 @@ class StandardizedModel:
         self._width = None if "width" not in given else _value(given, "width", subject, "a number", _is_count)
         kinds, zone = of_reader(self._kinds), self._known.zone
         self._reader = FieldReader(bits=self._bits, kinds=kinds, time_zone=zone, owner=subject)
-        self._weight_of_text: dict[tuple[str, Any], _Weight] = {}
-        """The weight of a text in a field, or of a missing value: None for NaN, too."""
+        self._text_features: dict[tuple[str, Any], tuple[_Weight, list[int]]] = {}
+        """The weight and the positions of a text in a field, or of a missing value: None for NaN, too."""
         self._limit_of_cross: dict[tuple[Any, ...], tuple[float, _Weight]] = {}
         """Limit and weight of a cross with one or two texts."""
         self._shapes: ShapeScores | None = None
         if SHAPES in given:
-            shapes = Shapes.of(given[SHAPES], subject, len(self._intercept))
-            self._shapes = ShapeScores(shapes, self._bits, self._columns, self._texts)
+            numbers, places = len(self._fields), len(self._places) - 1
+            shapes = Shapes.of(given[SHAPES], subject, fields=numbers, places=places, scores=len(self._intercept))
+            self._shapes = ShapeScores(shapes, self._fields, self._center[:numbers], self._limit[:numbers])
 
     def _place_columns(self, given: Mapping[str, Any]) -> None:
         """Take over the arrays: the weights as a matrix, with a column for each score."""
@@ -174,7 +175,7 @@ class StandardizedModel:
         is_single |= is_dict
         values = self._linked(self._linear_scores(rows))
         if self._shapes is not None and isinstance(rows, NamedRows):
-            binned = self._shapes.binned(rows)
+            binned = self._shapes.binned(rows, self._positions(rows.places[:, self._known_places(rows)]))
             values = self._shapes.mixed(
                 [values, *(self._linked(member.scores(binned)) for member in self._shapes.members)]
             )
@@ -300,7 +301,20 @@ class StandardizedModel:
         value = self._linked_one(self._score(row, self._weight_of(self._intercept)))
         if self._shapes is None:
             return value
-        return self._shapes.mixed([value, *map(self._linked_one, self._shapes.scores_of_row(row))])
+        scores = self._shapes.scores_of_row(row, self._positions_of_row(row))
+        return self._shapes.mixed([value, *map(self._linked_one, scores)])
+
+    def _positions_of_row(self, row: Mapping[str, Any]) -> list[int]:
+        """Return the positions of the row's texts and missing values in the model's places."""
+        found: list[int] = []
+        for name, value in row.items():
+            if isinstance(value, str) or are_texts(value):
+                if name in self._texts:
+                    texts = [value] if isinstance(value, str) else value
+                    found += chain.from_iterable(self._text_feature(name, text)[1] for text in texts)
+            elif _is_none(value) or is_no_time(value):
+                found += self._text_feature(name, None)[1]
+        return found
 
     def _linked_one(self, score: _Weight) -> Any:
         if self.classes is not None:
@@ -381,18 +395,23 @@ class StandardizedModel:
 
     def _text_weight(self, name: str, value: Any) -> _Weight:
         """Return the weight of a text, or of a missing value, in a field."""
+        return self._text_feature(name, value)[0]
+
+    def _text_feature(self, name: str, value: Any) -> tuple[_Weight, list[int]]:
+        """Return the weight of a text, or of a missing value, in a field, and its positions in the model's places."""
         key = (name, None if value != value else value)  # NaN equals no other NaN.
-        weight = self._weight_of_text.get(key)
-        if weight is None:
-            if len(self._weight_of_text) >= _CACHED_TEXTS:
-                self._weight_of_text.clear()
+        found = self._text_features.get(key)
+        if found is None:
+            if len(self._text_features) >= _CACHED_TEXTS:
+                self._text_features.clear()
             if isinstance(value, str):
                 places = np.array([place_of_text(name, value, self._bits)])
             else:
                 places = self._reader.rows([{name: value}]).places[0]
-            weights = self._text_weights[self._positions(places)].sum(axis=0)
-            weight = self._weight_of_text[key] = self._weight_of(weights)
-        return weight
+            at = self._positions(places)
+            weight = self._weight_of(self._text_weights[at].sum(axis=0))
+            found = self._text_features[key] = weight, at.tolist()
+        return found
 
     def _with_vectors_as_fields(self, row: Mapping[str, Any]) -> dict[str, Any]:
         """Return the row as ``Columns`` with a matrix are learned: each number of a vector is a field."""
@@ -469,15 +488,19 @@ class StandardizedModel:
         numbers = rows.numbers[:, known]
         x = _clipped(numbers, numbers - self._center[columns], self._limit[columns])
         scores: Floats = x @ self._weights[columns]
-        for position, places in enumerate(rows.places.T):
-            if position >= len(rows.text_fields) or rows.text_fields[position] in self._texts:
-                at = self._positions(places)
-                if rows.place_values is None:
-                    scores += self._text_weights[at]
-                else:
-                    values, limits = rows.place_values[:, position], self._place_limits[at]
-                    scores += _clipped(values, values, limits)[:, None] * self._place_weights[at]
+        for position in self._known_places(rows):
+            at = self._positions(rows.places[:, position])
+            if rows.place_values is None:
+                scores += self._text_weights[at]
+            else:
+                values, limits = rows.place_values[:, position], self._place_limits[at]
+                scores += _clipped(values, values, limits)[:, None] * self._place_weights[at]
         return scores
+
+    def _known_places(self, rows: NamedRows) -> list[int]:
+        """Return which columns of places are of known fields, or of missing values."""
+        fields = rows.text_fields
+        return [at for at in range(rows.places.shape[1]) if at >= len(fields) or fields[at] in self._texts]
 
     def _values_times_weights(self, rows: SparseRows) -> Floats:
         """Return what each value of the rows adds to the scores of its row."""

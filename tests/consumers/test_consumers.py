@@ -91,7 +91,9 @@ def of_lists() -> dict[str, Any]:
 
 def shapes_of_lists() -> dict[str, Any]:
     """Return tables of the fields of vectors and lists of texts."""
-    return replace(random_shapes(4), fields=["v[0]", "v[1]", "v[2]", "tags"]).published()
+    linear = of_lists()
+    shapes = random_shapes(4, 1, len(linear["fields"]), len(linear["places"]))
+    return replace(shapes, fields=["v[0]", "v[1]", "v[2]", "tags"]).published()
 
 
 RAW: list[Any] = [

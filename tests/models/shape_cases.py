@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from streamiter.models.shapes import EDGES, FINE, NO_EDGE, OF_PAIR, Shapes, TableMember
+from streamiter.models.shapes import EDGES, FINE, OF_PAIR, Shapes, TableMember
 from streamiter.values.named_rows import place_of_text
 
 REFERENCE = Path(__file__).parents[4] / "shared" / "reference" / "tables-learner" / "learner.py"
@@ -57,38 +57,34 @@ def linear_part(link: str, scores: int = 1) -> dict[str, Any]:
     return parameters | one | ({} if link == "logit" else {"lowest": -2.5, "highest": 9.0})
 
 
-def random_shapes(seed: int, scores: int = 1, trees: int = 5, depth: int = 7) -> Shapes:
-    """Return tables of two numbers, of the hour of a time, and of a town."""
+def random_shapes(seed: int, scores: int = 1, fields: int = 3, places: int = len(TOWNS)) -> Shapes:
+    """Return tables of the two numbers and the town of :func:`linear_part`, and of a field that it does not have."""
     random = np.random.default_rng(seed)
-    edges = np.full((4, EDGES), NO_EDGE)
+    edges = np.full((4, EDGES), np.inf)
     edges[0] = np.sort(random.normal(5, 3, EDGES))
     edges[1, :8] = [0.25] * 4 + [0.5] * 4
-    edges[2] = np.linspace(1 / 60, 59 / 60, EDGES)
-    places = sorted(place_of_text("town", town, BITS) for town in TOWNS[:3])
 
-    def member(pairs: int, trees: int) -> TableMember:
+    def member(pairs: int, trees: int, depth: int) -> TableMember:
         cells = 4 * FINE + pairs * OF_PAIR + trees * 2**depth
         return TableMember(
             tables=(random.normal(size=(cells, scores)) / 5).astype(np.float32),
-            slopes=random.normal(size=(4, scores)) / 10 * np.array([1, 1, 0, 0])[:, None],
+            slopes=random.normal(size=(fields, scores)) / 100,
             intercept=random.normal(size=scores),
             pairs=np.array([(a, b) for a in range(4) for b in range(a + 1, 4)], np.intp)[:pairs],
             tree_columns=random.integers(0, 4, (trees, depth)),
             tree_bins=random.integers(0, FINE, (trees, depth)),
         )
 
+    categories = 61 * 3 + 1 + 4 * np.arange(places)
+    categories[-1] = 0
     return Shapes(
-        fields=["km", "load", "at[trend]", "town"],
-        kinds=["number", "number", "period", "category"],
+        fields=["km", "load", "unknown", "town"],
+        kinds=["number", "number", "number", "category"],
         edges=edges,
-        period=np.array([0.0, 0.0, 1.0, 0.0]),
-        center=np.array([5.0, 0.5, 0.0, 0.0]),
-        limit=np.array([30.0, 5.0, 0.0, 0.0]),
-        categories=np.array([[3, place, 1 + 4 * at] for at, place in enumerate(places)]),
-        other=np.array([0, 0, 0, 60]),
+        categories=categories,
         rows=random.integers(0, 100, (4, FINE)).astype(np.float32),
         mixture=np.array([0.2, 0.3, 0.5]),
-        members=[member(0, 0), member(6, trees)],
+        members=[member(0, 0, 1), member(6, 5, 7)],
     )
 
 
@@ -109,40 +105,46 @@ ROWS: list[dict[str, Any]] = [
 """Rows of all kinds of values."""
 
 
-def of_reference(model: Any, fields: list[str]) -> Shapes:
-    """Return the tables of the executable reference, whose categories are the texts "0", "1", …, as they are served."""
-    weight, columns = np.exp(model.mix), model.d
+def of_reference(model: Any, fields: list[str], link: str) -> dict[str, Any]:
+    """Return what is served of the executable reference, whose categories are the texts "0", "1", …."""
+    weight, columns, scores = np.exp(model.mix), model.d, model.K
     served = sys.modules["tables_learner_reference"].Published(model)
-    center, limit, slopes = np.zeros(columns), np.zeros(columns), np.zeros((columns, model.K))
     clip = np.where(np.isfinite(served.scale), served.scale, 0.0)
-    center[model.numbers], limit[model.numbers] = served.center, 10.0 * clip
-    slopes[model.numbers] = np.divide(
-        model.tx[..., :6] @ weight, clip[:, None], out=np.zeros((len(clip), model.K)), where=clip[:, None] > 0
-    )
-    categories = [
-        (column, place_of_text(fields[column], str(code), BITS), 1 + code % 15 * 4 + code // 15)
+    codes = {
+        place_of_text(fields[column], str(code), BITS): FINE * column + 1 + code % 15 * 4 + code // 15
         for column in np.flatnonzero(model.iscat).tolist()
         for code in range(60)
-    ]
-    return Shapes(
+    }
+    places, shape = sorted(codes), (-1, scores)
+    cells = np.split(model.t[..., :6].astype(np.float64) @ weight, [model.at_pairs, model.at_trees, model.size])
+    inverse = np.divide(1.0, clip, out=np.zeros_like(clip), where=clip > 0)
+    member = TableMember.of_tables(
+        cells[0].reshape(columns, *shape),
+        cells[1].reshape(len(model.pairs), *shape),
+        cells[2].reshape(len(model.tree_at), *shape),
+        slopes=model.tx[..., :6] @ weight * inverse[:, None],
+        intercept=cells[3][0] + model.s[2],
+        pairs=model.pairs,
+        tree_columns=model.tree_column,
+        tree_bins=model.tree_at,
+    )
+    shapes = Shapes(
         fields=fields,
         kinds=["category" if is_category else "number" for is_category in model.iscat],
         edges=model.edges,
-        period=np.zeros(columns),
-        center=center,
-        limit=limit,
-        categories=np.array(sorted(categories), np.intp).reshape(-1, 3),
-        other=np.where(model.iscat, FINE - 1, 0),
+        categories=np.array([codes[place] for place in places]),
         rows=np.ones((columns, FINE), np.float32),
         mixture=np.array([0.0, 1.0]),
-        members=[
-            TableMember.of_cells(
-                model.t[..., :6].astype(np.float64) @ weight,
-                slopes,
-                offset=float(model.s[2]),
-                pairs=model.pairs,
-                tree_columns=model.tree_column,
-                tree_bins=model.tree_at,
-            )
-        ],
+        members=[member],
     )
+    count = len(clip) + len(places)
+    return linear_part(link, scores) | {
+        "fields": [fields[column] for column in model.numbers],
+        "text_fields": [fields[column] for column in np.flatnonzero(model.iscat)],
+        "kinds": {},
+        "places": np.array(places),
+        "center": np.append(served.center, np.zeros(len(places))),
+        "limit": np.append(10.0 * clip, np.ones(len(places))),
+        "weights": np.zeros((count, scores) if link == "softmax" else count),
+        "shapes": shapes.published(),
+    }

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from models.shape_cases import BITS, ROWS, linear_part, of_reference, reference, shaped
+from models.shape_cases import BITS, ROWS, of_reference, reference, shaped
 
 from streamiter.models import LinearPredictor
 from streamiter.values.named_rows import place_of_text
@@ -41,25 +41,25 @@ def by_hand(parameters: dict[str, Any], row: dict[str, Any]) -> Any:
     shapes, link = parameters["shapes"], parameters["link"]
     linear = LinearPredictor({name: value for name, value in parameters.items() if name != "shapes"})
     prepared = linear._standardized._prepared(row)  # type: ignore[union-attr]
-    fine, distance = [], []
-    for column, (field, kind) in enumerate(zip(shapes["fields"], shapes["kinds"], strict=True)):
-        value, at, moved = prepared.get(field), 0, 0.0
-        if kind == "category":
-            text = (value or [None])[0] if isinstance(value, list) else value
-            if isinstance(text, str):
-                place = place_of_text(field, text, BITS)
-                known = {where: each for of, where, each in shapes["categories"].tolist() if of == column}
-                at = known.get(place, int(shapes["other"][column]))
-        elif isinstance(value, (int, float)) and abs(value) <= 1e100:
-            period = shapes["period"][column]
-            number = value - period * np.floor(value / period) if period else float(value)
-            at = 1 + sum(edge < number for edge in shapes["edges"][column])
-            moved = float(np.clip(number - shapes["center"][column], *np.array([-1, 1]) * shapes["limit"][column]))
-        fine.append(at)
-        distance.append(moved)
+    fine, distances = [0] * len(shapes["fields"]), []
+    for at, field in enumerate(parameters["fields"]):
+        value, moved = prepared.get(field), 0.0
+        if isinstance(value, (int, float)) and abs(value) <= 1e100:
+            limit = parameters["limit"][at]
+            moved = float(np.clip(value - parameters["center"][at], -limit, limit))
+            if field in shapes["fields"]:
+                column = shapes["fields"].index(field)
+                fine[column] = 1 + sum(edge < value for edge in shapes["edges"][column])
+        distances.append(moved)
+    places = parameters["places"].tolist()
+    texts = prepared.get("town") or []
+    own = {place_of_text("town", text, BITS) for text in ([texts] if isinstance(texts, str) else texts)}
+    for place in sorted(own.intersection(places)):
+        if cell := shapes["categories"][places.index(place)]:
+            fine[cell // 61] = cell % 61
     total = shapes["mixture"][0] * np.asarray(linear(row))
     for weight, member in zip(shapes["mixture"][1:], shapes["members"], strict=True):
-        total = total + weight * linked(link, score_by_hand(member, fine, distance), parameters)
+        total = total + weight * linked(link, score_by_hand(member, fine, distances), parameters)
     return total
 
 
@@ -102,10 +102,10 @@ def test_what_is_served_is_the_prediction_of_the_reference(kind: str, link: str)
     learner = module.Tables(getattr(module, kind), np.array([False, False, False, True]), 3)
     learner.rows(v[:-50], y[:-50])
     fields = ["a", "b", "c", "d"]
-    parameters = linear_part(link, learner.K) | {"fields": fields[:3], "text_fields": ["d"], "kinds": {}}
+    parameters = of_reference(learner, fields, link)
     if link == "clipped":
         parameters |= {"lowest": learner.s[4], "highest": learner.s[5]}
-    predict = LinearPredictor(parameters | {"shapes": of_reference(learner, fields).published()})
+    predict = LinearPredictor(parameters)
     rows = [
         {name: str(int(value)) if name == "d" else value for name, value in zip(fields, row, strict=True)}
         for row in v[-50:].tolist()

@@ -185,7 +185,7 @@ async def test_an_update_with_tables_is_of_the_second_format() -> None:
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("kinds", ["number", "spline", "period", "category"]), ("mixture", np.ones(2)), ("members", []), ("edges", 1)],
+    [("kinds", ["number", "spline", "number", "category"]), ("mixture", np.ones(2)), ("members", []), ("edges", 1)],
 )
 def test_tables_that_are_damaged_or_newer_are_refused(name: str, value: Any) -> None:
     """A predictor ignored a kind of column that it did not know."""

@@ -78,8 +78,7 @@ function standardizedModel({ weights, intercept, center, limit, fields, places, 
     return column === undefined ? null : [column, Math.min(1, limit[column])];
   }
 
-  const placeOfText = (field, text) => placeOf(field, TEXT_FOLLOWS, text, bits);
-  const scoresOfTables = model.shapes ? tables(model.shapes, columns, texts, placeOfText) : () => [];
+  const scoresOfTables = model.shapes ? tables(model.shapes) : () => [];
   const mixture = model.shapes?.mixture ?? [1];
 
   function linked(sums) {
@@ -92,14 +91,20 @@ function standardizedModel({ weights, intercept, center, limit, fields, places, 
   const predict = (row) => {
     if (row === null || typeof row !== "object" || Array.isArray(row)) throw new Error("expected a row of named fields");
     const sums = [].concat(intercept);
-    const values = new Map(); // Of a list of texts the first one.
+    const seen = { numbers: new Map(), distances: fields.map(() => 0), places: [] };
     for (const [name, value] of fieldsOf(row)) {
       const feature = featuresOf(name, value);
-      if (feature) scores(feature[0]).forEach((weight, score) => (sums[score] += weight * feature[1]));
-      if (!values.has(name)) values.set(name, rounded(value));
+      if (!feature) continue;
+      const [column, distance] = feature;
+      scores(column).forEach((weight, score) => (sums[score] += weight * distance));
+      if (column >= fields.length) seen.places.push(column - fields.length);
+      else {
+        seen.numbers.set(name, Number(rounded(value)));
+        seen.distances[column] = distance;
+      }
     }
     const mixed = sums.map(() => 0);
-    [sums, ...scoresOfTables(values)].map(linked).forEach((predicted, member) => {
+    [sums, ...scoresOfTables(seen)].map(linked).forEach((predicted, member) => {
       predicted.forEach((number, score) => (mixed[score] += mixture[member] * number));
     });
     if (link !== "softmax") return mixed[0];

@@ -84,6 +84,7 @@ const READERS = {
   F64: [8, (data, at) => data.readDoubleLE(at)],
   F32: [4, (data, at) => data.readFloatLE(at)],
   I64: [8, (data, at) => Number(data.readBigInt64LE(at))],
+  I32: [4, (data, at) => data.readInt32LE(at)],
   U8: [1, (data, at) => data[at]],
 };
 

@@ -10,16 +10,20 @@ import java.util.LinkedHashSet;
 import java.util.List;
 import java.util.Map;
 import java.util.Set;
+import java.util.TreeSet;
 
 /**
  * Predicts with the parameters of a published linear model, or of one with tables, with the same numbers as
  * LinearPredictor in Python.
  */
 final class LinearModel {
-  static final int TEXT_FOLLOWS = 0xff;
+  private static final int TEXT_FOLLOWS = 0xff;
   private static final int IS_MISSING = 0xfe;
-  static final double HUGE = 1e100; // Larger numbers count as missing.
+  private static final double HUGE = 1e100; // Larger numbers count as missing.
   private static final double SCORE_MAX = 30.0;
+
+  /** A row as tables see it: numbers, distances from the centers, and positions of texts among the places. */
+  private record Seen(Map<String, Double> numbers, double[] distances, TreeSet<Integer> places) {}
 
   private final JsonNode parameters;
   private final boolean isStandardized;
@@ -64,7 +68,7 @@ final class LinearModel {
     }
     JsonNode shapes = parameters.get("shapes");
     mixture = shapes == null ? new double[] {1.0} : numbers(shapes.get("mixture"));
-    if (shapes != null) tables = new Tables(shapes, columns.keySet(), texts, parameters.get("bits").asInt());
+    if (shapes != null) tables = new Tables(shapes);
   }
 
   /**
@@ -73,10 +77,10 @@ final class LinearModel {
    */
   JsonNode predict(JsonNode row) {
     double[] sums = intercepts.clone();
-    Map<String, JsonNode> values = new HashMap<>(); // Of a list of texts the first one.
+    Seen seen = new Seen(new HashMap<>(), new double[columns.size()], new TreeSet<>());
     if (isStandardized) {
       if (!row.isObject()) throw new IllegalArgumentException("expected a row of named fields");
-      prepared.of(row).forEach((name, value) -> addField(name, value, sums, values));
+      prepared.of(row).forEach((name, value) -> addField(name, value, sums, seen));
     } else {
       boolean fits = row.isArray() && row.size() == weights.length;
       for (JsonNode value : row) fits &= value.isNumber();
@@ -84,7 +88,7 @@ final class LinearModel {
       for (int column = 0; column < row.size(); column++) sums[0] += weights[column][0] * scaled(row, column);
     }
     List<double[]> members = new ArrayList<>(List.of(sums));
-    if (tables != null) members.addAll(tables.scores(values));
+    if (tables != null) members.addAll(tables.scores(seen.numbers, seen.distances, seen.places));
     double[] mixed = new double[sums.length];
     for (int member = 0; member < mixture.length; member++) {
       double[] predicted = linked(members.get(member));
@@ -123,21 +127,21 @@ final class LinearModel {
   }
 
   /** A list of numbers is a field for each of them; of a list of texts, each different text counts once. */
-  private void addField(String name, JsonNode value, double[] sums, Map<String, JsonNode> values) {
+  private void addField(String name, JsonNode value, double[] sums, Seen seen) {
     if (!value.isArray()) {
-      addValue(name, value, sums, values);
+      addValue(name, value, sums, seen);
       return;
     }
     Set<JsonNode> different = new LinkedHashSet<>();
     value.forEach(different::add);
     boolean areTexts = different.stream().allMatch(JsonNode::isTextual);
-    if (areTexts) different.forEach(text -> addValue(name, text, sums, values));
+    if (areTexts) different.forEach(text -> addValue(name, text, sums, seen));
     if (!areTexts && !vectors.contains(name)) {
       refuseIfKnown(name);
       return;
     }
     for (int place = 0; place < value.size() && !areTexts; place++) {
-      addValue(name + "[" + place + "]", value.get(place), sums, values);
+      addValue(name + "[" + place + "]", value.get(place), sums, seen);
     }
   }
 
@@ -146,17 +150,16 @@ final class LinearModel {
     throw new IllegalArgumentException("expected a number, a text or null in the field " + name);
   }
 
-  private void addValue(String name, JsonNode value, double[] sums, Map<String, JsonNode> values) {
+  private void addValue(String name, JsonNode value, double[] sums, Seen seen) {
     if (value.isContainerNode()) {
       refuseIfKnown(name);
       return;
     }
-    values.putIfAbsent(name, value);
     double number = value.isBoolean() ? (value.asBoolean() ? 1.0 : 0.0) : value.asDouble();
     if (value.isNull() || (!value.isTextual() && !(Math.abs(number) <= HUGE))) {
-      addHashed(name, IS_MISSING, "", sums);
+      addHashed(name, IS_MISSING, "", sums, seen);
     } else if (value.isTextual()) {
-      if (texts.contains(name)) addHashed(name, TEXT_FOLLOWS, value.asText(), sums);
+      if (texts.contains(name)) addHashed(name, TEXT_FOLLOWS, value.asText(), sums, seen);
       else if (columns.containsKey(name)) throw new IllegalArgumentException("expected a number in the field " + name);
     } else {
       Integer column = columns.get(name);
@@ -165,14 +168,18 @@ final class LinearModel {
       }
       if (column != null) {
         double limit = parameters.get("limit").get(column).asDouble();
-        add(column, clip(number - parameters.get("center").get(column).asDouble(), -limit, limit), sums);
+        seen.numbers.put(name, number);
+        seen.distances[column] = clip(number - parameters.get("center").get(column).asDouble(), -limit, limit);
+        add(column, seen.distances[column], sums);
       }
     }
   }
 
-  private void addHashed(String name, int separator, String text, double[] sums) {
+  private void addHashed(String name, int separator, String text, double[] sums, Seen seen) {
     Integer column = hashed.get(placeOf(name, separator, text, parameters.get("bits").asInt()));
-    if (column != null) add(column, Math.min(1.0, parameters.get("limit").get(column).asDouble()), sums);
+    if (column == null) return;
+    add(column, Math.min(1.0, parameters.get("limit").get(column).asDouble()), sums);
+    seen.places.add(column - columns.size());
   }
 
   private void add(int column, double value, double[] sums) {
@@ -212,7 +219,7 @@ final class LinearModel {
     return score >= 0 ? 1.0 / (1.0 + Math.exp(-score)) : Math.exp(score) / (1.0 + Math.exp(score));
   }
 
-  static double clip(double value, double low, double high) {
+  private static double clip(double value, double low, double high) {
     return Math.min(Math.max(value, low), high);
   }
 

@@ -128,11 +128,12 @@ final class UpdateReader {
       switch (dtype) {
         case "F64" -> values.add(data.getDouble(at));
         case "F32" -> values.add(data.getFloat(at));
+        case "I32" -> values.add(data.getInt(at));
         case "I64" -> values.add(data.getLong(at));
         case "U8" -> values.add(data.get(at) & 0xff);
         default -> throw new IOException("a tensor has the type " + dtype + ", which is not read here");
       }
-      at += dtype.equals("U8") ? 1 : dtype.equals("F32") ? 4 : 8;
+      at += dtype.equals("U8") ? 1 : dtype.endsWith("32") ? 4 : 8;
     }
     return shaped(values.elements(), tensor.get("shape"), 0);
   }
