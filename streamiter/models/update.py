@@ -145,10 +145,10 @@ class UpdateHeaders(msgspec.Struct, frozen=True):
     epoch: int | None
     created_at_ms: int
     content_type: str
-    format: str = _FORMAT
     chunk: Chunk | None = None
     since_rollback: Rank | None = None
     rollback_to: Rank | None = None
+    format: str = _FORMAT
 
     @property
     def rank(self) -> Rank:
