@@ -7,7 +7,7 @@ numbers in the same order, in float64: the tables from 0, then the slopes, then 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, reduce
 from operator import add
@@ -40,13 +40,17 @@ class BinnedRows:
 class ShapeScores:
     """Computes the scores of the members of ``shapes``.
 
-    ``fields`` are the numeric fields of the linear member, with their ``centers`` and ``limits``.
+    ``fields`` are the numeric fields of the linear member, with their ``centers`` and ``limits``; ``places`` are those
+    of its texts.
     """
 
-    def __init__(self, shapes: Shapes, fields: Sequence[str], centers: Floats, limits: Floats) -> None:
+    def __init__(self, shapes: Shapes, fields: list[str], centers: Floats, limits: Floats, places: Indices) -> None:
         self.shapes = shapes
+        self.fields = fields
+        self.places = places
+        self._centers = centers
+        self._limits = limits
         self.members = [MemberScores(member, len(shapes.fields)) for member in shapes.members]
-        self._scales = {name: scale for name, *scale in zip(fields, centers.tolist(), limits.tolist(), strict=True)}
         numbers = [column for column, kind in enumerate(shapes.kinds) if kind == "number"]
         self._column_of = {shapes.fields[column]: column for column in numbers}
         self._mixture: list[float] = shapes.mixture.tolist()
@@ -62,13 +66,13 @@ class ShapeScores:
         column the later one counts.
         """
         fine = np.zeros((len(self.shapes.fields), len(rows)), np.intp)
-        distances = np.zeros((len(self._scales), len(rows)))
-        for field, (name, (center, limit)) in enumerate(self._scales.items()):
+        distances = np.zeros((len(self.fields), len(rows)))
+        for field, name in enumerate(self.fields):
             if name not in rows.fields:
                 continue
             values = rows.numbers[:, rows.fields.index(name)]
             missing = is_missing(values)
-            distances[field] = np.where(missing, 0.0, np.minimum(np.maximum(values - center, -limit), limit))
+            distances[field] = np.where(missing, 0.0, self.distance(field, values))
             if (column := self._column_of.get(name)) is not None:
                 bins = 1 + np.searchsorted(self.shapes.edges[column], values)
                 fine[column] = np.where(missing, 0, bins)
@@ -79,11 +83,18 @@ class ShapeScores:
             fine[cells[known] // FINE, known] = cells[known] % FINE
         return BinnedRows(fine, distances)
 
+    def distance(self, field: int, values: Floats) -> Floats:
+        """Return the distances of values from the center of a field, within its limit."""
+        limit = self._limits[field]
+        clipped: Floats = np.minimum(np.maximum(values - self._centers[field], -limit), limit)
+        return clipped
+
     @cached_property
     def _numbers(self) -> list[tuple[str, float, float, int | None, list[float]]]:
         """For each numeric field its name, center and limit, and the column with its edges, if it has one."""
         found: list[tuple[str, float, float, int | None, list[float]]] = []
-        for name, (center, limit) in self._scales.items():
+        scales = zip(self.fields, self._centers.tolist(), self._limits.tolist(), strict=True)
+        for name, center, limit in scales:
             column = self._column_of.get(name)
             found.append((name, center, limit, column, [] if column is None else self.shapes.edges[column].tolist()))
         return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from itertools import chain
 from typing import Any, Final
@@ -13,7 +13,8 @@ import numpy as np
 
 from streamiter.errors import ModelError, shortened
 from streamiter.models.documents import SHAPES
-from streamiter.models.shape_scores import ShapeScores
+from streamiter.models.explanations import Effects, Explanation, ShapeEffects, explanation_of
+from streamiter.models.shape_scores import BinnedRows, ShapeScores
 from streamiter.models.shapes import Shapes
 from streamiter.values.crossed_rows import (
     CROSS_LIMIT,
@@ -52,31 +53,6 @@ def sigmoid(score: Floats) -> Floats:
     # exp overflows for numbers above 709; for negative numbers it only becomes 0.
     small = np.exp(-np.abs(score))
     return np.where(score >= 0, 1.0, small) / (1.0 + small)
-
-
-@dataclass(frozen=True, slots=True)
-class Explanation:
-    """The score of a row as a sum, or the scores of several rows: then each contribution has a number for each row.
-
-    A model of classes has arrays, whose last axis has a number for each probability.
-    """
-
-    intercept: float | Floats
-    """The score of a row of which nothing is known."""
-    contributions: dict[str, Any]
-    """The part of each feature, by its field or the number of its column; a cross is named ``"a × b"``."""
-
-    @property
-    def score(self) -> float | Floats:
-        """The sum of the intercept and all contributions; the link turns it into the prediction."""
-        return sum(self.contributions.values(), start=self.intercept)
-
-
-def explanation_of(intercept: Any, parts: Mapping[str, Any], is_single: bool) -> Explanation:
-    """Return the explanation from arrays with a number for each row: of all rows, or of the only row."""
-    if not is_single:
-        return Explanation(intercept, dict(parts))
-    return Explanation(intercept, {name: part[0] if part.ndim == 2 else float(part[0]) for name, part in parts.items()})
 
 
 class StandardizedModel:
@@ -136,7 +112,8 @@ class StandardizedModel:
         if SHAPES in given:
             numbers, places = len(self._fields), len(self._places) - 1
             shapes = Shapes.of(given[SHAPES], subject, fields=numbers, places=places, scores=len(self._intercept))
-            self._shapes = ShapeScores(shapes, self._fields, self._center[:numbers], self._limit[:numbers])
+            of_fields = self._fields, self._center[:numbers], self._limit[:numbers]
+            self._shapes = ShapeScores(shapes, *of_fields, self._places[:-1])
 
     def _place_columns(self, given: Mapping[str, Any]) -> None:
         """Take over the arrays: the weights as a matrix, with a column for each score."""
@@ -175,13 +152,16 @@ class StandardizedModel:
         is_single |= is_dict
         values = self._linked(self._linear_scores(rows))
         if self._shapes is not None and isinstance(rows, NamedRows):
-            binned = self._shapes.binned(rows, self._positions(rows.places[:, self._known_places(rows)]))
+            binned = self._binned(self._shapes, rows)
             values = self._shapes.mixed(
                 [values, *(self._linked(member.scores(binned)) for member in self._shapes.members)]
             )
         if not is_single:
             return values
         return float(values[0]) if values.ndim == 1 else values[0]
+
+    def _binned(self, shapes: ShapeScores, rows: NamedRows) -> BinnedRows:
+        return shapes.binned(rows, self._positions(rows.places[:, self._known_places(rows)]))
 
     def _linear_scores(self, rows: NamedRows | SparseRows) -> Floats:
         if isinstance(rows, SparseRows):
@@ -217,7 +197,7 @@ class StandardizedModel:
         if is_dict:
             given = self._with_vectors_as_fields(x)  # type: ignore[arg-type]
             prepared = self._prepared(given)
-            if not self._has_crosses_of_lists(prepared):
+            if self._shapes is None and not self._has_crosses_of_lists(prepared):
                 return self._explain_one(given, prepared)
         rows, is_single = self._rows([x] if is_dict else x)
         if isinstance(rows, SparseRows):
@@ -227,9 +207,27 @@ class StandardizedModel:
             parts = {name: part for name, part in parts.items() if name in self.known or part.any()}
             for cross, name in self._product_of.items():
                 parts[name] = self._scores(_further(self._with_crosses(rows, [cross]), rows))
+        intercept: _Weight = self._weight_of(self._intercept)
+        if self._shape_effects is not None and isinstance(rows, NamedRows):
+            binned = self._binned(self._shape_effects.scores, rows)
+            intercept, parts = self._shape_effects.explained(self._intercept, parts, binned, self._linked)
+            intercept = intercept if self.classes is not None else intercept[:, 0]
+            if is_single or is_dict:
+                intercept = intercept[0] if self.classes is not None else float(intercept[0])
         if self.classes is None:
             parts = {name: part[:, 0] for name, part in parts.items()}
-        return explanation_of(self._weight_of(self._intercept), parts, is_single or is_dict)
+        return explanation_of(intercept, parts, is_single or is_dict)
+
+    @cached_property
+    def _shape_effects(self) -> ShapeEffects | None:
+        if self._shapes is None:
+            return None
+        return ShapeEffects(self._shapes, self.link, self._weights, self.classes)
+
+    @property
+    def effects(self) -> Effects | None:
+        """The effects of columns and pairs; None for a model without tables."""
+        return None if self._shape_effects is None else self._shape_effects.effects
 
     def _explain_one(self, row: Mapping[str, Any], prepared: Mapping[str, Any]) -> Explanation:
         """Return the parts of one row of fields; about as fast as a prediction."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
-from models.shape_cases import BITS, ROWS, of_reference, reference, shaped
+from models.shape_cases import BITS, ROWS, linear_part, of_reference, random_shapes, reference, shaped
 
 from streamiter.models import LinearPredictor
 from streamiter.values.named_rows import place_of_text
@@ -84,8 +85,8 @@ def score_by_hand(member: dict[str, Any], fine: list[int], distance: list[float]
 def linked(link: str, score: Any, parameters: dict[str, Any]) -> Any:
     if link == "softmax":
         return np.exp(score) / np.exp(score).sum()
-    if link == "clipped":
-        return np.clip(score[0], parameters["lowest"], parameters["highest"])
+    if link in ("clipped", "log"):
+        return np.clip(np.exp(score[0]) if link == "log" else score[0], parameters["lowest"], parameters["highest"])
     return 1 / (1 + np.exp(-np.clip(score[0], -30, 30)))
 
 
@@ -114,3 +115,42 @@ def test_what_is_served_is_the_prediction_of_the_reference(kind: str, link: str)
     given = np.array([predict(row) for row in rows]).reshape(expected.shape)
     np.testing.assert_allclose(given, expected, atol=NEAR)
     np.testing.assert_allclose(predict(rows).reshape(expected.shape), given, rtol=1e-12)
+
+
+@pytest.mark.parametrize(("link", "scores"), [("logit", 1), ("clipped", 1), ("log", 1), ("softmax", 3)])
+def test_the_parts_of_a_row_add_up_to_its_prediction(link: str, scores: int) -> None:
+    """The parts were those of one member, and their sum was the prediction of no model that was served."""
+    for seed in range(5):
+        parameters = shaped(link, seed, scores)
+        predict = LinearPredictor(parameters)
+        explained, alone = predict.explain(ROWS), [predict.explain(row) for row in ROWS]
+        expected = predict(ROWS)
+        if link == "softmax":
+            given = np.exp(explained.score) / np.exp(explained.score).sum(axis=1, keepdims=True)
+        else:
+            given = linked(link, np.asarray(explained.score)[None], parameters)
+        np.testing.assert_allclose(given, expected, rtol=1e-9)
+        np.testing.assert_allclose([each.score for each in alone], explained.score, rtol=1e-9)
+
+
+def test_the_effect_of_a_column_has_the_part_that_trees_and_pairs_have_of_it() -> None:
+    """A column that only pairs and trees had learned looked as if it did not matter."""
+    shapes = random_shapes(3)
+    rows = np.zeros((4, 61), np.float32)
+    rows[0, 1:], rows[1, [1, 5, 9]], rows[2, 0], rows[3, 1:13:4] = 1.0, 1.0, 1.0, 1.0
+    tables = np.zeros_like(shapes.members[1].tables)
+    member = replace(shapes.members[1], tables=tables, slopes=np.zeros((3, 1)))
+    column, pair, tree = tables[:61, 0], tables[4 * 61 : 4 * 61 + 256, 0], tables[4 * 61 + 6 * 256 :, 0]
+    column[33:] = 1.0
+    pair[:] = np.repeat(np.arange(16) >= 8.5, 16)  # km alone, although with load
+    tree[:128] = np.arange(128) >= 64
+    member.tree_columns[0], member.tree_bins[0] = 0, 32
+    linear = linear_part("clipped") | {"weights": np.zeros(7)}
+    made = replace(shapes, rows=rows, members=[member], mixture=np.array([0.0, 1.0]))
+    effects = LinearPredictor(linear | {"shapes": made.published()}).effects
+    assert effects is not None
+    strongest = effects.columns[0]
+    assert (strongest.field, round(strongest.strength, 2)) == ("km", 1.5)
+    assert [round(each.effect[0], 2) for each in strongest.bins] == [-1.4] * 32 + [1.6] * 28
+    assert max(each.strength for each in [*effects.columns[1:], *effects.pairs]) < 1e-6
+    assert [each.name for each in effects.columns[1].bins][:1] in (["up to 0.25"], ["missing"])
