@@ -140,18 +140,25 @@ class _MemberEffects:
         self.of_columns[second] += of_second[fine]
 
     def _split_trees(self) -> Floats:
-        """Return the effects of columns in trees; their mean is added to the mean."""
-        member = self._scores.member
-        chances = self._above[member.tree_columns, member.tree_bins]
-        self._means = _mean_cells(self._trees, chances)
+        """Return the effects of columns in trees; the mean of all trees is added to the mean."""
+        member, depth = self._scores.member, self._scores.member.tree_columns.shape[1]
+        cells = np.arange(2**depth)
+        bits = depth - 1 - np.arange(depth)
+        chances = self._above[member.tree_columns, member.tree_bins][:, :, None]
+        of_bits = np.where(cells >> bits[:, None] & 1, chances, 1.0 - chances)
+        self._means = np.einsum("tc,tck->tk", of_bits.prod(axis=1), self._trees)
         self.mean += self._means.sum(axis=0)
         effects = np.zeros_like(self.of_columns)
         for column in range(len(effects)):
-            is_own = member.tree_columns == column
-            own = np.flatnonzero(is_own.any(axis=1))
-            is_above = np.arange(FINE)[:, None, None] > member.tree_bins[own]
-            given = np.where(is_own[own], is_above, chances[own])
-            effects[column] = (_mean_cells(self._trees[own], given) - self._means[own]).sum(axis=1)
+            own = np.flatnonzero((member.tree_columns == column).any(axis=1))
+            is_own = member.tree_columns[own] == column
+            # The cells that differ only in the bits of other columns are added up, with the chances of these.
+            others = np.where(is_own[:, :, None], 1.0, of_bits[own]).prod(axis=1)
+            sums, at = np.zeros_like(self._trees[own]), np.arange(len(own))
+            own_bits = cells & (is_own << bits).sum(axis=1)[:, None]
+            np.add.at(sums, (at[:, None], own_bits), others[:, :, None] * self._trees[own])
+            by_bin = sums[at, self._scores.bits_of_trees[column][:, own]]
+            effects[column] = (by_bin - self._means[own]).sum(axis=1)
             effects[column] -= self._shares[column] @ effects[column]
         return effects
 
@@ -161,15 +168,6 @@ class _MemberEffects:
         for column, bins in enumerate(fine):
             total -= self.trees_alone[column][bins]
         return total
-
-
-def _mean_cells(tables: Floats, chances: Floats) -> Floats:
-    """Return the mean (…, trees, scores) of tables (trees, cells, scores), where bits are 1 with chances (…, bits)."""
-    mean = tables
-    for chance in np.moveaxis(chances, -1, 0)[::-1]:
-        mean = mean[..., 0::2, :] * (1.0 - chance)[..., None, None] + mean[..., 1::2, :] * chance[..., None, None]
-    found: Floats = mean[..., 0, :]
-    return found
 
 
 class ShapeEffects:

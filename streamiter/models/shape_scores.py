@@ -54,6 +54,7 @@ class ShapeScores:
         numbers = [column for column, kind in enumerate(shapes.kinds) if kind == "number"]
         self._column_of = {shapes.fields[column]: column for column in numbers}
         self._mixture: list[float] = shapes.mixture.tolist()
+        self.has_categories = bool(shapes.categories.any())
 
     def mixed(self, values: Iterable[Any]) -> Any:
         """Return the mixture of the predictions of all members, of which the linear one is the first."""

@@ -299,7 +299,8 @@ class StandardizedModel:
         value = self._linked_one(self._score(row, self._weight_of(self._intercept)))
         if self._shapes is None:
             return value
-        scores = self._shapes.scores_of_row(row, self._positions_of_row(row))
+        places = self._positions_of_row(row) if self._shapes.has_categories else []
+        scores = self._shapes.scores_of_row(row, places)
         return self._shapes.mixed([value, *map(self._linked_one, scores)])
 
     def _positions_of_row(self, row: Mapping[str, Any]) -> list[int]:
