@@ -34,9 +34,9 @@ from streamiter.learn.model_rows import ASSUMED, FirstRows, ModelRows, RowSteps
 from streamiter.learn.rows import BadRows, row_weights, rows_of_wrong_kind
 from streamiter.learn.shaped_weights import ShapedWeights
 from streamiter.models.documents import refused_state, state_in, with_state
+from streamiter.models.explanations import Explanation
 from streamiter.models.linear_predictor import LinearPredictor, probabilities_of_classes
 from streamiter.models.saved_objects import Savable
-from streamiter.models.standardized_model import Explanation
 from streamiter.operators.declared_state import NESTED, DeclaredState, Form, declared
 from streamiter.operators.definitions import Definition, changes, or_another
 from streamiter.values.crossed_rows import checked_crosses

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from streamiter.errors import ConfigurationError, ModelError
 from streamiter.learn.adaptive import AdaptiveLinearModel
 from streamiter.learn.losses import LossName
-from streamiter.models.standardized_model import Explanation
+from streamiter.models.explanations import Explanation
 from streamiter.values.field_kinds import Kind
 from streamiter.values.numbers import Floats
 from streamiter.values.records import Columns, columns_of_table

@@ -150,6 +150,9 @@ def _named(path: str) -> str:
     return f"parameter {path!r}" if path else "the parameters"
 
 
+SHAPES: Final = "shapes"
+"""The parameter with the members of a model beside its linear one: see ``streamiter.models.shapes``."""
+
 # ---- the state of a learner
 
 STATE: Final = "state"

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from models.model_case import encoder, selected, write
+from models.shape_cases import ROWS, random_shapes, shaped
 from support.kafka_fixtures import GivenKafka
 from support.kafka_jars import KAFKA_VERSION, kafka_jars
 from support.kafka_server import KafkaServer
@@ -88,6 +89,13 @@ def of_lists() -> dict[str, Any]:
     return model.parameters()
 
 
+def shapes_of_lists() -> dict[str, Any]:
+    """Return tables of the fields of vectors and lists of texts."""
+    linear = of_lists()
+    shapes = random_shapes(4, 1, len(linear["fields"]), len(linear["places"]))
+    return replace(shapes, fields=["v[0]", "v[1]", "v[2]", "tags"]).published()
+
+
 RAW: list[Any] = [
     "1.5", " -2\n", "7", "007", "-0", ".5e1", "5.", "1e999", "1,5", "", "NA", "-inf", "x\0", "İ_1",
     "Gift Card, gift", "GIFT", "Straße ΟΔΟΣ", "2024-05-01", "2024-05-01T23:30", "2024-05-01 23:30Z",
@@ -151,6 +159,9 @@ def models_and_rows() -> list[tuple[Any, list[Any]]]:
         (adaptive(lambda km, n: ["früh", "late", "gone"][n % 3]), NAMED),
         (adaptive(lambda km, n: "spät" if km > 400 else "früh"), NAMED),
         (of_lists(), LISTS),
+        *((shaped(link), ROWS) for link in ("logit", "clipped", "log")),
+        (shaped("softmax", scores=3), ROWS),
+        (of_lists() | {"shapes": shapes_of_lists()}, LISTS),
         *((of_kinds(random, zone), raw_records(random, 500)) for zone in (None, "Europe/Berlin", "America/St_Johns")),
     ]
 
@@ -221,6 +232,7 @@ async def test_a_consumer_predicts_what_python_predicts(
                     except ModelError:
                         assert given["error"].startswith("expected "), (row, given)
                     else:
+                        assert "prediction" in given, (row, given)
                         assert same(given["prediction"], expected, predict.classes), (row, given, expected)
                         assert given.get("positive") == predict.positive
 
@@ -245,7 +257,7 @@ async def test_a_consumer_skips_what_is_older_incomplete_or_of_another_format(
             update(2, 9, 2.0),
             update(1, 99, 3.0),
             selected(cut, *range(1, len(cut))),
-            replace(later, headers=[(*later.headers[0], ("format", b"2"))]),
+            replace(later, headers=[(*later.headers[0], ("format", b"3"))]),
             replace(later, values=[b"{"]),
             update(3, 1, 4.0, record_bytes_max=500),
         )
@@ -266,12 +278,14 @@ async def test_a_consumer_refuses_a_version_that_only_a_newer_one_can_prepare(
     await models.create()
     parameters = adaptive(lambda km, n: km > 400)
     newer = parameters | {"kinds": {"town": "bigrams"}}
+    shapes = random_shapes(1).published()
+    newest = shaped("logit") | {"shapes": shapes | {"kinds": ["spline", *shapes["kinds"][1:]]}}
     async with consuming(command, kafka_broker.bootstrap, name, "m") as consumer:
-        for version, given in enumerate((parameters, newer, parameters | {"intercept": 30.0}), 1):
+        for version, given in enumerate((parameters, newer, newest, parameters | {"intercept": 30.0}), 1):
             await write(models, encoder(1, version, model="m").encode([given]))
-        assert [(await consumer.line())["version"] for _ in range(2)] == [1, 3]
-        told = await consumer.trouble()
-        assert "the field town has the kind bigrams, which only a newer consumer can prepare" in told
+        assert [(await consumer.line())["version"] for _ in range(2)] == [1, 4]
+        assert "kind bigrams, which only a newer consumer can prepare" in await consumer.trouble()
+        assert "a column of the kind spline, which only a newer consumer knows" in await consumer.trouble()
         rows = [{"town": 7}, "no row", {"km": "many"}, {"km": 500.0}]
         *wrong, good = await consumer.predictions(rows)
         assert ["error" in each for each in wrong] == [True] * 3

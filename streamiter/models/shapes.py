@@ -1,0 +1,230 @@
+"""``Shapes``: the tables that a published model has beside its linear member, and the mixture of all members.
+
+A *column* turns the value of a field into one of 61 *fine bins*: 0 where the value is missing, else 1 to 60. A *coarse
+bin* is ``(fine + 3) // 4``, so it is 0 where the value is missing, else 1 to 15. A *member* adds up numbers of tables:
+of each column, by its fine bin; of pairs of columns, by their coarse bins; of trees, by the results of comparisons of
+fine bins. The prediction is the mean of the predictions of all members, weighted by the ``mixture``; the linear member
+is the first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from streamiter.errors import ModelError, shortened
+from streamiter.values.numbers import Array, Floats, Indices
+
+FINE: Final = 61
+"""The number of fine bins of a column."""
+
+COARSE: Final = 16
+"""The number of coarse bins of a column."""
+
+EDGES: Final = 59
+"""The number of edges of a column of numbers: it has a fine bin more for values that are there."""
+
+OF_PAIR: Final = COARSE * COARSE
+"""The number of cells of a pair."""
+
+# A comparison is a bit of a tree's cell, and the cell fits into a byte.
+DEPTH_MAX: Final = 8
+
+NO_EDGE: Final = 1e100
+"""An edge that no value is above, as larger numbers count as missing: a column may have less than 59 edges."""
+
+ColumnKind = Literal["number", "category"]
+"""``number``: the fine bin is 1 + the number of edges below the value. ``category``: each text has its bin."""
+
+COLUMN_KINDS: Final[tuple[ColumnKind, ...]] = get_args(ColumnKind)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TableMember:
+    """A member of the mixture that adds up numbers of tables; ``scores`` is 1, or the number of classes."""
+
+    tables: npt.NDArray[np.float32]
+    """(cells, scores): 61 cells for each column, then 256 for each pair, then ``2**depth`` for each tree."""
+    slopes: Floats
+    """(fields, scores): of the linear member's numeric fields, as its weights, with its centers and limits."""
+    intercept: Floats
+    """(scores,): the score of a row before slopes and tables; for a number to predict with the mean of the label."""
+    pairs: Indices
+    """(pairs, 2): the numbers of two columns. The cell is 16 times the coarse bin of the first, plus the second's."""
+    tree_columns: Indices
+    """(trees, depth): the numbers of the columns that are compared."""
+    tree_bins: Indices
+    """(trees, depth): a comparison is true if the fine bin is above; the first is the highest bit of the cell."""
+
+    @staticmethod
+    def of_tables(
+        of_columns: Floats,
+        of_pairs: Floats,
+        of_trees: Floats,
+        *,
+        slopes: Floats,
+        intercept: Floats,
+        pairs: Array,
+        tree_columns: Array,
+        tree_bins: Array,
+    ) -> TableMember:
+        """Return the member of a learner's tables (tables, cells, scores), in which fine and coarse ones are separate.
+
+        A column has 64 cells of fine bins, then 16 of coarse bins; a pair 256 of coarse bins, then 16 of coarse bins //
+        4; a tree ``2**depth``.
+        """
+        scores, fine = len(intercept), np.arange(FINE)
+        first, second = np.divmod(np.arange(OF_PAIR), COARSE)
+        tables = (
+            of_columns[:, fine] + of_columns[:, 64 + coarse_of(fine)],
+            of_pairs[:, :OF_PAIR] + of_pairs[:, OF_PAIR + first // 4 * 4 + second // 4],
+            of_trees,
+        )
+        return TableMember(
+            np.concatenate([each.reshape(-1, scores) for each in tables]).astype(np.float32),
+            slopes,
+            intercept,
+            pairs.astype(np.intp),
+            tree_columns.astype(np.intp),
+            tree_bins.astype(np.intp),
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Shapes:
+    """The columns and members beside the linear member of a published model."""
+
+    fields: list[str]
+    """The field of each column; a field of numbers and texts may have two columns."""
+    kinds: list[ColumnKind]
+    """What each column does with the values of its field."""
+    edges: Floats
+    """(columns, 59), ascending: of a column of numbers; :data:`NO_EDGE` or more behind the last, and for categories."""
+    categories: Indices
+    """(places,): for each place of the linear member ``61 * column + fine bin``, or 0 if the place has no bin."""
+    rows: npt.NDArray[np.float32]
+    """(columns, 61): the weight of the rows that each fine bin has had, for instance of the last thousand rows."""
+    mixture: Floats
+    """The weights of the linear member, then of each of the ``members``; their sum is 1."""
+    members: Sequence[TableMember]
+    """The members that have tables."""
+
+    def published(self) -> dict[str, Any]:
+        """Return the parameter ``shapes`` of a published model."""
+        return {
+            "fields": list(self.fields),
+            "kinds": list(self.kinds),
+            "edges": np.minimum(self.edges, NO_EDGE),
+            "categories": self.categories.astype(np.int64),
+            "rows": self.rows.astype(np.float32),
+            "mixture": self.mixture,
+            "members": [
+                {
+                    "tables": each.tables,
+                    "slopes": each.slopes,
+                    "intercept": each.intercept,
+                    "pairs": each.pairs.astype(np.int32),
+                    "tree_columns": each.tree_columns.astype(np.int32),
+                    "tree_bins": each.tree_bins.astype(np.int32),
+                }
+                for each in self.members
+            ],
+        }
+
+    @staticmethod
+    def of(given: object, subject: str, *, fields: int, places: int, scores: int) -> Shapes:
+        """Return the shapes of a published model, whose linear member has so many fields, places and scores."""
+        return _Reading(subject, given, fields, scores).shapes(places)
+
+
+def coarse_of(fine: Array) -> Array:
+    """Return the coarse bin of each fine bin.
+
+    >>> coarse_of(np.array([0, 1, 4, 5, 60])).tolist()
+    [0, 1, 1, 2, 15]
+    """
+    coarse: Array = (fine + 3) // 4
+    return coarse
+
+
+class _Reading:
+    """Reads the parameter ``shapes``, and refuses what no release has published."""
+
+    def __init__(self, subject: str, given: object, fields: int, scores: int) -> None:
+        self._subject = subject
+        self._fields = fields
+        self._given: Mapping[str, Any] = given if isinstance(given, Mapping) else {}
+        self._scores = scores
+
+    def shapes(self, places: int) -> Shapes:
+        fields, kinds = (self._names(name) for name in ("fields", "kinds"))
+        if unknown := sorted(set(kinds).difference(COLUMN_KINDS)):
+            raise ModelError(
+                f"{self._subject}: shapes: the column of {fields[kinds.index(unknown[0])]!r} has the kind "
+                f"{unknown[0]!r}; the model is of a newer version of streamiter, or damaged"
+            )
+        columns = len(fields)
+        given = self._given.get("members")
+        if not isinstance(given, list) or not given:
+            raise self._wrong("members", "a list of members", given)
+        members = [self._member(each, columns) for each in given]
+        shapes = Shapes(
+            fields=fields,
+            kinds=kinds,  # type: ignore[arg-type]
+            edges=self._floats("edges", (columns, EDGES)),
+            categories=self._indices("categories", (places,), columns * FINE),
+            rows=self._floats("rows", (columns, FINE)).astype(np.float32),
+            mixture=self._floats("mixture", (1 + len(members),)),
+            members=members,
+        )
+        if len(kinds) != columns:
+            raise self._wrong("kinds", "one for each column", kinds)
+        if (shapes.edges[:, 1:] < shapes.edges[:, :-1]).any():
+            raise self._wrong("edges", "numbers in ascending order", shapes.edges.tolist())
+        return shapes
+
+    def _member(self, given: object, columns: int) -> TableMember:
+        inner = _Reading(self._subject, given, self._fields, self._scores)
+        pairs = inner._indices("pairs", (None, 2), columns)
+        tree_columns = inner._indices("tree_columns", (None, None), columns)
+        trees, depth = tree_columns.shape
+        if depth > DEPTH_MAX:
+            raise self._wrong("tree_columns", f"at most {DEPTH_MAX} columns of a tree", depth)
+        cells = columns * FINE + len(pairs) * OF_PAIR + trees * 2**depth
+        return TableMember(
+            inner._floats("tables", (cells, self._scores)).astype(np.float32),
+            inner._floats("slopes", (self._fields, self._scores)),
+            inner._floats("intercept", (self._scores,)),
+            pairs,
+            tree_columns,
+            inner._indices("tree_bins", (trees, depth), FINE),
+        )
+
+    def _names(self, name: str) -> list[str]:
+        value = self._given.get(name)
+        if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+            raise self._wrong(name, "a list of texts", value)
+        return value
+
+    def _floats(self, name: str, shape: tuple[int | None, ...]) -> Floats:
+        array = np.asarray(self._given.get(name))
+        lengths = zip(shape, array.shape, strict=False)
+        if array.dtype.kind not in "iuf" or array.ndim != len(shape) or any(a not in (None, b) for a, b in lengths):
+            raise self._wrong(name, f"numbers of shape {shape}", f"shape {array.shape} of {array.dtype}")
+        return array.astype(np.float64)
+
+    def _indices(self, name: str, shape: tuple[int | None, ...], stop: int) -> Indices:
+        found = self._floats(name, shape)
+        if ((found < 0) | (found >= stop)).any():
+            raise self._wrong(name, f"whole numbers from 0 to {stop - 1}", shortened(found.tolist()))
+        return found.astype(np.intp)
+
+    def _wrong(self, name: str, expected: str, given: object) -> ModelError:
+        return ModelError(
+            f"{self._subject}: shapes: expected {name!r} as {expected}, given {shortened(given)}; publish the "
+            "parameters of a learner as they are"
+        )
