@@ -77,12 +77,15 @@ def random_shapes(seed: int, scores: int = 1, fields: int = 3, places: int = len
 
     categories = 61 * 3 + 1 + 4 * np.arange(places)
     categories[-1] = 0
+    rows = random.integers(1, 100, (4, FINE)).astype(np.float32)
+    rows[1:, 1:] = 0
+    rows[1, [1, 5, 9]], rows[3, categories[:-1] - 61 * 3] = 30, 20
     return Shapes(
         fields=["km", "load", "unknown", "town"],
         kinds=["number", "number", "number", "category"],
         edges=edges,
         categories=categories,
-        rows=random.integers(0, 100, (4, FINE)).astype(np.float32),
+        rows=rows,
         mixture=np.array([0.2, 0.3, 0.5]),
         members=[member(0, 0, 1), member(6, 5, 7)],
     )
