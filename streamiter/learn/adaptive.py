@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from streamiter.errors import ConfigurationError, ModelError, OtherModel
 from streamiter.learn.asked_questions import AskedScores
+from streamiter.learn.cell_columns import Categories
 from streamiter.learn.expert_weights import (
     CrossStatistics,
     ExpertWeights,
@@ -31,6 +32,7 @@ from streamiter.learn.labels import FIRST_LABELS, Label, LabelKind, LabelPart, L
 from streamiter.learn.losses import LossName, PlainLoss, checked_loss, loss_of_validation
 from streamiter.learn.model_rows import ASSUMED, FirstRows, ModelRows, RowSteps
 from streamiter.learn.rows import BadRows, row_weights, rows_of_wrong_kind
+from streamiter.learn.shaped_weights import ShapedWeights
 from streamiter.models.documents import refused_state, state_in, with_state
 from streamiter.models.explanations import Explanation
 from streamiter.models.linear_predictor import LinearPredictor, probabilities_of_classes
@@ -123,6 +125,8 @@ class AdaptiveLinearModel(DeclaredState, Savable):
     """How labels are read."""
     fields: KnownFields = declared(form=NESTED)
     """The fields that the model knows, and what each is."""
+    _categories: Categories = declared(form=NESTED)
+    """The bins of texts."""
     _crosses: CrossStatistics = declared(form=NESTED)
     _first_rows: FirstRows | None = declared(
         made=FirstRows.none, form=Form(methodcaller("state"), FirstRows.from_state)
@@ -147,10 +151,16 @@ class AdaptiveLinearModel(DeclaredState, Savable):
         other_settings: Literal["refuse", "keep"] = "refuse",
         loss: LossName | None = None,
         quantile: float | None = None,
+        shapes: bool = False,
     ) -> None:
         if other_settings not in ("refuse", "keep"):
             raise ConfigurationError(f'{_NAME}(other_settings=): expected "refuse" or "keep", given {other_settings!r}')
         self._keeps = other_settings == "keep"
+        if shapes not in (True, False):
+            raise ConfigurationError(f"{_NAME}(shapes=): expected True or False, given {shapes!r}")
+        self.shapes = shapes
+        """Whether the model sees shapes, as far as its features and its loss allow."""
+        self._categories = Categories()
         self._loss = checked_loss(_NAME, loss, quantile)
         if loss is not None and (task not in (None, "regression") or classes is not None or positive is not None):
             raise ConfigurationError(
@@ -281,10 +291,13 @@ class AdaptiveLinearModel(DeclaredState, Savable):
             self._sparse_width = named.width if len(named) else self._sparse_width
         else:
             refuse = partial(rows_of_wrong_kind, record_of=record_of or _records_of(features))
-            named = self._crosses.learn(self.fields.learn(named, refuse))
+            plain = self.fields.learn(named, refuse)
+            named = self._crosses.learn(plain)
             new_columns = self.fields.add(named)
             if self._weights is not None and new_columns:
                 self._weights.add_numeric(new_columns)
+            if self._sees_shapes:
+                self._categories.learn(plain, self._hashed, self.fields.texts, self.fields.places_of_parts)
         return self._by_column(named)
 
     def step(self, rows: ModelRows, steps: RowSteps, labels: Labels, asked: AskedScores | None = None) -> Floats:
@@ -360,7 +373,7 @@ class AdaptiveLinearModel(DeclaredState, Savable):
             first = None
         else:
             scores = len(reading.names) if reading.kind == "classes" and not self.labels.has_open_class else 1
-            self._weights = ExpertWeights(reading.kind, scores, self._hashed, self.rates, self._loss)
+            self._weights = self._new_weights(reading.kind, scores)
             self._weights.add_numeric(len(self.fields.columns))
         if before is None:
             return predictions
@@ -384,6 +397,21 @@ class AdaptiveLinearModel(DeclaredState, Savable):
         """Multiply the learning rates of AdaGrad, which become smaller with each row, by almost 6, after a drift."""
         if self._weights is not None:
             self._weights.raise_rates()
+
+    @property
+    def _sees_shapes(self) -> bool:
+        """Whether there are tables: rows have named fields, or are a matrix, and numbers have the squared loss."""
+        return self.shapes and self._loss is None and self._sparse_width is None
+
+    def _new_weights(self, kind: LabelKind, scores: int, hashed: int | None = None) -> ExpertWeights:
+        places = self._hashed if hashed is None else hashed
+        if self._sees_shapes:
+            return ShapedWeights(kind, scores, places, self.rates, self._categories)
+        return ExpertWeights(kind, scores, places, self.rates, self._loss)
+
+    def compile(self) -> None:
+        """Compile the arithmetic, where that is needed; it takes some ten seconds."""
+        self._new_weights("binary", 1, 1)
 
     # ---- columns
 
@@ -517,7 +545,7 @@ class AdaptiveLinearModel(DeclaredState, Savable):
         classes = parameters.get("classes")
         self.labels.start_from(kind, classes, has_open_class=scores > len(classes or ()))
         self._first_rows = None
-        self._weights = ExpertWeights(kind, scores, self._hashed, self.rates, self._loss)
+        self._weights = self._new_weights(kind, scores)
         self._weights.add_numeric(len(self.fields.columns))
         self._weights.start_from(parameters)
 
@@ -580,7 +608,10 @@ class AdaptiveLinearModel(DeclaredState, Savable):
             )
         super().restore(state)
         stored = state["weights"]
-        self._weights = None if stored is None else ExpertWeights.from_state(stored, self.rates, self._loss)
+        self._weights = None
+        if stored is not None:
+            self._weights = self._new_weights(stored["task"], stored["scores"], stored["hashed"])
+            self._weights.restore(stored)
         if self._first_rows is None and not self.labels.is_settled:
             self.labels.settle()
 

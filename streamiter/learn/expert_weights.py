@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -23,9 +23,12 @@ from streamiter.values.numbers import ROUNDING, Floats, Indices, is_number, stan
 
 # From 0.01 to 0.1 the best on 5 streams with drift, with one rate: 10% less loss, and 5% less on 8 other streams.
 # With 0 single rows have much influence: the loss of the flights grows by 43%.
-_SQUARES_KEPT: Final = 0.03
+SQUARES_KEPT: Final = 0.03
 
 _PROBABILITY_MIN: Final = 1e-300
+
+SHARES_OF_CLASSES: Final = (-0.5, 0.5, 0.0)
+"""Of the score of two labels, the shares that their classes have, and a class that has not come."""
 
 # The first columns have room without a copy of the state.
 _SPARE_SLOTS: Final = 16
@@ -133,18 +136,19 @@ class ExpertWeights:
     ) -> None:
         """``loss`` is a loss of numbers other than the squared one; None otherwise."""
         # Imported here: it imports Numba, which takes most of a second.
-        from streamiter.learn import row_steps
+        from streamiter.learn import row_losses, row_steps
 
-        self._steps = row_steps
+        self._steps, self._losses = row_steps, row_losses
         self.task = task
         self.scores = scores
         """The number of scores of a row."""
-        kinds = {"binary": row_steps.BINARY, "classes": row_steps.CLASSES, "number": row_steps.SQUARED}
-        losses = {"quantile": row_steps.QUANTILE, "huber": row_steps.HUBER, "poisson": row_steps.POISSON}
+        kinds = {"binary": row_losses.BINARY, "classes": row_losses.CLASSES, "number": row_losses.SQUARED}
+        losses = {"quantile": row_losses.QUANTILE, "huber": row_losses.HUBER, "poisson": row_losses.POISSON}
         self._kind = kinds[task] if loss is None else losses[loss[0]]
         self.rates = rates or (row_steps.RATES_OF_NUMBERS if task == "number" else row_steps.RATES_OF_CLASSES)
         """The learning rates of the experts."""
-        self._numbers_a_score = len(self.rates) + min(len(self.rates), row_steps.ADAPTIVE)
+        self._adaptive = min(len(self.rates), row_losses.ADAPTIVE)
+        self._numbers_a_score = len(self.rates) + self._adaptive
         self.hashed = hashed
         self.numeric = 0
         """The number of numeric columns in use."""
@@ -152,6 +156,10 @@ class ExpertWeights:
         self.totals: Floats = np.zeros(6 if loss is None else 9)
         if loss is not None and loss[0] == "quantile":
             [self.totals[6]] = loss[1]
+        self._cell_weights: npt.NDArray[np.float32] = np.zeros(0, np.float32)
+        """The weights and sums of squared gradients of cells, see ``streamiter.learn.cell_steps``; none without
+        tables."""
+        self._cell_sums: Floats = np.zeros(0)
         self._columns = self._room(_SPARE_SLOTS, scores)
         self._slot_of: npt.NDArray[np.int32] = np.zeros(hashed + 1 + _SPARE_NUMERIC, np.int32)
         """For each column its row of ``_columns``; 0, a row of zeros, for a column that has no row."""
@@ -219,12 +227,12 @@ class ExpertWeights:
         stop = self._steps.STATISTICS + own * self.scores
         self._columns[: self._slots, stop - own : stop] = self._columns[: self._slots, stop - 2 * own : stop - own]
 
-    def as_classes(self, rows: int) -> ExpertWeights:
+    def as_classes(self, rows: int) -> Self:
         """Return the weights of two classes, and of a third class that has not come in ``rows`` rows.
 
         The score of two labels is the difference of the scores of their classes.
         """
-        classes = ExpertWeights("classes", 3, self.hashed, self.rates)
+        classes = self._of_classes()
         classes.numeric, classes._slots, classes._slot_of = self.numeric, self._slots, self._slot_of
         classes.mixture, classes.totals = self.mixture, self.totals
         first, own, experts = self._steps.STATISTICS, self._numbers_a_score, len(self.rates)
@@ -232,23 +240,33 @@ class ExpertWeights:
         classes._columns[:, : first + own] = self._columns[:, : first + own]
         of_score = classes._columns[:, first:].reshape(-1, 3, own)
         of_score[:, 1:] = of_score[:, :1]
-        for score, share in enumerate((-0.5, 0.5, 0.0)):
+        for score, share in enumerate(SHARES_OF_CLASSES):
             of_score[:, score, :experts] *= share
         # By the rule of Laplace, a new class comes with probability 1 / (rows + 2).
         of_score[self._slot_of[self.hashed], 2, :experts] = np.log(2.0 / (rows + 1.0))
         return classes
 
+    def _of_classes(self) -> Self:
+        """Return new weights of three classes."""
+        return type(self)("classes", 3, self.hashed, self.rates)
+
     def raise_rates(self) -> None:
         """Reduce the sums of squared gradients, so that rates that have become small are large again."""
         own, experts = self._numbers_a_score, len(self.rates)
         for first in range(self._steps.STATISTICS, self._columns.shape[1], own):
-            self._columns[:, first + experts : first + own] *= _SQUARES_KEPT
+            self._columns[:, first + experts : first + own] *= SQUARES_KEPT
 
     def step(self, rows: ModelRows, steps: RowSteps, targets: Floats, asked: Floats | None = None) -> Floats:
         """Predict and learn; return a prediction, with a number for each score, for each step.
 
         ``asked`` has the scores of the experts by question. A step that predicts a question writes its scores there.
         """
+        return self._step(rows, steps, targets, asked, np.zeros((len(steps.rows), 0), np.int32))
+
+    def _step(
+        self, rows: ModelRows, steps: RowSteps, targets: Floats, asked: Floats | None, cells: npt.NDArray[np.int32]
+    ) -> Floats:
+        """As :meth:`step`, for rows with these cells: a row for each step."""
         predictions = np.zeros((len(steps.rows), self.scores))
         actions = steps.predicts * self._steps.PREDICT + (steps.learns & (steps.weights > 0)) * self._steps.LEARN
         if steps.assumed is not None:
@@ -295,6 +313,9 @@ class ExpertWeights:
             _plain(steps.questions, np.intp),
             np.zeros((0, self.scores, len(self.rates))) if asked is None else asked,
             np.empty((3 * self.scores + 2) * len(self.rates) + int(np.diff(indptr).max(initial=0))),
+            cells,
+            self._cell_weights,
+            self._cell_sums,
             self.rates,
         )
         return predictions
@@ -363,7 +384,7 @@ class ExpertWeights:
         mixed = self._experts(used) @ self.mixture * inverse[:, None]
         intercept = self._experts(self._columns[self._slot_of[self.hashed], None])[0] @ self.mixture
         if self.task == "number":
-            intercept = intercept + self._steps.offset_of(self._kind, self.totals)
+            intercept = intercept + self._losses.offset_of(self._kind, self.totals)
         is_one = self.task != "classes"
         return {
             "weights": mixed[:, 0] if is_one else mixed,
@@ -376,7 +397,7 @@ class ExpertWeights:
     def range_of_predictions(self) -> tuple[float, float]:
         """Return the least and the largest number that is predicted."""
         lowest, highest = self.totals[4:6].tolist()
-        return (0.0, highest + 1.0) if self._kind == self._steps.POISSON else (lowest, highest)
+        return (0.0, highest + 1.0) if self._kind == self._losses.POISSON else (lowest, highest)
 
     def _published_slots(self, places: Indices) -> Indices:
         """Return the slots of the columns of a published model: the numeric ones, then the hashed ones."""
@@ -404,13 +425,13 @@ class ExpertWeights:
         if self.task == "number":
             lowest, highest = published["lowest"], published["highest"]
             middle, deviation = (lowest + highest) / 2, (highest - lowest) / 4
-            if self._kind == self._steps.POISSON:
+            if self._kind == self._losses.POISSON:
                 middle, highest = float(np.exp(min(intercept[0], 700.0))), highest - 1.0
             squares = _ROWS_OF_A_START * deviation**2
             norm = 1.0 + np.count_nonzero(scale)
             self.totals[:6] = [_ROWS_OF_A_START, norm, middle, squares, lowest, highest]
-            self.totals[7:] = deviation if self._kind != self._steps.POISSON else 1.0
-            intercept = intercept - self._steps.offset_of(self._kind, self.totals)
+            self.totals[7:] = deviation if self._kind != self._losses.POISSON else 1.0
+            intercept = intercept - self._losses.offset_of(self._kind, self.totals)
         for score in range(self.scores):
             first = steps.STATISTICS + self._numbers_a_score * score
             experts, sums = (
@@ -441,11 +462,15 @@ class ExpertWeights:
     ) -> ExpertWeights:
         """Return the weights that :meth:`state` was taken of."""
         weights = cls(state["task"], state["scores"], state["hashed"], rates, loss)
-        weights.add_numeric(state["numeric"])
-        weights._take_slots(state["places"])
-        weights._columns[weights._used()] = state["columns"]
-        weights.mixture[:], weights.totals[:] = state["mixture"], state["totals"]
+        weights.restore(state)
         return weights
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take on a :meth:`state` of the same task and scores; these are new weights, without columns."""
+        self.add_numeric(state["numeric"])
+        self._take_slots(state["places"])
+        self._columns[self._used()] = state["columns"]
+        self.mixture[:], self.totals[:] = state["mixture"], state["totals"]
 
 
 def _fill(predictions: Floats, found: Floats, *, is_open: bool) -> None:

@@ -23,7 +23,6 @@ from streamiter.errors import OtherModel
 from streamiter.learn.adaptive import AdaptiveLinearModel
 from streamiter.learn.answer_delays import Answers
 from streamiter.learn.asked_questions import JoinEvents, QuestionPredictions
-from streamiter.learn.expert_weights import ExpertWeights
 from streamiter.learn.label_join import WAIT_IS_OVER, LabelJoin, objects
 from streamiter.learn.labels import Label, Labels
 from streamiter.learn.late_labels import EventsToLearn, no_events
@@ -114,7 +113,7 @@ class RowOwner(ModelOwner, KeepsRecords):
         """Compile in a thread, where that is needed: it takes ten seconds, in which all other tasks continue."""
         if self._labels is not None:
             self._labels.open(context)
-        await asyncio.to_thread(ExpertWeights, "binary", scores=1, hashed=1, rates=self._model.rates)
+        await asyncio.to_thread(self._model.compile)
         await super().open(context)
 
     def start_from(self, parameters: Any, records: int) -> None:

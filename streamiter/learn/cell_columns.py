@@ -1,0 +1,293 @@
+"""The columns that have tables: which they are, where the edges of their bins are, and the bins of categories.
+
+The edges of a number are at quantiles of the last rows. They are placed after 64, 256, 1,024 and 4,096 rows. Then they
+are looked at each 4,096 rows, and placed again where too many rows share a bin. A category has bins in the order in
+which its texts come; the parts of a time have theirs in the order of time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from streamiter.learn.model_rows import ModelRows
+from streamiter.values.field_kinds import HUGE
+from streamiter.values.named_rows import ABSENT, NamedRows
+from streamiter.values.numbers import Floats, Indices
+
+# All constants are those of the first guess, see docs/decisions.
+_SAMPLE: Final = 1024
+LOOKS: Final = (64, 256, 1024, 4096)
+"""The numbers of rows after which edges are placed and weak tables replaced: these, then each 4,096."""
+_CROWDED: Final = 0.25
+_CROWDED_BY_ITS_COMMONEST: Final = 1.5
+COLUMNS_MAX: Final = 128
+"""At most this many columns have tables, so that their memory and the time of a row are bounded."""
+
+
+def next_look(rows: int) -> int:
+    """Return the number of rows at which the next look is."""
+    return next((look for look in LOOKS if look > rows), (rows // LOOKS[-1] + 1) * LOOKS[-1])
+
+
+class Categories:
+    """The bins of texts, by their places: the texts of a field have bins in the order in which they come.
+
+    The first 60 texts of a field have a fine bin each, and of the first 15 each has a coarse one; later texts share
+    these bins. The parts of a time have their bins in the order of time. A field that has ever had a list of texts gets
+    no further bins.
+    """
+
+    def __init__(self) -> None:
+        self.numbers: dict[str, int] = {}
+        """The number of each category, from 1 on."""
+        self._counts: dict[str, int] = {}
+        """The number of texts of each category."""
+        self._closed: set[str] = set()
+        """The fields that have had a list of texts."""
+        self.bin_of_place: npt.NDArray[np.int32] = np.zeros(0, np.int32)
+        """For each hashed column ``FINE`` times the number of its category, plus the fine bin; 0 without a bin."""
+
+    def learn(
+        self, named: NamedRows, hashed: int, texts: Container[str], parts_of_times: Mapping[str, Indices]
+    ) -> None:
+        """Give bins to texts that come for the first time, in the order of the rows.
+
+        ``parts_of_times`` has by field the places of all of its values, in their order.
+        """
+        fields = named.text_fields
+        for position, field in enumerate(fields):
+            if field in self._closed or field not in texts or fields.index(field) != position:
+                continue
+            if field not in self.numbers and len(self.numbers) == COLUMNS_MAX:
+                continue
+            if not len(self.bin_of_place):
+                self.bin_of_place = np.zeros(hashed, np.int32)
+            own = named.places[:, position]
+            for other in range(position + 1, len(fields)):
+                if fields[other] == field and (is_list := named.places[:, other] != ABSENT).any():
+                    own = own[: min(len(own), int(is_list.argmax()))]
+                    self._closed.add(field)
+            own = own[own != ABSENT]
+            new = own[self.bin_of_place[own] == 0]
+            if len(new) and field in parts_of_times:
+                self._add_in_order(field, parts_of_times[field])
+            elif len(new):
+                self._add(field, new)
+
+    def _add(self, field: str, places: Indices) -> None:
+        from streamiter.learn.cell_steps import BINS, FINE, SPLIT
+
+        number = self.numbers.setdefault(field, len(self.numbers) + 1)
+        for place in dict.fromkeys(places.tolist()):
+            text = self._counts.get(field, 0)
+            self._counts[field] = text + 1
+            coarse, fine = text % (BINS // SPLIT), text % BINS // (BINS // SPLIT)
+            self.bin_of_place[place] = FINE * number + 1 + SPLIT * coarse + fine
+
+    def _add_in_order(self, field: str, places: Indices) -> None:
+        from streamiter.learn.cell_steps import BINS, FINE
+
+        number = self.numbers.setdefault(field, len(self.numbers) + 1)
+        self._counts[field] = len(places)
+        self.bin_of_place[places] = FINE * number + 1 + np.arange(len(places)) * BINS // len(places)
+
+    def state(self) -> dict[str, Any]:
+        """Return a copy as plain data."""
+        places = np.flatnonzero(self.bin_of_place)
+        return {
+            "fields": list(self.numbers),
+            "counts": [self._counts[field] for field in self.numbers],
+            "closed": sorted(self._closed),
+            "hashed": len(self.bin_of_place),
+            "places": places,
+            "bins": self.bin_of_place[places],
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Restore a :meth:`state`."""
+        self.numbers = {field: number for number, field in enumerate(state["fields"], 1)}
+        self._counts = dict(zip(state["fields"], state["counts"], strict=True))
+        self._closed = set(state["closed"])
+        self.bin_of_place = np.zeros(state["hashed"], np.int32)
+        self.bin_of_place[state["places"]] = state["bins"]
+
+
+class Moved(NamedTuple):
+    """Columns whose edges have moved: for each of their bins the earlier bin that held its middle."""
+
+    column: int
+    fine: Indices
+    coarse: Indices
+
+
+class CellColumns:
+    """The columns with tables, the edges of their bins, and the last rows.
+
+    A column gets tables with the first learned row that has its value, wherever batches are cut.
+    """
+
+    def __init__(self, categories: Categories) -> None:
+        from streamiter.learn import cell_steps
+
+        self.steps = cell_steps
+        self.categories = categories
+        self.sources: list[int] = []
+        """By column: the number of the numeric column, or minus the number of the category."""
+        self.rows = 0
+        """The number of learned rows."""
+        self.edges: Floats = np.zeros((0, cell_steps.EDGES))
+        self.used: Indices = np.zeros(0, np.intp)
+        """The number of coarse bins of each column that have values."""
+        self._is_placed: npt.NDArray[np.bool_] = np.zeros(0, np.bool_)
+        self.is_category: npt.NDArray[np.bool_] = np.zeros(0, np.bool_)
+        self._sample: Floats = np.zeros((_SAMPLE, 0))
+        self._column_of_number: npt.NDArray[np.int32] = np.zeros(0, np.int32)
+        self._column_of_category: npt.NDArray[np.int32] = np.full(1 + COLUMNS_MAX, -1, np.int32)
+        self._column_of_category[0] = 0  # Of places without a bin, which are not new.
+
+    def add_numeric(self, count: int) -> None:
+        """Know of so many more numeric columns; they have no tables yet."""
+        self._column_of_number = np.append(self._column_of_number, np.full(count, -1, np.int32))
+
+    def has_new(self) -> bool:
+        """Whether there are columns without tables, and room for them."""
+        known = len(self._column_of_number) + len(self.categories.numbers)
+        return len(self.sources) < min(known, COLUMNS_MAX)
+
+    def first_new(self, rows: ModelRows, order: Indices, is_observed: npt.NDArray[np.bool_], hashed: int) -> int:
+        """Return the first learned step whose row has a value of a column without tables; else the number of steps."""
+        of_rows = (rows.indptr, rows.indices, rows.values, order, is_observed, hashed)
+        return self.steps.first_new_column(
+            *of_rows, self._column_of_number, self.categories.bin_of_place, self._column_of_category
+        )
+
+    def add_columns_of(self, rows: ModelRows, row: int, hashed: int) -> int:
+        """Give tables to the columns of this row that have none, as there is room; return how many got them."""
+        part = slice(rows.indptr[row], rows.indptr[row + 1])
+        indices = rows.indices[part][np.abs(rows.values[part]) <= HUGE]
+        of_numbers = indices[indices > hashed] - hashed - 1
+        new = sorted({number for number in of_numbers.tolist() if self._column_of_number[number] < 0})
+        if len(bins := self.categories.bin_of_place):
+            numbers = {int(bins[place]) // self.steps.FINE for place in indices[indices < hashed].tolist()}
+            own = sorted((field, -number) for field, number in self.categories.numbers.items() if number in numbers)
+            new += [source for _, source in own if self._column_of_category[-source] < 0]
+        new = new[: COLUMNS_MAX - len(self.sources)]
+        for source in new:
+            self._add(source)
+        return len(new)
+
+    def _add(self, source: int) -> None:
+        column = len(self.sources)
+        self.sources.append(source)
+        if source >= 0:
+            self._column_of_number[source] = column
+        else:
+            self._column_of_category[-source] = column
+        self.edges = np.vstack([self.edges, np.full(self.steps.EDGES, np.inf)])
+        self.used = np.append(self.used, 2)
+        self._is_placed = np.append(self._is_placed, False)
+        self.is_category = np.append(self.is_category, source < 0)
+        self._sample = np.column_stack([self._sample, np.full(_SAMPLE, np.nan)])
+
+    def values(self, rows: ModelRows, order: Indices, hashed: int) -> Floats:
+        """Return for each step the values of all columns: numbers, the fine bins of categories, NaN where missing."""
+        found = np.full((len(order), len(self.sources)), np.nan)
+        self.steps.values_of_steps(
+            rows.indptr,
+            rows.indices,
+            rows.values,
+            order,
+            hashed,
+            self._column_of_number,
+            self.categories.bin_of_place,
+            self._column_of_category,
+            found,
+        )
+        return found
+
+    def bins(self, values: Floats) -> npt.NDArray[np.uint8]:
+        """Return the fine bins of these values."""
+        found = np.empty(values.shape, np.uint8)
+        self.steps.fill_in_bins(values, self.edges, self.is_category, found)
+        return found
+
+    def observe(self, values: Floats) -> None:
+        """Count learned rows; the last ones are kept, to place edges."""
+        self.rows += len(values)
+        last = values[-_SAMPLE:]
+        self._sample[np.arange(self.rows - len(last), self.rows) % _SAMPLE] = last
+
+    # ---- edges
+
+    def look(self) -> list[Moved]:
+        """Place edges where it is time to; return what has moved."""
+        moved = []
+        seen = self._sample[: min(self.rows, _SAMPLE)]
+        for column in range(len(self.sources)):
+            given = np.sort(seen[np.abs(seen[:, column]) <= HUGE, column])
+            distinct, counts = np.unique(given, return_counts=True)
+            if self.is_category[column] and len(given):
+                self.used[column] = min(self.steps.BINS // self.steps.SPLIT, len(distinct))
+            elif len(given) and self._is_due(column, given, distinct, counts):
+                moved.append(self._place(column, given, distinct))
+        return moved
+
+    def _is_due(self, column: int, given: Floats, distinct: Floats, counts: Indices) -> bool:
+        if self.rows <= LOOKS[-1] or not self._is_placed[column]:
+            return True
+        if len(distinct) <= self.steps.BINS // self.steps.SPLIT:
+            return False
+        coarse = (np.searchsorted(self.edges[column], given) + self.steps.SPLIT) // self.steps.SPLIT
+        share = np.bincount(coarse).max() / len(given)
+        return bool(share > max(_CROWDED, _CROWDED_BY_ITS_COMMONEST * counts.max() / len(given)))
+
+    def _place(self, column: int, given: Floats, distinct: Floats) -> Moved:
+        steps = self.steps
+        edges = quantile_edges(distinct, given, steps.EDGES, steps.SPLIT)
+        low = np.minimum(np.append(given[0], edges), given[-1])
+        high = np.minimum(np.append(edges, given[-1]), given[-1])
+        fine = np.arange(steps.FINE)
+        fine[1 : steps.BINS + 1] = np.searchsorted(self.edges[column], (low + high) / 2) + 1
+        coarse = np.zeros(steps.COARSE, np.intp)
+        coarse[1:] = (fine[2 :: steps.SPLIT][: steps.COARSE - 1] + steps.SPLIT - 1) // steps.SPLIT
+        self.edges[column], self._is_placed[column] = edges, True
+        self.used[column] = min(steps.BINS // steps.SPLIT, len(distinct))
+        return Moved(column, fine, coarse)
+
+    # ---- state
+
+    def state(self) -> dict[str, Any]:
+        """Return a copy as plain data."""
+        return {
+            "sources": list(self.sources),
+            "rows": self.rows,
+            "edges": self.edges.copy(),
+            "used": self.used.copy(),
+            "placed": self._is_placed.copy(),
+            "sample": self._sample[: min(self.rows, _SAMPLE)].copy(),
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Restore a :meth:`state`, with the numeric columns and the categories of then."""
+        for source in state["sources"]:
+            self._add(source)
+        self.rows = state["rows"]
+        self.edges[:], self.used[:], self._is_placed[:] = state["edges"], state["used"], state["placed"]
+        self._sample[: len(state["sample"])] = state["sample"]
+
+
+def quantile_edges(distinct: Floats, given: Floats, count: int, split: int) -> Floats:
+    """Return the edges of bins: between distinct values, if these have a coarse bin each, else at quantiles of all.
+
+    ``given`` has the values in ascending order. An edge at a quantile is in the middle of the two values next to it.
+    """
+    edges, middles = np.full(count, np.inf), (distinct[1:] + distinct[:-1]) / 2
+    if len(distinct) <= (count + 1) // split:
+        edges[: len(middles) * split] = np.repeat(middles, split)
+        return edges
+    at = np.quantile(given, np.arange(1, count + 1) / (count + 1), method="hazen")
+    return middles[np.clip(np.searchsorted(distinct, at, side="right"), 1, len(distinct) - 1) - 1]

@@ -1,0 +1,236 @@
+"""``ShapedWeights``: the linear model and models of tables, mixed by exponential weights of their predictions.
+
+Each member predicts and learns each row by itself. Their predictions, probabilities or numbers, are then mixed step by
+step. The logarithmic loss is 1-mixable, so the loss of the mixture exceeds the loss of its best member by at most the
+logarithm of their number, and by a little more for each change of the best one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, Self
+
+import numpy as np
+
+from streamiter.learn.cell_columns import Categories, CellColumns, next_look
+from streamiter.learn.expert_weights import ExpertWeights
+from streamiter.learn.labels import LabelKind
+from streamiter.learn.model_rows import ASSUMED, CONFIRMED, CORRECTED, ModelRows, RowSteps
+from streamiter.learn.table_weights import TableWeights
+from streamiter.values.numbers import Floats
+
+# The logarithmic loss is 1-mixable. For squared errors in units of the targets' variance, 1/4 is the first guess.
+_MIXTURE_RATE: Final = 1.0
+_MIXTURE_RATE_OF_NUMBERS: Final = 0.25
+_SHARE: Final = 0.001
+_LOSS_MAX_OF_NUMBERS: Final = 16.0
+# Members with more memory leave the mixture: the tables of some 27 classes, and columns alone of some 60.
+_BYTES_MAX: Final = 32_000_000
+# The cells of so many rows stay in the processor's cache.
+_ROWS_AT_ONCE: Final = 512
+
+
+class ShapedWeights(ExpertWeights):
+    """The linear model, which this is itself, with two members that have tables: of columns, and of pairs and trees.
+
+    Predictions are mixed. The linear member learns as without the others, to the last bit.
+    """
+
+    def __init__(
+        self,
+        task: LabelKind,
+        scores: int,
+        hashed: int,
+        rates: tuple[float, ...] | None = None,
+        categories: Categories | None = None,
+    ) -> None:
+        self.cell_columns = CellColumns(categories or Categories())
+        self.members = [
+            TableWeights(self.cell_columns, task, scores, rates, pairs=0, trees=0),
+            TableWeights(self.cell_columns, task, scores, rates),
+        ]
+        """The members with tables, the one with least memory first."""
+        self.member_shares: Floats = np.full(3, 1.0 / 3.0)
+        """The shares of the linear model and of these members."""
+        self._member_totals: Floats = np.zeros(3)
+        super().__init__(task, scores, hashed, rates)
+
+    def scores_of_questions(self, questions: int, scores: int) -> Floats:
+        """Return room for the scores of all members' experts, then for the members' predictions."""
+        return np.zeros((questions, scores, 3 * len(self.rates) + 3))
+
+    def step(self, rows: ModelRows, steps: RowSteps, targets: Floats, asked: Floats | None = None) -> Floats:
+        """Predict and learn, see ``ExpertWeights.step``; predictions are mixed."""
+        asked = self.scores_of_questions(0, self.scores) if asked is None else asked
+        experts, stop = len(self.rates), len(self.rates) * len(self.member_shares)
+        kept = [np.ascontiguousarray(asked[:, :, first : first + experts]) for first in range(0, stop, experts)]
+        made = np.zeros((len(kept), len(steps.rows), self.scores))
+        made[0] = super().step(rows, steps, targets, kept[0])
+        if self.members:
+            self._step_tables(rows, steps, targets, kept[1:], made[1:])
+        for place, own in enumerate(kept):
+            asked[:, :, place * experts : (place + 1) * experts] = own
+        return self._mix(steps, targets, made, asked)
+
+    def _mix(self, steps: RowSteps, targets: Floats, made: Floats, asked: Floats) -> Floats:
+        """Return the mixture of the members' predictions, and judge the members by the labels."""
+        judges = steps.learns & (steps.weights > 0.0)
+        if steps.assumed is not None:
+            judges &= np.isin(steps.assumed, (0, CORRECTED, CONFIRMED))
+        predictions = np.zeros((len(steps.rows), self.scores))
+        is_number = self.task == "number"
+        self.cell_columns.steps.mix_members(
+            self.task == "classes",
+            is_number,
+            _MIXTURE_RATE_OF_NUMBERS if is_number else _MIXTURE_RATE,
+            _SHARE,
+            _LOSS_MAX_OF_NUMBERS,
+            self._losses.LIKELIHOOD_MIN,
+            steps.predicts,
+            judges,
+            made,
+            np.require(targets, np.float64),
+            np.require(steps.weights, np.float64),
+            steps.questions,
+            asked,
+            3 * len(self.rates),
+            self.member_shares,
+            self._member_totals,
+            predictions,
+        )
+        return predictions
+
+    def _step_tables(self, rows: ModelRows, steps: RowSteps, targets: Floats, kept: list[Floats], made: Floats) -> None:
+        """Make the steps of the members with tables, from look to look; columns get tables with their first value."""
+        observed = steps.learns & (steps.weights > 0.0)
+        if steps.assumed is not None:
+            observed &= steps.assumed <= ASSUMED  # Later steps of a question do not count again.
+        columns, start = self.cell_columns, 0
+        rows = _plain_rows(rows)
+        numeric = self._numeric(rows)
+        while start < len(steps.rows):
+            look = next_look(columns.rows)
+            stop = self._end_of_part(rows, steps, observed, start, look - columns.rows)
+            part = steps.part(start, stop)
+            values = columns.values(rows, part.rows, self.hashed)
+            bins = columns.bins(values)
+            own, of_own = _rows_of(numeric, part)
+            for place, member in enumerate(self.members):
+                made[place, start:stop] = member.step_cells(own, of_own, targets[start:stop], kept[place], bins)
+            columns.observe(values[observed[start:stop]])
+            if columns.rows == look:
+                moved = columns.look()
+                for member in self.members:
+                    member.look(moved)
+            start = stop
+
+    def _end_of_part(
+        self,
+        rows: ModelRows,
+        steps: RowSteps,
+        observed: np.ndarray[Any, np.dtype[np.bool_]],
+        start: int,
+        rows_to_look: int,
+    ) -> int:
+        """Return where the steps from ``start`` end that have the same tables; the first one may get tables before."""
+        stop, columns = min(len(steps.rows), start + _ROWS_AT_ONCE), self.cell_columns
+        while columns.has_new():
+            part = steps.rows[start:stop], observed[start:stop]
+            if (first := columns.first_new(rows, *part, self.hashed)) > 0:
+                stop = min(stop, start + first)
+                break
+            count = columns.add_columns_of(rows, int(steps.rows[start]), self.hashed)
+            for member in self.members:
+                member.add_columns(count)
+            self._keep_within_memory()
+        places = np.flatnonzero(observed[start:stop])
+        return stop if len(places) < rows_to_look else start + int(places[rows_to_look - 1]) + 1
+
+    def _numeric(self, rows: ModelRows) -> ModelRows:
+        """Return the rows with their numeric columns alone."""
+        is_number = rows.indices > self.hashed
+        indptr = np.append(0, np.cumsum(is_number))[rows.indptr]
+        return ModelRows(indptr, rows.indices[is_number] - self.hashed, rows.values[is_number])
+
+    def _keep_within_memory(self) -> None:
+        while self.members and self.members[-1].bytes > _BYTES_MAX:
+            del self.members[-1]
+            self.member_shares = self.member_shares[:-1] / self.member_shares[:-1].sum()
+
+    # ---- columns and scores
+
+    def add_numeric(self, count: int) -> None:
+        """Use ``count`` additional numeric columns."""
+        super().add_numeric(count)
+        self.cell_columns.add_numeric(count)
+        for member in self.members:
+            member.add_numeric(count)
+
+    def split_last_score(self) -> None:
+        """Add a score that begins with the weights of the last score."""
+        super().split_last_score()
+        for member in self.members:
+            member.split_last_score()
+        self._keep_within_memory()
+
+    def as_classes(self, rows: int) -> Self:
+        """Return the weights of two classes and of a class that has not come, see ``ExpertWeights.as_classes``."""
+        classes = super().as_classes(rows)
+        classes.cell_columns = self.cell_columns
+        classes.members = [member.as_classes(rows) for member in self.members]
+        classes.member_shares = self.member_shares
+        return classes
+
+    def _of_classes(self) -> Self:
+        return type(self)("classes", 3, self.hashed, self.rates, self.cell_columns.categories)
+
+    def raise_rates(self) -> None:
+        """Reduce the sums of squared gradients, so that rates that have become small are large again."""
+        super().raise_rates()
+        for member in self.members:
+            member.raise_rates()
+
+    # ---- state
+
+    def state(self) -> dict[str, Any]:
+        """Return a copy of the state as plain data."""
+        shapes = {
+            "columns": self.cell_columns.state(),
+            "members": [member.state() for member in self.members],
+            "shares": self.member_shares.copy(),
+            "totals": self._member_totals.copy(),
+        }
+        return super().state() | {"shapes": shapes}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take on a :meth:`state`; where it has none of shapes, these begin anew."""
+        super().restore(state)
+        if (shapes := state.get("shapes")) is None:
+            return
+        self.cell_columns.restore(shapes["columns"])
+        columns, count = self.cell_columns, len(shapes["members"])
+        self.members = [
+            TableWeights(columns, self.task, self.scores, self.rates, **sizes)
+            for sizes in ({"pairs": 0, "trees": 0}, {})[:count]
+        ]
+        for member, own in zip(self.members, shapes["members"], strict=True):
+            member.restore(own)
+        self.member_shares, self._member_totals = shapes["shares"].copy(), shapes["totals"].copy()
+
+
+def _rows_of(rows: ModelRows, steps: RowSteps) -> tuple[ModelRows, RowSteps]:
+    """Return the rows from the first to the last that the steps need, and the steps with these rows."""
+    first, stop = int(steps.rows.min()), int(steps.rows.max()) + 1
+    indptr = rows.indptr[first : stop + 1]
+    part = slice(int(indptr[0]), int(indptr[-1]))
+    own = ModelRows(indptr - indptr[0], rows.indices[part], rows.values[part])
+    return own, steps._replace(rows=steps.rows - first)
+
+
+def _plain_rows(rows: ModelRows) -> ModelRows:
+    """Return the rows in the one form that the arithmetic is compiled for."""
+    indptr, indices, values = (np.require(each, kind, ["C", "W"]) for each, kind in zip(rows, _KINDS, strict=True))
+    return ModelRows(indptr, indices, values)
+
+
+_KINDS: Final = (np.intp, np.intp, np.float64)
