@@ -296,6 +296,8 @@ class AdaptiveLinearModel(DeclaredState, Savable):
             new_columns = self.fields.add(named)
             if self._weights is not None and new_columns:
                 self._weights.add_numeric(new_columns)
+                if isinstance(self._weights, ShapedWeights):
+                    self._weights.left_out = self._numbers_of_crosses()
             if self._sees_shapes:
                 self._categories.learn(plain, self._hashed, self.fields.texts, self.fields.places_of_parts)
         return self._by_column(named)
@@ -406,8 +408,15 @@ class AdaptiveLinearModel(DeclaredState, Savable):
     def _new_weights(self, kind: LabelKind, scores: int, hashed: int | None = None) -> ExpertWeights:
         places = self._hashed if hashed is None else hashed
         if self._sees_shapes:
-            return ShapedWeights(kind, scores, places, self.rates, self._categories)
+            weights = ShapedWeights(kind, scores, places, self.rates, self._categories)
+            weights.left_out = self._numbers_of_crosses()
+            return weights
         return ExpertWeights(kind, scores, places, self.rates, self._loss)
+
+    def _numbers_of_crosses(self) -> frozenset[int]:
+        """Return the numeric columns that are crosses."""
+        names = [" × ".join(cross) for cross in self._crosses.crosses]
+        return frozenset(self.fields.columns[name] for name in names if name in self.fields.columns)
 
     def compile(self) -> None:
         """Compile the arithmetic, where that is needed; it takes some ten seconds."""
@@ -487,7 +496,11 @@ class AdaptiveLinearModel(DeclaredState, Savable):
             "bits": self.bits,
             "link": "log" if self._loss == _POISSON else self._link,
         }
-        if dead := self.fields.dead_columns():
+        dead = self.fields.dead_columns()
+        if isinstance(self._weights, ShapedWeights):
+            shapes = self._weights.shapes(list(self.fields.columns), dead)
+            published |= {} if shapes is None else {"shapes": shapes.published()}
+        if dead:
             published |= {name: np.delete(published[name], dead, axis=0) for name in ("weights", "center", "limit")}
         if self._sparse_width is not None:
             published["width"] = self._sparse_width

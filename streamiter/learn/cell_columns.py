@@ -221,6 +221,20 @@ class CellColumns:
         last = values[-_SAMPLE:]
         self._sample[np.arange(self.rows - len(last), self.rows) % _SAMPLE] = last
 
+    def bins_of_places(self, places: Indices, fine: int) -> Indices:
+        """Return for each of these hashed columns ``fine`` times its column, plus its fine bin; 0 if it has none."""
+        if not len(self.categories.bin_of_place):
+            return np.zeros(len(places), np.intp)
+        category, bins = np.divmod(self.categories.bin_of_place[places].astype(np.intp), self.steps.FINE)
+        column = np.where(category > 0, self._column_of_category[category], -1)
+        return np.where(column >= 0, fine * column + bins, 0)
+
+    def rows_of_bins(self, fine: int) -> npt.NDArray[np.float32]:
+        """Return for each column how many of the last rows each of its fine bins had."""
+        bins = self.bins(self._sample[: min(self.rows, _SAMPLE)])
+        counts = [np.bincount(column, minlength=fine) for column in bins.T]
+        return np.array(counts, np.float32).reshape(-1, fine)
+
     # ---- edges
 
     def look(self) -> list[Moved]:

@@ -39,7 +39,7 @@ ROWS_BEFORE_OUTLIERS: Final = 30.0
 # as large. If labels really grow, the range is right again after a few rows.
 _OUTLIER_RANGES: Final = 10.0
 _LOSS_MAX_OF_NUMBERS: Final = 16.0
-LIKELIHOOD_MIN: Final = 1e-6
+PROBABILITY_LEAST: Final = 1e-6
 SCORE_MAX: Final = 30.0
 SQUARE_MIN: Final = 1e-300
 """Added to squared slopes: the square of a number below 1e-162 is 0, and its root a divisor."""
@@ -124,13 +124,13 @@ def slopes_of(
     if task == BINARY:
         probability = probability_of(scores[expert])
         slopes[expert] = probability - target
-        return float(max(probability if target > 0.5 else 1.0 - probability, LIKELIHOOD_MIN))
+        return float(max(probability if target > 0.5 else 1.0 - probability, PROBABILITY_LEAST))
     if task == CLASSES:
         for own in range(expert, size, len(rates)):
             slopes[own] = scores[own]
         softmax(slopes, expert, size, len(rates))
         true_class = len(rates) * int(target) + expert
-        likelihood = max(slopes[true_class], LIKELIHOOD_MIN)
+        likelihood = max(slopes[true_class], PROBABILITY_LEAST)
         slopes[true_class] -= 1.0
         return float(likelihood)
     low, high, centred = totals[4] - totals[2], totals[5] - totals[2], target - totals[2]

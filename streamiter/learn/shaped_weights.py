@@ -7,17 +7,21 @@ logarithm of their number, and by a little more for each change of the best one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, Self
 
 import numpy as np
+import numpy.typing as npt
 
 from streamiter.learn.cell_columns import Categories, CellColumns, next_look
 from streamiter.learn.expert_weights import ExpertWeights
 from streamiter.learn.labels import LabelKind
 from streamiter.learn.model_rows import ASSUMED, CONFIRMED, CORRECTED, ModelRows, RowSteps
 from streamiter.learn.table_weights import TableWeights
+from streamiter.models.shapes import FINE, Shapes
 from streamiter.values.numbers import Floats
+
+Truths = npt.NDArray[np.bool_]
 
 # The logarithmic loss is 1-mixable. For squared errors in units of the targets' variance, 1/4 is the first guess.
 _MIXTURE_RATE: Final = 1.0
@@ -53,6 +57,8 @@ class ShapedWeights(ExpertWeights):
         self.member_shares: Floats = np.full(3, 1.0 / 3.0)
         """The shares of the linear model and of these members."""
         self._member_totals: Floats = np.zeros(3)
+        self.left_out: frozenset[int] = frozenset()
+        """The numeric columns of crosses, which the members with tables do not have: pairs have tables anyway."""
         super().__init__(task, scores, hashed, rates)
 
     def scores_of_questions(self, questions: int, scores: int) -> Floats:
@@ -85,7 +91,7 @@ class ShapedWeights(ExpertWeights):
             _MIXTURE_RATE_OF_NUMBERS if is_number else _MIXTURE_RATE,
             _SHARE,
             _LOSS_MAX_OF_NUMBERS,
-            self._losses.LIKELIHOOD_MIN,
+            self._losses.PROBABILITY_LEAST,
             steps.predicts,
             judges,
             made,
@@ -107,7 +113,10 @@ class ShapedWeights(ExpertWeights):
             observed &= steps.assumed <= ASSUMED  # Later steps of a question do not count again.
         columns, start = self.cell_columns, 0
         rows = _plain_rows(rows)
-        numeric = self._numeric(rows)
+        if self.left_out:
+            rows = _some_of(rows, ~np.isin(rows.indices - self.hashed - 1, list(self.left_out)))
+        numeric = _some_of(rows, rows.indices > self.hashed)
+        numeric = numeric._replace(indices=numeric.indices - self.hashed)
         while start < len(steps.rows):
             look = next_look(columns.rows)
             stop = self._end_of_part(rows, steps, observed, start, look - columns.rows)
@@ -124,14 +133,7 @@ class ShapedWeights(ExpertWeights):
                     member.look(moved)
             start = stop
 
-    def _end_of_part(
-        self,
-        rows: ModelRows,
-        steps: RowSteps,
-        observed: np.ndarray[Any, np.dtype[np.bool_]],
-        start: int,
-        rows_to_look: int,
-    ) -> int:
+    def _end_of_part(self, rows: ModelRows, steps: RowSteps, observed: Truths, start: int, rows_to_look: int) -> int:
         """Return where the steps from ``start`` end that have the same tables; the first one may get tables before."""
         stop, columns = min(len(steps.rows), start + _ROWS_AT_ONCE), self.cell_columns
         while columns.has_new():
@@ -145,12 +147,6 @@ class ShapedWeights(ExpertWeights):
             self._keep_within_memory()
         places = np.flatnonzero(observed[start:stop])
         return stop if len(places) < rows_to_look else start + int(places[rows_to_look - 1]) + 1
-
-    def _numeric(self, rows: ModelRows) -> ModelRows:
-        """Return the rows with their numeric columns alone."""
-        is_number = rows.indices > self.hashed
-        indptr = np.append(0, np.cumsum(is_number))[rows.indptr]
-        return ModelRows(indptr, rows.indices[is_number] - self.hashed, rows.values[is_number])
 
     def _keep_within_memory(self) -> None:
         while self.members and self.members[-1].bytes > _BYTES_MAX:
@@ -190,7 +186,26 @@ class ShapedWeights(ExpertWeights):
         for member in self.members:
             member.raise_rates()
 
-    # ---- state
+    # ---- publishing and state
+
+    def shapes(self, fields: Sequence[str], dead: Sequence[int]) -> Shapes | None:
+        """Return the tables as they are served, with the mixture; None if the linear model is alone.
+
+        ``fields`` are the names of the numeric columns, and ``dead`` those that are not published.
+        """
+        if not self.members:
+            return None
+        columns, categories = self.cell_columns, self.cell_columns.categories
+        names = {-number: field for field, number in categories.numbers.items()} | dict(enumerate(fields))
+        return Shapes(
+            fields=[names[source] for source in columns.sources],
+            kinds=["category" if source < 0 else "number" for source in columns.sources],
+            edges=columns.edges,
+            categories=columns.bins_of_places(self.places(), FINE),
+            rows=columns.rows_of_bins(FINE),
+            mixture=self.member_shares.copy(),
+            members=[member.as_member(dead) for member in self.members],
+        )
 
     def state(self) -> dict[str, Any]:
         """Return a copy of the state as plain data."""
@@ -206,6 +221,7 @@ class ShapedWeights(ExpertWeights):
         """Take on a :meth:`state`; where it has none of shapes, these begin anew."""
         super().restore(state)
         if (shapes := state.get("shapes")) is None:
+            self._follow_linear()
             return
         self.cell_columns.restore(shapes["columns"])
         columns, count = self.cell_columns, len(shapes["members"])
@@ -217,6 +233,16 @@ class ShapedWeights(ExpertWeights):
             member.restore(own)
         self.member_shares, self._member_totals = shapes["shares"].copy(), shapes["totals"].copy()
 
+    def start_from(self, published: Mapping[str, Any]) -> None:
+        """Take on a published model, whose tables begin anew."""
+        super().start_from(published)
+        self._follow_linear()
+
+    def _follow_linear(self) -> None:
+        """Give the members with tables the statistics of the linear member: they are served with one center each."""
+        for member in self.members:
+            member.standardize_as(self)
+
 
 def _rows_of(rows: ModelRows, steps: RowSteps) -> tuple[ModelRows, RowSteps]:
     """Return the rows from the first to the last that the steps need, and the steps with these rows."""
@@ -225,6 +251,13 @@ def _rows_of(rows: ModelRows, steps: RowSteps) -> tuple[ModelRows, RowSteps]:
     part = slice(int(indptr[0]), int(indptr[-1]))
     own = ModelRows(indptr - indptr[0], rows.indices[part], rows.values[part])
     return own, steps._replace(rows=steps.rows - first)
+
+
+def _some_of(rows: ModelRows, is_kept: Truths) -> ModelRows:
+    """Return the rows with these of their values."""
+    if is_kept.all():
+        return rows
+    return ModelRows(np.append(0, np.cumsum(is_kept))[rows.indptr], rows.indices[is_kept], rows.values[is_kept])
 
 
 def _plain_rows(rows: ModelRows) -> ModelRows:

@@ -7,7 +7,7 @@ way to new ones of columns that matter. ``streamiter.learn.cell_steps`` describe
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, Self
 
 import numpy as np
@@ -17,6 +17,7 @@ from streamiter.learn.cell_columns import LOOKS, CellColumns, Moved
 from streamiter.learn.expert_weights import SHARES_OF_CLASSES, SQUARES_KEPT, ExpertWeights
 from streamiter.learn.labels import LabelKind
 from streamiter.learn.model_rows import ModelRows, RowSteps
+from streamiter.models.shapes import TableMember
 from streamiter.values.numbers import Floats, Indices
 
 PAIRS: Final = 64
@@ -261,7 +262,28 @@ class TableWeights(ExpertWeights):
         super().raise_rates()
         self._cell_sums *= SQUARES_KEPT
 
-    # ---- state
+    # ---- publishing and state
+
+    def as_member(self, dead: Sequence[int]) -> TableMember:
+        """Return the tables as they are served, without slopes of ``dead`` numeric columns."""
+        tables, published = self._tables, self.published()
+        trees = len(self.tree_columns) if len(self._first_of_column) else 0
+        slopes = np.reshape(published["weights"], (-1, self.scores))
+        return TableMember.of_tables(
+            self.published_cells(self._first_of_column, tables.OF_COLUMN),
+            self.published_cells(self._first_of_pair, tables.OF_PAIR),
+            self.published_cells(self._first_of_tree()[:trees], tables.OF_TREE),
+            slopes=np.delete(slopes, dead, axis=0) if len(dead) else slopes,
+            intercept=np.atleast_1d(published["intercept"]),
+            pairs=self.pairs,
+            tree_columns=self.tree_columns[:trees],
+            tree_bins=self.tree_bins[:trees],
+        )
+
+    def standardize_as(self, linear: ExpertWeights) -> None:
+        """Take over the statistics of the numeric columns of another model."""
+        own, others = self._used()[1:], linear._used()[len(linear.places()) + 1 :]
+        self._columns[own, : self._steps.STATISTICS] = linear._columns[others, : self._steps.STATISTICS]
 
     def state(self) -> dict[str, Any]:
         """Return a copy of the state as plain data."""
