@@ -11,17 +11,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, Self
 
 import numpy as np
-import numpy.typing as npt
 
 from streamiter.learn.cell_columns import Categories, CellColumns, next_look
 from streamiter.learn.expert_weights import ExpertWeights
 from streamiter.learn.labels import LabelKind
 from streamiter.learn.model_rows import ASSUMED, CONFIRMED, CORRECTED, ModelRows, RowSteps
 from streamiter.learn.table_weights import TableWeights
-from streamiter.models.shapes import FINE, Shapes
+from streamiter.models.shapes import FINE_BINS, Shapes
+from streamiter.values.field_states import Truths
 from streamiter.values.numbers import Floats
-
-Truths = npt.NDArray[np.bool_]
 
 # The logarithmic loss is 1-mixable. For squared errors in units of the targets' variance, 1/4 is the first guess.
 _MIXTURE_RATE: Final = 1.0
@@ -201,8 +199,8 @@ class ShapedWeights(ExpertWeights):
             fields=[names[source] for source in columns.sources],
             kinds=["category" if source < 0 else "number" for source in columns.sources],
             edges=columns.edges,
-            categories=columns.bins_of_places(self.places(), FINE),
-            rows=columns.rows_of_bins(FINE),
+            categories=columns.bins_of_places(self.places(), FINE_BINS),
+            rows=columns.rows_of_bins(FINE_BINS),
             mixture=self.member_shares.copy(),
             members=[member.as_member(dead) for member in self.members],
         )

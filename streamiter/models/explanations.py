@@ -15,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 
 from streamiter.models.shape_scores import BinnedRows, MemberScores, ShapeScores
-from streamiter.models.shapes import COARSE, FINE, OF_PAIR, coarse_of
+from streamiter.models.shapes import CELLS_OF_PAIR, COARSE_BINS, FINE_BINS, coarse_of
 from streamiter.values.numbers import Floats, Indices
 
 SEVERAL_FIELDS: Final = "(several fields)"
@@ -112,13 +112,15 @@ class _MemberEffects:
         self._above = shares[:, ::-1].cumsum(axis=1)[:, ::-1] - shares
         """(columns, fine bins): the share of the rows above the bin."""
         self.mean = np.zeros(count)
-        self.of_columns = scores.tables[: scores.at_pairs].reshape(-1, FINE, count).copy()
+        self.of_columns = scores.tables[: scores.at_pairs].reshape(-1, FINE_BINS, count).copy()
         """(columns, fine bins, scores): the effects of columns; each has the mean 0."""
-        self.of_pairs = scores.tables[scores.at_pairs : scores.at_trees].reshape(-1, COARSE, COARSE, count).copy()
+        self.of_pairs = (
+            scores.tables[scores.at_pairs : scores.at_trees].reshape(-1, COARSE_BINS, COARSE_BINS, count).copy()
+        )
         """(pairs, coarse bins, coarse bins, scores): what pairs add to the effects of their columns."""
         trees, depth = member.tree_columns.shape
         self._trees = scores.tables[scores.at_trees :].reshape(trees, 2**depth, count)
-        self.coarse = np.add.reduceat(shares, [0, *range(1, FINE, 4)], axis=1)
+        self.coarse = np.add.reduceat(shares, [0, *range(1, FINE_BINS, 4)], axis=1)
         """(columns, coarse bins): the shares of the rows."""
         for pair, (first, second) in enumerate(member.pairs):
             self._split_pair(self.of_pairs[pair], int(first), int(second))
@@ -135,7 +137,7 @@ class _MemberEffects:
         mean = self.coarse[first] @ of_first
         of_second = np.einsum("a,abk->bk", self.coarse[first], table) - mean
         table -= of_first[:, None] + of_second
-        fine = coarse_of(np.arange(FINE))
+        fine = coarse_of(np.arange(FINE_BINS))
         self.of_columns[first] += of_first[fine]
         self.of_columns[second] += of_second[fine]
 
@@ -273,7 +275,7 @@ class ShapeEffects:
         for weight, effects, scores in zip(mixture[1:], self._members, self.scores.members, strict=True):
             for (first, second), table in zip(scores.member.pairs, effects.of_pairs, strict=True):
                 shares = np.outer(effects.coarse[first], effects.coarse[second])
-                strength = weight * _strength(shares.ravel(), table.reshape(OF_PAIR, -1))
+                strength = float(weight) * _strength(shares.ravel(), table.reshape(CELLS_OF_PAIR, -1))
                 names = shapes.fields[first], shapes.fields[second]
                 pairs[names] = pairs.get(names, 0.0) + strength
         columns.sort(key=lambda each: -each.strength)
@@ -283,7 +285,7 @@ class ShapeEffects:
     def _of_slopes(self, column: int) -> Floats:
         """Return what weights of a field of numbers do in the middle of each bin."""
         field = self.scores.shapes.fields[column]
-        nothing = np.zeros((FINE, self._weights.shape[1]))
+        nothing = np.zeros((FINE_BINS, self._weights.shape[1]))
         if field not in self.scores.fields:
             return nothing
         at = self.scores.fields.index(field)
@@ -297,11 +299,11 @@ class ShapeEffects:
 
     def _of_texts(self, column: int) -> Floats:
         """Return what the linear member's weights of texts do: the mean of those that share a bin."""
-        found, counts = np.zeros((FINE, self._weights.shape[1])), np.zeros((FINE, 1))
+        found, counts = np.zeros((FINE_BINS, self._weights.shape[1])), np.zeros((FINE_BINS, 1))
         cells = self.scores.shapes.categories
-        own = np.flatnonzero((cells // FINE == column) & (cells > 0))
-        np.add.at(found, cells[own] % FINE, self._weights[len(self.scores.fields) + own])
-        np.add.at(counts, cells[own] % FINE, 1.0)
+        own = np.flatnonzero((cells // FINE_BINS == column) & (cells > 0))
+        np.add.at(found, cells[own] % FINE_BINS, self._weights[len(self.scores.fields) + own])
+        np.add.at(counts, cells[own] % FINE_BINS, 1.0)
         means: Floats = self.scores.shapes.mixture[0] * found / np.maximum(counts, 1.0)
         return means
 
@@ -323,7 +325,7 @@ class ShapeEffects:
         return ColumnEffect(field, _strength(shares, effects), tuple(bins))
 
     def _texts_of(self, column: int, fine: int) -> str:
-        own = self.scores.places[self.scores.shapes.categories == column * FINE + fine]
+        own = self.scores.places[self.scores.shapes.categories == column * FINE_BINS + fine]
         more = f" and {len(own) - 1:,} more" if len(own) > 1 else ""
         return f"place {own[0]}{more}" if len(own) else "a text"
 

@@ -19,20 +19,20 @@ import numpy.typing as npt
 from streamiter.errors import ModelError, shortened
 from streamiter.values.numbers import Array, Floats, Indices
 
-FINE: Final = 61
+FINE_BINS: Final = 61
 """The number of fine bins of a column."""
 
-COARSE: Final = 16
+COARSE_BINS: Final = 16
 """The number of coarse bins of a column."""
 
-EDGES: Final = 59
+EDGES_OF_COLUMN: Final = 59
 """The number of edges of a column of numbers: it has a fine bin more for values that are there."""
 
-OF_PAIR: Final = COARSE * COARSE
+CELLS_OF_PAIR: Final = COARSE_BINS * COARSE_BINS
 """The number of cells of a pair."""
 
 # A comparison is a bit of a tree's cell, and the cell fits into a byte.
-DEPTH_MAX: Final = 8
+TREE_DEPTH_MAX: Final = 8
 
 NO_EDGE: Final = 1e100
 """An edge that no value is above, as larger numbers count as missing: a column may have less than 59 edges."""
@@ -77,11 +77,11 @@ class TableMember:
         A column has 64 cells of fine bins, then 16 of coarse bins; a pair 256 of coarse bins, then 16 of coarse bins //
         4; a tree ``2**depth``.
         """
-        scores, fine = len(intercept), np.arange(FINE)
-        first, second = np.divmod(np.arange(OF_PAIR), COARSE)
+        scores, fine = len(intercept), np.arange(FINE_BINS)
+        first, second = np.divmod(np.arange(CELLS_OF_PAIR), COARSE_BINS)
         tables = (
             of_columns[:, fine] + of_columns[:, 64 + coarse_of(fine)],
-            of_pairs[:, :OF_PAIR] + of_pairs[:, OF_PAIR + first // 4 * 4 + second // 4],
+            of_pairs[:, :CELLS_OF_PAIR] + of_pairs[:, CELLS_OF_PAIR + first // 4 * 4 + second // 4],
             of_trees,
         )
         return TableMember(
@@ -175,9 +175,9 @@ class _Reading:
         shapes = Shapes(
             fields=fields,
             kinds=kinds,  # type: ignore[arg-type]
-            edges=self._floats("edges", (columns, EDGES)),
-            categories=self._indices("categories", (places,), columns * FINE),
-            rows=self._floats("rows", (columns, FINE)).astype(np.float32),
+            edges=self._floats("edges", (columns, EDGES_OF_COLUMN)),
+            categories=self._indices("categories", (places,), columns * FINE_BINS),
+            rows=self._floats("rows", (columns, FINE_BINS)).astype(np.float32),
             mixture=self._floats("mixture", (1 + len(members),)),
             members=members,
         )
@@ -192,16 +192,16 @@ class _Reading:
         pairs = inner._indices("pairs", (None, 2), columns)
         tree_columns = inner._indices("tree_columns", (None, None), columns)
         trees, depth = tree_columns.shape
-        if depth > DEPTH_MAX:
-            raise self._wrong("tree_columns", f"at most {DEPTH_MAX} columns of a tree", depth)
-        cells = columns * FINE + len(pairs) * OF_PAIR + trees * 2**depth
+        if depth > TREE_DEPTH_MAX:
+            raise self._wrong("tree_columns", f"at most {TREE_DEPTH_MAX} columns of a tree", depth)
+        cells = columns * FINE_BINS + len(pairs) * CELLS_OF_PAIR + trees * 2**depth
         return TableMember(
             inner._floats("tables", (cells, self._scores)).astype(np.float32),
             inner._floats("slopes", (self._fields, self._scores)),
             inner._floats("intercept", (self._scores,)),
             pairs,
             tree_columns,
-            inner._indices("tree_bins", (trees, depth), FINE),
+            inner._indices("tree_bins", (trees, depth), FINE_BINS),
         )
 
     def _names(self, name: str) -> list[str]:
