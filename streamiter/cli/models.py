@@ -32,7 +32,7 @@ from streamiter.models import (
     roll_back,
 )
 from streamiter.models.documents import SHAPES
-from streamiter.models.explanations import Effects
+from streamiter.models.explanations import EFFECT_OF, Effects
 from streamiter.models.update import NO_RANK, shown_rank
 from streamiter.models.versions import last_updates
 from streamiter.topics import Topic
@@ -105,7 +105,7 @@ def _line(update: ModelUpdate) -> str:
     parts = [f"{update.model} {shown_rank(update.rank)}"]
     if update.records is not None:
         parts.append(f"records {update.records:,}")
-    parts += [f"{name} {value:.4f}" for name, value in update.metrics.items()]
+    parts += [f"{name} {value:.4f}" for name, value in update.metrics.items() if not name.startswith(EFFECT_OF)]
     parts += [] if update.rollback_to is None else [f"rollback to {shown_rank(update.rollback_to)}"]
     return "  ".join([*parts, f"age {_duration(update.age_s(SystemClock()))}"])
 
@@ -306,7 +306,7 @@ def _fields(update: ModelUpdate) -> list[tuple[str, str]]:
         fields.append(("rollback to", shown_rank(update.rollback_to)))
     if update.records is not None:
         fields.append(("records", f"{update.records:,}"))
-    fields += [(name, f"{value:.6g}") for name, value in update.metrics.items()]
+    fields += [(name, f"{value:.6g}") for name, value in update.metrics.items() if not name.startswith(EFFECT_OF)]
     parameters = update.parameters if isinstance(update.parameters, dict) else {"parameters": update.parameters}
     fields += [(name, _described(value)) for name, value in parameters.items() if name != SHAPES]
     return fields + (_effects(LinearPredictor(parameters).effects) if SHAPES in parameters else [])
@@ -322,10 +322,8 @@ def _effects(effects: Effects | None) -> list[tuple[str, str]]:
             numbers = [each.effect[0] for each in column.bins]
             ends = f"{numbers[0]:.4g} ({column.bins[0].name}) to {numbers[-1]:.4g} ({column.bins[-1].name})"
             course = f"  {_course(numbers)}  {ends}"
-        lines.append((f"effect of {column.field}", f"{column.strength:.4g}{course}"))
-    return lines + [
-        (f"effect of {' × '.join(each.fields)}", f"{each.strength:.4g}") for each in effects.pairs[:_EFFECTS]
-    ]
+        lines.append((f"{EFFECT_OF}{column.field}", f"{column.strength:.4g}{course}"))
+    return lines + [(EFFECT_OF + " × ".join(each.fields), f"{each.strength:.4g}") for each in effects.pairs[:_EFFECTS]]
 
 
 def _course(numbers: Sequence[float]) -> str:

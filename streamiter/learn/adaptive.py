@@ -264,7 +264,7 @@ class AdaptiveLinearModel(DeclaredState, Savable):
     @property
     def effects(self) -> Effects | None:
         """What the columns and pairs of a model that sees shapes do to its scores; None for a linear model."""
-        return LinearPredictor(self.parameters(state=False), _NAME).effects
+        return LinearPredictor(self.parameters(state=False), _NAME).effects if self.shapes else None
 
     def explain(self, features: AnyFeatures) -> Explanation:
         """Return the score of each row as the sum of the parts of its fields, see ``LinearPredictor.explain``."""

@@ -21,6 +21,9 @@ from streamiter.values.numbers import Floats, Indices
 SEVERAL_FIELDS: Final = "(several fields)"
 """The name of the part that trees have beyond the effects of single fields."""
 
+EFFECT_OF: Final = "effect of "
+"""The beginning of the names of metrics that say how much a column or a pair matters."""
+
 # The logarithms of probabilities beyond these would be infinite.
 _TINY: Final = 1e-300
 _ONE_LESS: Final = 1e-14

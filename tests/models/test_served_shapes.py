@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from models.shape_cases import BITS, ROWS, linear_part, of_reference, random_shapes, reference, shaped
 
-from streamiter.learn import AdaptiveLinearModel
+from streamiter import Flow
+from streamiter.learn import AdaptiveLinearModel, train_online
 from streamiter.models import LinearPredictor
 from streamiter.values.named_rows import place_of_text
 
@@ -195,3 +196,22 @@ def test_what_is_served_is_the_prediction_of_the_learner(kind: str) -> None:
     assert effects is not None
     assert effects.columns[0].field in ("sky", "km")
     assert {each.name for each in effects.columns[0].bins} >= {"missing"}
+
+
+def test_a_version_says_which_fields_matter() -> None:
+    """To see that a field had lost its effect, somebody had to compare all tables of two versions."""
+    flow = Flow("trips")
+    records = [{**row, "late": (row["km"] or 0.0) > 500.0} for row in trips(1_000, 3)]
+    trained = train_online(
+        flow.from_items(records),
+        label="late",
+        model=lambda: AdaptiveLinearModel(shapes=True),
+        mini_batch=100,
+        publish_every=2,
+    )
+    models = trained.models.collect()
+    flow.run()
+    metrics = models.items[-1].metrics
+    assert metrics["effect of km"] > 3 * metrics["effect of at[month]"]
+    assert len([name for name in metrics if name.startswith("effect of ") and " × " in name]) == 4
+    assert metrics.keys() == models.items[-2].metrics.keys()
