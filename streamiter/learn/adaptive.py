@@ -99,6 +99,13 @@ class AdaptiveLinearModel(DeclaredState, Savable):
 
     ``rates`` are up to three learning rates of AdaGrad; None: three of AdaGrad and three constant ones.
 
+    ``shapes``: the model also has tables, of bins of each column, of pairs of columns, and of random trees, so that it
+    learns effects that are not linear and that depend on each other. Its prediction is a mixture of the predictions of
+    the linear model and of two models with tables, weighted by their losses so far; it is hardly worse than the best of
+    them. Tables have at most 128 columns: numbers, truth values, times, and texts that are no lists. ``SparseRows``,
+    and other losses than the squared one, have the linear model alone, as all models with ``shapes=False``, which are
+    some ten times as fast.
+
     ``loss`` says what is predicted of numbers: the mean ("squared", the default), the median ("absolute"), the number
     that the share ``quantile`` of all labels is below ("quantile"), the mean hardly moved by outliers ("huber"), or the
     mean of counts, as an exponential of the sum of all effects ("poisson", for labels of 0 or more).
@@ -125,7 +132,7 @@ class AdaptiveLinearModel(DeclaredState, Savable):
     """How labels are read."""
     fields: KnownFields = declared(form=NESTED)
     """The fields that the model knows, and what each is."""
-    _categories: Categories = declared(form=NESTED)
+    _categories: Categories = declared(made=Categories, form=NESTED)
     """The bins of texts."""
     _crosses: CrossStatistics = declared(form=NESTED)
     _first_rows: FirstRows | None = declared(
@@ -160,7 +167,6 @@ class AdaptiveLinearModel(DeclaredState, Savable):
             raise ConfigurationError(f"{_NAME}(shapes=): expected True or False, given {shapes!r}")
         self.shapes = shapes
         """Whether the model sees shapes, as far as its features and its loss allow."""
-        self._categories = Categories()
         self._loss = checked_loss(_NAME, loss, quantile)
         if loss is not None and (task not in (None, "regression") or classes is not None or positive is not None):
             raise ConfigurationError(
@@ -593,7 +599,9 @@ class AdaptiveLinearModel(DeclaredState, Savable):
         crosses = [(first, second) for first, second in state["crosses"]["crosses"]]
         if not self._keeps or (state["bits"], crosses) == (self.bits, list(self._crosses.crosses)):
             self.restore(state)
-            return None
+            weights = state["weights"]
+            # Questions that wait have scores of other members.
+            return None if weights is None or ("shapes" in weights) == self._sees_shapes else lambda index: index
         earlier = self._earlier(state)
         if earlier._weights is not None:
             self.start_from(earlier.parameters())
@@ -624,7 +632,7 @@ class AdaptiveLinearModel(DeclaredState, Savable):
                 f"{_NAME}.restore: expected the state of a model with the same settings, given another one: "
                 f"{', '.join(changed)}; make the model with these settings"
             )
-        super().restore(state)
+        super().restore({"categories": Categories().state(), **state})
         stored = state["weights"]
         self._weights = None
         if stored is not None:

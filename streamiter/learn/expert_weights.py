@@ -108,10 +108,13 @@ def fitted(
             "places": places[of_places],
             "columns": weights["columns"][np.concatenate([of_places, [True], all_kept])],
         }
+        weights.pop("shapes", None)  # Tables begin anew.
         made_crosses = {"crosses": [list(cross) for cross in crosses], "columns": statistics}
         known = {**state["fields"], "fields": all_fields}
         state = {**state, "fields": known, "bits": bits, "crosses": made_crosses, "weights": weights}
         state["first rows"] = None  # They have the earlier columns.
+        if not has_places:
+            state.pop("categories", None)
     told = f"kept {len(fields):,} fields and {np.count_nonzero(of_places):,} of {len(places):,} weights of texts"
     lost = [f"the weights of the crosses {', '.join(gone)}"] if gone else []
     if not has_places:

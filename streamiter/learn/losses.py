@@ -21,7 +21,7 @@ from streamiter.values.numbers import Floats
 
 # The loss of a wrong probability of 0 or 1 would be infinite. scikit-learn clipped at 1e-15 for a long time; 1e-15 is
 # the smallest round number p for which 1 − p differs from 1.
-LIKELIHOOD_MIN: Final = 1e-15
+PROBABILITY_FLOOR: Final = 1e-15
 
 # exp(709.8) overflows; from 700 on a probability is 1e-304 either way.
 _EXPONENT_MAX: Final = 700.0
@@ -248,7 +248,7 @@ class LogLoss(LinearLoss):
         return 1.0 / (1.0 + float(np.exp(min(-margin, _EXPONENT_MAX))))
 
     def values(self, predictions: Floats, targets: Floats) -> Floats:
-        clipped = np.clip(predictions, LIKELIHOOD_MIN, 1.0 - LIKELIHOOD_MIN)
+        clipped = np.clip(predictions, PROBABILITY_FLOOR, 1.0 - PROBABILITY_FLOOR)
         return -(targets * np.log(clipped) + (1.0 - targets) * np.log1p(-clipped))
 
     def total(self, predictions: Floats, targets: Floats, weights: Floats | None = None) -> float:
@@ -256,13 +256,13 @@ class LogLoss(LinearLoss):
         chances = np.subtract(1.0, targets)
         chances -= predictions
         np.abs(chances, out=chances)
-        np.maximum(chances, LIKELIHOOD_MIN, out=chances)
+        np.maximum(chances, PROBABILITY_FLOOR, out=chances)
         np.log(chances, out=chances)
         return -float(chances.sum() if weights is None else chances @ weights)
 
     def generated(self, targets: Floats) -> Floats:
         against = 1.0 - targets
-        least = LIKELIHOOD_MIN
+        least = PROBABILITY_FLOOR
         return targets * np.log(np.maximum(targets, least)) + against * np.log(np.maximum(against, least))
 
     def check_targets(self, owner: str, targets: Floats) -> None:

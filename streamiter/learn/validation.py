@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from streamiter.errors import ConfigurationError, ModelError, OtherModel
 from streamiter.learn.losses import (
-    LIKELIHOOD_MIN,
+    PROBABILITY_FLOOR,
     LinearLoss,
     LogLoss,
     PlainLoss,
@@ -275,7 +275,7 @@ class ProgressiveValidation(DeclaredState, Savable):
         predictions, targets, _, _ = rows
         if self.kind != "classification":
             return self.loss.values(predictions, np.ones_like(targets) if self.kind == "classes" else targets), targets
-        clipped = np.clip(predictions, LIKELIHOOD_MIN, 1.0 - LIKELIHOOD_MIN)
+        clipped = np.clip(predictions, PROBABILITY_FLOOR, 1.0 - PROBABILITY_FLOOR)
         logs, logs_against = np.log(clipped), np.log1p(-clipped)
         return -(targets * logs + (1.0 - targets) * logs_against), logs - logs_against
 
