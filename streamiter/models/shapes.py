@@ -170,7 +170,7 @@ class _Reading:
         columns = len(fields)
         given = self._given.get("members")
         if not isinstance(given, list) or not given:
-            raise self._wrong("members", "a list of members", given)
+            raise self._wrong("members", "a list of members", shortened(given))
         members = [self._member(each, columns) for each in given]
         shapes = Shapes(
             fields=fields,
@@ -182,9 +182,9 @@ class _Reading:
             members=members,
         )
         if len(kinds) != columns:
-            raise self._wrong("kinds", "one for each column", kinds)
+            raise self._wrong("kinds", "one for each column", shortened(kinds))
         if (shapes.edges[:, 1:] < shapes.edges[:, :-1]).any():
-            raise self._wrong("edges", "numbers in ascending order", shapes.edges.tolist())
+            raise self._wrong("edges", "numbers in ascending order", "others")
         return shapes
 
     def _member(self, given: object, columns: int) -> TableMember:
@@ -193,7 +193,7 @@ class _Reading:
         tree_columns = inner._indices("tree_columns", (None, None), columns)
         trees, depth = tree_columns.shape
         if depth > TREE_DEPTH_MAX:
-            raise self._wrong("tree_columns", f"at most {TREE_DEPTH_MAX} columns of a tree", depth)
+            raise self._wrong("tree_columns", f"at most {TREE_DEPTH_MAX} columns of a tree", str(depth))
         cells = columns * FINE_BINS + len(pairs) * CELLS_OF_PAIR + trees * 2**depth
         return TableMember(
             inner._floats("tables", (cells, self._scores)).astype(np.float32),
@@ -207,7 +207,7 @@ class _Reading:
     def _names(self, name: str) -> list[str]:
         value = self._given.get(name)
         if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
-            raise self._wrong(name, "a list of texts", value)
+            raise self._wrong(name, "a list of texts", shortened(value))
         return value
 
     def _floats(self, name: str, shape: tuple[int | None, ...]) -> Floats:
@@ -223,8 +223,8 @@ class _Reading:
             raise self._wrong(name, f"whole numbers from 0 to {stop - 1}", shortened(found.tolist()))
         return found.astype(np.intp)
 
-    def _wrong(self, name: str, expected: str, given: object) -> ModelError:
+    def _wrong(self, name: str, expected: str, given: str) -> ModelError:
         return ModelError(
-            f"{self._subject}: shapes: expected {name!r} as {expected}, given {shortened(given)}; publish the "
+            f"{self._subject}: shapes: expected {name!r} as {expected}, given {given}; publish the "
             "parameters of a learner as they are"
         )
