@@ -509,7 +509,7 @@ class AdaptiveLinearModel(DeclaredState, Savable):
         }
         dead = self.fields.dead_columns()
         if isinstance(self._weights, ShapedWeights):
-            shapes = self._weights.shapes(list(self.fields.columns), dead)
+            shapes = self._weights.shapes(list(self.fields.columns), dead, published["places"])
             published |= {} if shapes is None else {"shapes": shapes.published()}
         if dead:
             published |= {name: np.delete(published[name], dead, axis=0) for name in ("weights", "center", "limit")}
