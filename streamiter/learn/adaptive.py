@@ -158,7 +158,7 @@ class AdaptiveLinearModel(DeclaredState, Savable):
         other_settings: Literal["refuse", "keep"] = "refuse",
         loss: LossName | None = None,
         quantile: float | None = None,
-        shapes: bool = False,
+        shapes: bool = True,
     ) -> None:
         if other_settings not in ("refuse", "keep"):
             raise ConfigurationError(f'{_NAME}(other_settings=): expected "refuse" or "keep", given {other_settings!r}')

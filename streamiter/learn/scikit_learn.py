@@ -58,7 +58,7 @@ class _OnlineEstimator(BaseEstimator):  # type: ignore[misc]
         bits: int = _BITS,
         kinds: Mapping[str, Kind] | None = None,
         time_zone: str | None = None,
-        shapes: bool = False,
+        shapes: bool = True,
     ) -> None:
         self.crosses = crosses
         self.rates = rates
@@ -213,7 +213,7 @@ class OnlineRegressor(RegressorMixin, _OnlineEstimator):  # type: ignore[misc]
         bits: int = _BITS,
         kinds: Mapping[str, Kind] | None = None,
         time_zone: str | None = None,
-        shapes: bool = False,
+        shapes: bool = True,
     ) -> None:
         super().__init__(crosses=crosses, rates=rates, bits=bits, kinds=kinds, time_zone=time_zone, shapes=shapes)
         self.loss = loss

@@ -122,6 +122,11 @@ class TableWeights(ExpertWeights):
             self._place_trees(slice(None))
             self._reset(0, len(self.tree_columns) * self._tables.OF_TREE)
 
+    def _by_cell(self) -> tuple[npt.NDArray[np.float32], Floats]:
+        """Return weights and sums of squared gradients by cell, score and expert; they share the memory."""
+        shape = self._cells, self.scores
+        return self._cell_weights.reshape(*shape, len(self.rates)), self._cell_sums.reshape(*shape, self._adaptive)
+
     def _place_trees(self, which: slice | Indices) -> None:
         used = self._tables.SPLIT * np.maximum(self._cell_columns.used[self.tree_columns[which]] - 1, 1)
         self.tree_bins[which] = 1 + self._drawn[which] % used
@@ -156,13 +161,13 @@ class TableWeights(ExpertWeights):
             rows, columns = moved.get(one, same)[1], moved.get(other, same)[1]
             cells = rows[:, None] * tables.COARSE + columns
             source[first : first + tables.COARSE * tables.COARSE] = first + cells.ravel()
-        self._cell_weights = self._cell_weights.reshape(self._cells, -1)[source].ravel()
-        self._cell_sums = self._cell_sums.reshape(self._cells, -1)[source].ravel()
+        weights, sums = self._by_cell()
+        self._cell_weights, self._cell_sums = weights[source].ravel(), sums[source].ravel()
 
     def published_cells(self, firsts: npt.NDArray[np.int32], count: int) -> Floats:
         """Return the weights of tables of so many cells, as the experts make them together: by table, cell, score."""
         cells = firsts[:, None].astype(np.intp) + np.arange(count)
-        of_experts = self._cell_weights.reshape(self._cells, self.scores, len(self.rates))[cells].astype(np.float64)
+        of_experts = self._by_cell()[0][cells].astype(np.float64)
         mixed: Floats = of_experts @ self.mixture
         return mixed
 
@@ -174,7 +179,7 @@ class TableWeights(ExpertWeights):
         weights = self.published_cells(firsts, count)
         cells = firsts[:, None].astype(np.intp) + np.arange(count)
         middle = min(1, self._adaptive - 1)
-        learned = self._cell_sums.reshape(self._cells, self.scores, self._adaptive)[cells][..., middle]
+        learned = self._by_cell()[1][cells][..., middle]
         shares = learned / np.maximum(learned.sum(axis=1, keepdims=True), 1e-300)
         mean = (shares * weights).sum(axis=1, keepdims=True)
         use: Floats = (shares * (weights - mean) ** 2).sum(axis=(1, 2))
@@ -237,8 +242,7 @@ class TableWeights(ExpertWeights):
 
     def split_last_score(self) -> None:
         """Add a score that begins with the weights of the last score."""
-        of_weights = self._cell_weights.reshape(self._cells, self.scores, len(self.rates))
-        of_sums = self._cell_sums.reshape(self._cells, self.scores, self._adaptive)
+        of_weights, of_sums = self._by_cell()
         super().split_last_score()
         self._cell_weights = np.concatenate([of_weights, of_weights[:, -1:]], axis=1).ravel()
         self._cell_sums = np.concatenate([of_sums, of_sums[:, -1:]], axis=1).ravel()
@@ -247,12 +251,10 @@ class TableWeights(ExpertWeights):
         """Return the weights of two classes and of a class that has not come, see ``ExpertWeights.as_classes``."""
         classes = super().as_classes(rows)
         classes._restore_tables(self._tables_state())
-        of_weights = self._cell_weights.reshape(self._cells, 1, len(self.rates))
+        weights, sums = self._by_cell()
         shares = np.array(SHARES_OF_CLASSES, np.float32)[:, None]
-        classes._cell_weights = (of_weights * shares).ravel()
-        classes._cell_sums = np.repeat(
-            self._cell_sums.reshape(self._cells, 1, self._adaptive), len(shares), axis=1
-        ).ravel()
+        classes._cell_weights = (weights * shares).ravel()
+        classes._cell_sums = np.repeat(sums, len(shares), axis=1).ravel()
         return classes
 
     def _of_classes(self) -> Self:
