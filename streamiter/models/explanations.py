@@ -319,9 +319,10 @@ class ShapeEffects:
         slope = self.scores.shapes.mixture[0] * self._weights[at]
         for weight, each in zip(self.scores.shapes.mixture[1:], self.scores.members, strict=True):
             slope = slope + weight * each.member.slopes[at]
-        low, high = self._ends(column)
-        middles = np.where(np.isinf(low), high, np.where(np.isinf(high), low, low / 2 + high / 2))
-        nothing[1:] = self.scores.distance(at, np.where(np.isinf(middles), 0.0, middles))[:, None] * slope
+        ends = np.stack(self._ends(column))
+        known = np.isfinite(ends)
+        middles = np.where(known, ends, 0.0).sum(axis=0) / np.maximum(known.sum(axis=0), 1)
+        nothing[1:] = self.scores.distance(at, middles)[:, None] * slope
         return nothing
 
     def _of_texts(self, column: int) -> Floats:

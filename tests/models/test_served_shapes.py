@@ -203,11 +203,7 @@ def test_a_version_says_which_fields_matter() -> None:
     flow = Flow("trips")
     records = [{**row, "late": (row["km"] or 0.0) > 500.0} for row in trips(1_000, 3)]
     trained = train_online(
-        flow.from_items(records),
-        label="late",
-        model=lambda: AdaptiveLinearModel(shapes=True),
-        mini_batch=100,
-        publish_every=2,
+        flow.from_items(records), label="late", model=lambda: AdaptiveLinearModel(shapes=True), publish_every_s=0.001
     )
     models = trained.models.collect()
     flow.run()
