@@ -310,7 +310,9 @@ class AdaptiveLinearModel(DeclaredState, Savable):
                 if isinstance(self._weights, ShapedWeights):
                     self._weights.left_out = self._numbers_of_crosses()
             if self._sees_shapes:
-                self._categories.learn(plain, self._hashed, self.fields.texts, self.fields.places_of_parts)
+                crosses = set(named.text_fields).difference(plain.text_fields)
+                parts = self.fields.places_of_parts
+                self._categories.learn(named, self._hashed, self.fields.texts, crosses, parts)
         return self._by_column(named)
 
     def step(self, rows: ModelRows, steps: RowSteps, labels: Labels, asked: AskedScores | None = None) -> Floats:

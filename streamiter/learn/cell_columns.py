@@ -7,13 +7,15 @@ which its texts come; the parts of a time have theirs in the order of time.
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Container, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from streamiter.learn.model_rows import ModelRows
+from streamiter.models.shapes import FINE as SERVED_FINE
+from streamiter.models.shapes import NO_EDGE, Shapes
 from streamiter.values.field_kinds import HUGE
 from streamiter.values.named_rows import ABSENT, NamedRows
 from streamiter.values.numbers import Floats, Indices
@@ -24,6 +26,7 @@ LOOKS: Final = (64, 256, 1024, 4096)
 """The numbers of rows after which edges are placed and weak tables replaced: these, then each 4,096."""
 _CROWDED: Final = 0.25
 _CROWDED_BY_ITS_COMMONEST: Final = 1.5
+_NO_BIN: Final = -1
 COLUMNS_MAX: Final = 128
 """At most this many columns have tables, so that their memory and the time of a row are bounded."""
 
@@ -49,58 +52,78 @@ class Categories:
         self._closed: set[str] = set()
         """The fields that have had a list of texts."""
         self.bin_of_place: npt.NDArray[np.int32] = np.zeros(0, np.int32)
-        """For each hashed column ``FINE`` times the number of its category, plus the fine bin; 0 without a bin."""
+        """For each hashed column ``FINE`` times the number of its category, plus the fine bin; -1 without a bin, and 0
+        as long as no row has had it."""
 
     def learn(
-        self, named: NamedRows, hashed: int, texts: Container[str], parts_of_times: Mapping[str, Indices]
+        self,
+        named: NamedRows,
+        hashed: int,
+        texts: Container[str],
+        crosses: Container[str],
+        parts_of_times: Mapping[str, Indices],
     ) -> None:
         """Give bins to texts that come for the first time, in the order of the rows.
 
-        ``parts_of_times`` has by field the places of all of its values, in their order.
+        Each place belongs to the first value that has it, which may be a value without a bin; so no later row changes
+        the bins of this one. ``parts_of_times`` has by field the places of all of its values, in their order.
         """
-        fields = named.text_fields
-        for position, field in enumerate(fields):
-            if field in self._closed or field not in texts or fields.index(field) != position:
-                continue
-            if field not in self.numbers and len(self.numbers) == COLUMNS_MAX:
-                continue
+        fields, count = named.text_fields, len(named)
+        of_field = {field: position for position, field in reversed(list(enumerate(fields))) if field not in crosses}
+        order = [of_field[field] for field in sorted(of_field, key=lambda field: (len(field), field)) if field in texts]
+        categories = [fields[position] for position in order]
+        others = [each for each in range(named.places.shape[1]) if each >= len(fields) or fields[each] in texts]
+        order += [each for each in others if each not in order]
+        lists = self._first_lists(named, of_field)
+        if order:
             if not len(self.bin_of_place):
                 self.bin_of_place = np.zeros(hashed, np.int32)
-            own = named.places[:, position]
-            for other in range(position + 1, len(fields)):
-                if fields[other] == field and (is_list := named.places[:, other] != ABSENT).any():
-                    own = own[: min(len(own), int(is_list.argmax()))]
-                    self._closed.add(field)
-            own = own[own != ABSENT]
-            new = own[self.bin_of_place[own] == 0]
-            if len(new) and field in parts_of_times:
-                self._add_in_order(field, parts_of_times[field])
-            elif len(new):
-                self._add(field, new)
+            places = named.places[:, order]
+            rows, columns = np.nonzero((places != ABSENT) & (self.bin_of_place[places] == 0))
+            new = places[rows, columns]
+            for at in np.sort(np.unique(new, return_index=True)[1]).tolist():
+                field = categories[columns[at]] if columns[at] < len(categories) else None
+                if self.bin_of_place[new[at]]:
+                    continue  # It is a part of a time.
+                if field is None or field in self._closed or rows[at] >= lists.get(field, count):
+                    self.bin_of_place[new[at]] = _NO_BIN
+                else:
+                    self._add(field, int(new[at]), parts_of_times)
+        self._closed |= lists.keys()
 
-    def _add(self, field: str, places: Indices) -> None:
+    @staticmethod
+    def _first_lists(named: NamedRows, of_field: Mapping[str, int]) -> dict[str, int]:
+        """Return for each field with a list of texts the first row that has one."""
+        found: dict[str, int] = {}
+        for position, field in enumerate(named.text_fields):
+            if field in of_field and position != of_field[field]:
+                is_list = named.places[:, position] != ABSENT
+                if is_list.any():
+                    found[field] = min(int(is_list.argmax()), found.get(field, len(named)))
+        return found
+
+    def _add(self, field: str, place: int, parts_of_times: Mapping[str, Indices]) -> None:
         from streamiter.learn.cell_steps import BINS, FINE, SPLIT
 
+        if field not in self.numbers and len(self.numbers) == COLUMNS_MAX:
+            self.bin_of_place[place] = _NO_BIN
+            return
         number = self.numbers.setdefault(field, len(self.numbers) + 1)
-        for place in dict.fromkeys(places.tolist()):
-            text = self._counts.get(field, 0)
-            self._counts[field] = text + 1
-            coarse, fine = text % (BINS // SPLIT), text % BINS // (BINS // SPLIT)
-            self.bin_of_place[place] = FINE * number + 1 + SPLIT * coarse + fine
-
-    def _add_in_order(self, field: str, places: Indices) -> None:
-        from streamiter.learn.cell_steps import BINS, FINE
-
-        number = self.numbers.setdefault(field, len(self.numbers) + 1)
-        self._counts[field] = len(places)
-        self.bin_of_place[places] = FINE * number + 1 + np.arange(len(places)) * BINS // len(places)
+        if (parts := parts_of_times.get(field)) is not None:
+            bins = FINE * number + 1 + np.arange(len(parts)) * BINS // len(parts)
+            self.bin_of_place[parts] = np.where(self.bin_of_place[parts] == 0, bins, self.bin_of_place[parts])
+            return
+        text = self._counts.get(field, 0)
+        self._counts[field] = text + 1
+        coarse, fine = text % (BINS // SPLIT), text % BINS // (BINS // SPLIT)
+        self.bin_of_place[place] = FINE * number + 1 + SPLIT * coarse + fine
 
     def state(self) -> dict[str, Any]:
         """Return a copy as plain data."""
         places = np.flatnonzero(self.bin_of_place)
         return {
             "fields": list(self.numbers),
-            "counts": [self._counts[field] for field in self.numbers],
+            "counts": [self._counts.get(field, 0) for field in self.numbers],
             "closed": sorted(self._closed),
             "hashed": len(self.bin_of_place),
             "places": places,
@@ -172,7 +195,7 @@ class CellColumns:
         of_numbers = indices[indices > hashed] - hashed - 1
         new = sorted({number for number in of_numbers.tolist() if self._column_of_number[number] < 0})
         if len(bins := self.categories.bin_of_place):
-            numbers = {int(bins[place]) // self.steps.FINE for place in indices[indices < hashed].tolist()}
+            numbers = {max(int(bins[place]), 0) // self.steps.FINE for place in indices[indices < hashed].tolist()}
             own = sorted((field, -number) for field, number in self.categories.numbers.items() if number in numbers)
             new += [source for _, source in own if self._column_of_category[-source] < 0]
         new = new[: COLUMNS_MAX - len(self.sources)]
@@ -225,7 +248,8 @@ class CellColumns:
         """Return for each of these hashed columns ``fine`` times its column, plus its fine bin; 0 if it has none."""
         if not len(self.categories.bin_of_place):
             return np.zeros(len(places), np.intp)
-        category, bins = np.divmod(self.categories.bin_of_place[places].astype(np.intp), self.steps.FINE)
+        found = np.maximum(self.categories.bin_of_place[places].astype(np.intp), 0)
+        category, bins = np.divmod(found, self.steps.FINE)
         column = np.where(category > 0, self._column_of_category[category], -1)
         return np.where(column >= 0, fine * column + bins, 0)
 
@@ -273,6 +297,30 @@ class CellColumns:
         return Moved(column, fine, coarse)
 
     # ---- state
+
+    def start_from(self, shapes: Shapes, fields: Sequence[str], places: Indices, hashed: int) -> None:
+        """Take on the columns of a published model, whose linear member has these fields and places.
+
+        Its edges stay where they are until too many rows share a bin.
+        """
+        categories: list[str] = []
+        counts, found = [], np.zeros(len(places), np.int32)
+        column_of, bins = np.divmod(shapes.categories, SERVED_FINE)
+        for column, (name, kind) in enumerate(zip(shapes.fields, shapes.kinds, strict=True)):
+            is_number = kind == "number" and name in fields
+            if not is_number:
+                own = (shapes.categories > 0) & (column_of == column)
+                found[own] = self.steps.FINE * (len(categories) + 1) + bins[own]
+                categories.append(name if kind == "category" else f"{name} as numbers before")
+                counts.append(int(own.sum()))
+            self._add(fields.index(name) if is_number else -len(categories))
+        known = {"fields": categories, "counts": counts, "closed": [], "hashed": hashed, "places": places}
+        self.categories.restore({**known, "bins": found})
+        self.rows = LOOKS[-1]
+        self.edges[:] = np.where(shapes.edges >= NO_EDGE, np.inf, shapes.edges)
+        self._is_placed[:] = True
+        coarse = shapes.rows[:, 1:].reshape(len(self.sources), -1, self.steps.SPLIT).any(axis=2)
+        self.used[:] = np.maximum(coarse.sum(axis=1), 2)
 
     def state(self) -> dict[str, Any]:
         """Return a copy as plain data."""

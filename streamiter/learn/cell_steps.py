@@ -102,7 +102,7 @@ def first_new_column(
             if index > hashed:
                 if column_of_number[index - hashed - 1] < 0 and abs(values[at]) <= HUGE:
                     return position
-            elif index < len(bin_of_place) and column_of_category[bin_of_place[index] // FINE] < 0:
+            elif index < len(bin_of_place) and column_of_category[max(bin_of_place[index], 0) // FINE] < 0:
                 return position
     return len(rows)
 

@@ -30,6 +30,9 @@ _PROBABILITY_MIN: Final = 1e-300
 SHARES_OF_CLASSES: Final = (-0.5, 0.5, 0.0)
 """Of the score of two labels, the shares that their classes have, and a class that has not come."""
 
+# A published model does not say how many rows it has learned from; it counts as this many, and is soon corrected.
+ROWS_OF_A_START: Final = 30.0
+
 # The first columns have room without a copy of the state.
 _SPARE_SLOTS: Final = 16
 # More numeric columns than this are rare, and make a copy of the slots of all hashed columns.
@@ -92,6 +95,14 @@ def fitted(
     made = {name: value for name, value in given.items() if name not in ("crosses", "cross_mean", "cross_deviation")}
     made |= {name: np.asarray(given[name])[columns] for name in ("weights", "center", "limit")}
     made |= {"fields": fields, "places": places[of_places], "bits": bits}
+    if (shapes := given.get("shapes")) is not None:
+        members = [member | {"slopes": np.asarray(member["slopes"])[kept]} for member in shapes["members"]]
+        names = [
+            _before_other_bits(name) if kind == "category" and not has_places else name
+            for name, kind in zip(shapes["fields"], shapes["kinds"], strict=True)
+        ]
+        categories = np.asarray(shapes["categories"])[of_places]
+        made["shapes"] = {**shapes, "members": members, "fields": names, "categories": categories}
     if crosses:
         earlier = np.column_stack([given["cross_mean"], given["cross_deviation"]] if before else [[], []])
         scales = np.column_stack([given["center"], np.asarray(given["limit"]) / CLIP])[: len(kept)]
@@ -108,18 +119,37 @@ def fitted(
             "places": places[of_places],
             "columns": weights["columns"][np.concatenate([of_places, [True], all_kept])],
         }
-        weights.pop("shapes", None)  # Tables begin anew.
+        if (shapes := weights.get("shapes")) is not None:
+            weights["shapes"] = _of_kept_numbers(shapes, all_kept)
         made_crosses = {"crosses": [list(cross) for cross in crosses], "columns": statistics}
         known = {**state["fields"], "fields": all_fields}
         state = {**state, "fields": known, "bits": bits, "crosses": made_crosses, "weights": weights}
         state["first rows"] = None  # They have the earlier columns.
         if not has_places:
-            state.pop("categories", None)
+            names = list(map(_before_other_bits, state["categories"]["fields"]))
+            nothing = {"counts": [0] * len(names), "hashed": 0, "places": [], "bins": []}
+            state["categories"] = {**state["categories"], "fields": names, **nothing}
     told = f"kept {len(fields):,} fields and {np.count_nonzero(of_places):,} of {len(places):,} weights of texts"
     lost = [f"the weights of the crosses {', '.join(gone)}"] if gone else []
     if not has_places:
         lost += [f"the weights of texts, which are hashed to {bits} bits now, and were to {given['bits']}"]
     return made, state, f"{told}; lost {' and '.join(lost) or 'nothing'}"
+
+
+def _before_other_bits(field: str) -> str:
+    """Return another name for a category whose texts have other places now: its tables stay, and its bins end."""
+    return f"{field} before other bits"
+
+
+def _of_kept_numbers(shapes: Mapping[str, Any], kept: npt.NDArray[np.bool_]) -> dict[str, Any]:
+    """Return a state of shapes without some numeric columns, which have no tables."""
+    numbers = np.cumsum(kept) - 1
+    sources = [int(numbers[source]) if source >= 0 else source for source in shapes["columns"]["sources"]]
+    rows = np.append(True, kept)  # The first one is of the intercept.
+    members = [
+        {**member, "numeric": int(kept.sum()), "columns": member["columns"][rows]} for member in shapes["members"]
+    ]
+    return {**shapes, "columns": {**shapes["columns"], "sources": sources}, "members": members}
 
 
 class ExpertWeights:
@@ -422,17 +452,17 @@ class ExpertWeights:
         weights = np.asarray(published["weights"], dtype=np.float64).reshape(len(used), self.scores)
         weights = weights * scale[:, None]
         intercept = np.atleast_1d(np.asarray(published["intercept"], dtype=np.float64))
-        self._columns[used, 0] = _ROWS_OF_A_START
+        self._columns[used, 0] = ROWS_OF_A_START
         self._columns[used, 1] = published["center"]
-        self._columns[used, 2] = _ROWS_OF_A_START * scale**2
+        self._columns[used, 2] = ROWS_OF_A_START * scale**2
         if self.task == "number":
             lowest, highest = published["lowest"], published["highest"]
             middle, deviation = (lowest + highest) / 2, (highest - lowest) / 4
             if self._kind == self._losses.POISSON:
                 middle, highest = float(np.exp(min(intercept[0], 700.0))), highest - 1.0
-            squares = _ROWS_OF_A_START * deviation**2
+            squares = ROWS_OF_A_START * deviation**2
             norm = 1.0 + np.count_nonzero(scale)
-            self.totals[:6] = [_ROWS_OF_A_START, norm, middle, squares, lowest, highest]
+            self.totals[:6] = [ROWS_OF_A_START, norm, middle, squares, lowest, highest]
             self.totals[7:] = deviation if self._kind != self._losses.POISSON else 1.0
             intercept = intercept - self._losses.offset_of(self._kind, self.totals)
         for score in range(self.scores):
@@ -444,7 +474,7 @@ class ExpertWeights:
             self._columns[used, experts] = weights[:, score, None]
             self._columns[of_intercept, experts] = intercept[score]
             # The adaptive rates are as small as after these rows: the square of a slope is about 1/4.
-            self._columns[used, sums] = self._columns[of_intercept, sums] = _ROWS_OF_A_START / 4
+            self._columns[used, sums] = self._columns[of_intercept, sums] = ROWS_OF_A_START / 4
 
     def state(self) -> dict[str, Any]:
         """Return a copy of the state as plain data, with the columns in use."""
@@ -489,10 +519,6 @@ def _fill(predictions: Floats, found: Floats, *, is_open: bool) -> None:
 def _plain(array: npt.NDArray[Any], kind: type[np.generic]) -> npt.NDArray[Any]:
     """Return the array in the one form that the arithmetic is compiled for; another form takes ten seconds more."""
     return np.require(array, kind, ["C_CONTIGUOUS", "WRITEABLE"])
-
-
-# A published model does not say how many rows it has learned from; it counts as this many, and is soon corrected.
-_ROWS_OF_A_START: Final = 30.0
 
 
 class CrossStatistics:
@@ -549,7 +575,7 @@ class CrossStatistics:
         self.check(published.get("crosses", ()))
         if self.crosses:
             mean, deviation = published["cross_mean"], np.asarray(published["cross_deviation"])
-            weight = np.full(len(self._fields), _ROWS_OF_A_START)
+            weight = np.full(len(self._fields), ROWS_OF_A_START)
             self._columns = self._learned = np.column_stack([weight, mean, weight * deviation**2])
 
     def refuse_sparse_rows(self) -> None:

@@ -26,8 +26,8 @@ _MIXTURE_RATE: Final = 1.0
 _MIXTURE_RATE_OF_NUMBERS: Final = 0.25
 _SHARE: Final = 0.001
 _LOSS_MAX_OF_NUMBERS: Final = 16.0
-# Members with more memory leave the mixture: the tables of some 27 classes, and columns alone of some 60.
-_BYTES_MAX: Final = 32_000_000
+# Members with more memory leave the mixture: the tables of some 14 classes, and columns alone of some 30.
+_BYTES_MAX: Final = 16_000_000
 # The cells of so many rows stay in the processor's cache.
 _ROWS_AT_ONCE: Final = 512
 
@@ -247,14 +247,28 @@ class ShapedWeights(ExpertWeights):
         self.member_shares, self._member_totals = shapes["shares"].copy(), shapes["totals"].copy()
 
     def start_from(self, published: Mapping[str, Any]) -> None:
-        """Take on a published model, whose tables begin anew."""
+        """Take on a published model; where it has no tables, these begin anew."""
         super().start_from(published)
-        self._follow_linear()
+        if (given := published.get("shapes")) is None:
+            self._follow_linear()
+            return
+        fields, places = published["fields"], np.asarray(published["places"], np.intp)
+        shapes = Shapes.of(given, "start_from", fields=len(fields), places=len(places), scores=self.scores)
+        self.cell_columns.start_from(shapes, fields, places, self.hashed)
+        del self.members[len(shapes.members) :]
+        for member, own in zip(self.members, shapes.members, strict=True):
+            member.start_from_tables(published, own)
+        self.member_shares = shapes.mixture.copy()
 
     def _follow_linear(self) -> None:
-        """Give the members with tables the statistics of the linear member: they are served with one center each."""
+        """Begin with tables beside a linear model that has learned: it has nearly the whole share.
+
+        The members have its statistics, because all are served with one center for each field.
+        """
         for member in self.members:
             member.standardize_as(self)
+        self.member_shares[1:] = _SHARE / len(self.member_shares)
+        self.member_shares[0] = 1.0 - self.member_shares[1:].sum()
 
 
 def _rows_of(rows: ModelRows, steps: RowSteps) -> tuple[ModelRows, RowSteps]:

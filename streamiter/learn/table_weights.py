@@ -14,10 +14,10 @@ import numpy as np
 import numpy.typing as npt
 
 from streamiter.learn.cell_columns import LOOKS, CellColumns, Moved
-from streamiter.learn.expert_weights import SHARES_OF_CLASSES, SQUARES_KEPT, ExpertWeights
+from streamiter.learn.expert_weights import ROWS_OF_A_START, SHARES_OF_CLASSES, SQUARES_KEPT, ExpertWeights
 from streamiter.learn.labels import LabelKind
 from streamiter.learn.model_rows import ModelRows, RowSteps
-from streamiter.models.shapes import TableMember
+from streamiter.models.shapes import FINE, OF_PAIR, TableMember
 from streamiter.values.numbers import Floats, Indices
 
 PAIRS: Final = 64
@@ -283,6 +283,30 @@ class TableWeights(ExpertWeights):
             tree_columns=self.tree_columns[:trees],
             tree_bins=self.tree_bins[:trees],
         )
+
+    def start_from_tables(self, published: Mapping[str, Any], member: TableMember) -> None:
+        """Take on the tables of a published model: each expert begins with their weights."""
+        numeric, none = len(published["fields"]), np.zeros(0, np.intp)
+        one = self.task != "classes"
+        own = {name: np.asarray(published[name])[:numeric] for name in ("center", "limit")}
+        own |= {"weights": member.slopes[:, 0] if one else member.slopes, "places": none}
+        own["intercept"] = member.intercept[0] if one else member.intercept
+        super().start_from({**published, **own})
+        tables, columns = self._tables, len(self._cell_columns.sources)
+        self._first_of_column = np.array([self._add_cells(tables.OF_COLUMN) for _ in range(columns)], np.int32)
+        self.pairs = member.pairs.astype(np.int32)
+        self._first_of_pair = np.array([self._add_cells(tables.OF_PAIR) for _ in self.pairs], np.int32)
+        groups = [(self._first_of_column, FINE), (self._first_of_pair, OF_PAIR)]
+        if member.tree_columns.shape == self.tree_columns.shape:
+            self.tree_columns[:], self.tree_bins[:] = member.tree_columns, member.tree_bins
+            groups.append((self._first_of_tree(), tables.OF_TREE))
+        weights, sums = self._by_cell()
+        at = 0
+        for firsts, count in groups:
+            cells = (firsts[:, None] + np.arange(count)).ravel()
+            weights[cells] = member.tables[at : at + len(cells), :, None]
+            sums[cells] = ROWS_OF_A_START / 4
+            at += len(cells)
 
     def standardize_as(self, linear: ExpertWeights) -> None:
         """Take over the statistics of the numeric columns of another model."""
