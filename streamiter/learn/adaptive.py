@@ -34,7 +34,7 @@ from streamiter.learn.model_rows import ASSUMED, FirstRows, ModelRows, RowSteps
 from streamiter.learn.rows import BadRows, row_weights, rows_of_wrong_kind
 from streamiter.learn.shaped_weights import ShapedWeights
 from streamiter.models.documents import refused_state, state_in, with_state
-from streamiter.models.explanations import Explanation
+from streamiter.models.explanations import Effects, Explanation
 from streamiter.models.linear_predictor import LinearPredictor, probabilities_of_classes
 from streamiter.models.saved_objects import Savable
 from streamiter.operators.declared_state import NESTED, DeclaredState, Form, declared
@@ -266,6 +266,11 @@ class AdaptiveLinearModel(DeclaredState, Savable):
         for a model of numbers.
         """
         return probabilities_of_classes(_NAME, self._link, lambda: self.predict(features))
+
+    @property
+    def effects(self) -> Effects | None:
+        """What the columns and pairs of a model that sees shapes do to its scores; None for a linear model."""
+        return LinearPredictor(self.parameters(state=False), _NAME).effects if self.shapes else None
 
     def explain(self, features: AnyFeatures) -> Explanation:
         """Return the score of each row as the sum of the parts of its fields, see ``LinearPredictor.explain``."""
@@ -506,7 +511,7 @@ class AdaptiveLinearModel(DeclaredState, Savable):
         }
         dead = self.fields.dead_columns()
         if isinstance(self._weights, ShapedWeights):
-            shapes = self._weights.shapes(list(self.fields.columns), dead)
+            shapes = self._weights.shapes(list(self.fields.columns), dead, published["places"])
             published |= {} if shapes is None else {"shapes": shapes.published()}
         if dead:
             published |= {name: np.delete(published[name], dead, axis=0) for name in ("weights", "center", "limit")}

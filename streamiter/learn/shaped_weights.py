@@ -11,17 +11,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, Self
 
 import numpy as np
-import numpy.typing as npt
 
 from streamiter.learn.cell_columns import Categories, CellColumns, next_look
 from streamiter.learn.expert_weights import ExpertWeights
 from streamiter.learn.labels import LabelKind
 from streamiter.learn.model_rows import ASSUMED, CONFIRMED, CORRECTED, ModelRows, RowSteps
 from streamiter.learn.table_weights import TableWeights
-from streamiter.models.shapes import FINE, Shapes
-from streamiter.values.numbers import Floats
-
-Truths = npt.NDArray[np.bool_]
+from streamiter.models.shapes import FINE_BINS, Shapes
+from streamiter.values.field_states import Truths
+from streamiter.values.numbers import Floats, Indices
 
 # The logarithmic loss is 1-mixable. For squared errors in units of the targets' variance, 1/4 is the first guess.
 _MIXTURE_RATE: Final = 1.0
@@ -188,10 +186,25 @@ class ShapedWeights(ExpertWeights):
 
     # ---- publishing and state
 
-    def shapes(self, fields: Sequence[str], dead: Sequence[int]) -> Shapes | None:
+    def published(self) -> dict[str, Any]:
+        """Return the linear model, see ``ExpertWeights.published``, with the places of all texts that have bins.
+
+        A text that no learned row had has a bin already; its weight is 0.
+        """
+        published = super().published()
+        places = published["places"]
+        new = np.setdiff1d(np.flatnonzero(self.cell_columns.categories.bin_of_place), places, assume_unique=True)
+        at = np.searchsorted(places, new)
+        published |= {
+            name: np.insert(published[name], self.numeric + at, 0.0, axis=0) for name in ("weights", "center", "limit")
+        }
+        return published | {"places": np.insert(places, at, new)}
+
+    def shapes(self, fields: Sequence[str], dead: Sequence[int], places: Indices) -> Shapes | None:
         """Return the tables as they are served, with the mixture; None if the linear model is alone.
 
-        ``fields`` are the names of the numeric columns, and ``dead`` those that are not published.
+        ``fields`` are the names of the numeric columns, ``dead`` those that are not published, and ``places`` those of
+        the published linear model.
         """
         if not self.members:
             return None
@@ -201,8 +214,8 @@ class ShapedWeights(ExpertWeights):
             fields=[names[source] for source in columns.sources],
             kinds=["category" if source < 0 else "number" for source in columns.sources],
             edges=columns.edges,
-            categories=columns.bins_of_places(self.places(), FINE),
-            rows=columns.rows_of_bins(FINE),
+            categories=columns.bins_of_places(places, FINE_BINS),
+            rows=columns.rows_of_bins(FINE_BINS),
             mixture=self.member_shares.copy(),
             members=[member.as_member(dead) for member in self.members],
         )

@@ -7,19 +7,22 @@ a tree, are taken to be independent. Whatever is split, the parts of a row add u
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, reduce
 from typing import Any, Final
 
 import numpy as np
 
 from streamiter.models.shape_scores import BinnedRows, MemberScores, ShapeScores
-from streamiter.models.shapes import COARSE, FINE, OF_PAIR, coarse_of
-from streamiter.values.numbers import Floats, Indices
+from streamiter.models.shapes import CELLS_OF_PAIR, COARSE_BINS, FINE_BINS, coarse_of
+from streamiter.values.numbers import Array, Floats, Indices
 
 SEVERAL_FIELDS: Final = "(several fields)"
-"""The name of the part that trees have beyond the effects of single fields."""
+"""The name of the part that trees have beyond the effects of fields and pairs."""
+
+EFFECT_OF: Final = "effect of "
+"""The beginning of the names of metrics that say how much a column or a pair matters."""
 
 # The logarithms of probabilities beyond these would be infinite.
 _TINY: Final = 1e-300
@@ -112,62 +115,88 @@ class _MemberEffects:
         self._above = shares[:, ::-1].cumsum(axis=1)[:, ::-1] - shares
         """(columns, fine bins): the share of the rows above the bin."""
         self.mean = np.zeros(count)
-        self.of_columns = scores.tables[: scores.at_pairs].reshape(-1, FINE, count).copy()
+        self.of_columns = scores.tables[: scores.at_pairs].reshape(-1, FINE_BINS, count).copy()
         """(columns, fine bins, scores): the effects of columns; each has the mean 0."""
-        self.of_pairs = scores.tables[scores.at_pairs : scores.at_trees].reshape(-1, COARSE, COARSE, count).copy()
+        self.of_pairs = (
+            scores.tables[scores.at_pairs : scores.at_trees].reshape(-1, COARSE_BINS, COARSE_BINS, count).copy()
+        )
         """(pairs, coarse bins, coarse bins, scores): what pairs add to the effects of their columns."""
         trees, depth = member.tree_columns.shape
         self._trees = scores.tables[scores.at_trees :].reshape(trees, 2**depth, count)
-        self.coarse = np.add.reduceat(shares, [0, *range(1, FINE, 4)], axis=1)
+        self.coarse = np.add.reduceat(shares, [0, *range(1, FINE_BINS, 4)], axis=1)
         """(columns, coarse bins): the shares of the rows."""
-        for pair, (first, second) in enumerate(member.pairs):
-            self._split_pair(self.of_pairs[pair], int(first), int(second))
+        for table, (first, second) in zip(self.of_pairs, member.pairs, strict=True):
+            of_first, of_second = self._take_out_means(table, first, second)
+            self.of_columns[first] += of_first[coarse_of(np.arange(FINE_BINS))]
+            self.of_columns[second] += of_second[coarse_of(np.arange(FINE_BINS))]
         own_mean = np.einsum("cf,cfk->ck", shares, self.of_columns)
         self.of_columns -= own_mean[:, None]
         self.mean += own_mean.sum(axis=0)
-        self.trees_alone = self._split_trees() if len(self._trees) else np.zeros_like(self.of_columns)
-        """The parts of ``of_columns`` that trees have."""
-        self.of_columns += self.trees_alone
+        self._of_trees = np.zeros_like(self.of_columns), np.zeros_like(self.of_pairs)
+        """The parts that trees have of the effects of columns, and of pairs."""
+        if trees:
+            self._split_trees()
 
-    def _split_pair(self, table: Floats, first: int, second: int) -> None:
-        """Move the effects of both columns, and the mean, out of the table of a pair."""
+    def _take_out_means(self, table: Floats, first: int, second: int) -> tuple[Floats, Floats]:
+        """Take the effects of both columns out of the table of a pair, and return them; the first has the mean."""
         of_first = np.einsum("b,abk->ak", self.coarse[second], table)
-        mean = self.coarse[first] @ of_first
-        of_second = np.einsum("a,abk->bk", self.coarse[first], table) - mean
+        of_second = np.einsum("a,abk->bk", self.coarse[first], table) - self.coarse[first] @ of_first
         table -= of_first[:, None] + of_second
-        fine = coarse_of(np.arange(FINE))
-        self.of_columns[first] += of_first[fine]
-        self.of_columns[second] += of_second[fine]
+        return of_first, of_second
 
-    def _split_trees(self) -> Floats:
-        """Return the effects of columns in trees; the mean of all trees is added to the mean."""
+    def _split_trees(self) -> None:
+        """Add the parts of trees to the mean, and to the effects of columns and pairs."""
         member, depth = self._scores.member, self._scores.member.tree_columns.shape[1]
-        cells = np.arange(2**depth)
-        bits = depth - 1 - np.arange(depth)
+        cells, bits = np.arange(2**depth), depth - 1 - np.arange(depth)
         chances = self._above[member.tree_columns, member.tree_bins][:, :, None]
         of_bits = np.where(cells >> bits[:, None] & 1, chances, 1.0 - chances)
-        self._means = np.einsum("tc,tck->tk", of_bits.prod(axis=1), self._trees)
-        self.mean += self._means.sum(axis=0)
-        effects = np.zeros_like(self.of_columns)
-        for column in range(len(effects)):
-            own = np.flatnonzero((member.tree_columns == column).any(axis=1))
-            is_own = member.tree_columns[own] == column
+        self._mean_of_trees = np.einsum("tc,tck->k", of_bits.prod(axis=1), self._trees)
+        self.mean += self._mean_of_trees
+
+        def means(columns: Sequence[int], by_bin: Sequence[Indices]) -> Floats:
+            """Return the mean of the trees that compare all of these columns, for each of their bins."""
+            is_own = member.tree_columns[:, :, None] == np.asarray(columns)
+            own = np.flatnonzero(is_own.any(axis=1).all(axis=1))
+            is_fixed = is_own[own].any(axis=2)
             # The cells that differ only in the bits of other columns are added up, with the chances of these.
-            others = np.where(is_own[:, :, None], 1.0, of_bits[own]).prod(axis=1)
+            others = np.where(is_fixed[:, :, None], 1.0, of_bits[own]).prod(axis=1)
             sums, at = np.zeros_like(self._trees[own]), np.arange(len(own))
-            own_bits = cells & (is_own << bits).sum(axis=1)[:, None]
-            np.add.at(sums, (at[:, None], own_bits), others[:, :, None] * self._trees[own])
-            by_bin = sums[at, self._scores.bits_of_trees[column][:, own]]
-            effects[column] = (by_bin - self._means[own]).sum(axis=1)
-            effects[column] -= self._shares[column] @ effects[column]
-        return effects
+            fixed = cells & (is_fixed << bits).sum(axis=1)[:, None]
+            np.add.at(sums, (at[:, None], fixed), others[:, :, None] * self._trees[own])
+            found = reduce(_all_with_all, (each[:, own] for each in by_bin))
+            mean: Floats = sums[at, found].sum(axis=-2)
+            return mean
+
+        of_columns, of_pairs = self._of_trees
+        of_bins = self._scores.bits_of_trees
+        for column, shares in enumerate(self._shares):
+            of_columns[column] = means([column], [of_bins[column]])
+            of_columns[column] -= shares @ of_columns[column]
+        # The commonest fine bin of each coarse bin stands for it.
+        within = self._shares[:, 1:].reshape(-1, COARSE_BINS - 1, 4).argmax(axis=2)
+        common = np.insert(1 + 4 * np.arange(COARSE_BINS - 1) + within, 0, 0, axis=1)
+        for table, (first, second) in zip(of_pairs, member.pairs, strict=True):
+            table += means([first, second], [of_bins[each][common[each]] for each in (first, second)])
+            self._take_out_means(table, first, second)
+        self.of_columns += of_columns
+        self.of_pairs += of_pairs
 
     def rest_of_trees(self, fine: Indices) -> Floats:
-        """Return the part of trees (rows, scores) that no column has alone."""
-        total: Floats = self._scores.tables[self._scores.cells_of_trees(fine)].sum(axis=0) - self._means.sum(axis=0)
-        for column, bins in enumerate(fine):
-            total -= self.trees_alone[column][bins]
+        """Return the part of trees (rows, scores) that is not in the effects of columns and pairs."""
+        total: Floats = self._scores.tables[self._scores.cells_of_trees(fine)].sum(axis=0) - self._mean_of_trees
+        of_columns, of_pairs = self._of_trees
+        for table, bins in zip(of_columns, fine, strict=True):
+            total -= table[bins]
+        coarse = coarse_of(fine)
+        for table, (first, second) in zip(of_pairs, self._scores.member.pairs, strict=True):
+            total -= table[coarse[first], coarse[second]]
         return total
+
+
+def _all_with_all(first: Array, second: Array) -> Array:
+    """Return the bits of trees (bins, bins, trees) from those of two columns (bins, trees)."""
+    together: Array = first[:, None] | second
+    return together
 
 
 class ShapeEffects:
@@ -225,7 +254,7 @@ class ShapeEffects:
         coarse = coarse_of(rows.fine)
         for (first, second), table in zip(member.pairs, effects.of_pairs, strict=True):
             add(f"{shapes.fields[first]} × {shapes.fields[second]}", table[coarse[first], coarse[second]])
-        if len(member.tree_columns):
+        if len(member.tree_columns) > 0:
             add(SEVERAL_FIELDS, effects.rest_of_trees(rows.fine))
         return member.intercept + effects.mean, parts
 
@@ -273,7 +302,7 @@ class ShapeEffects:
         for weight, effects, scores in zip(mixture[1:], self._members, self.scores.members, strict=True):
             for (first, second), table in zip(scores.member.pairs, effects.of_pairs, strict=True):
                 shares = np.outer(effects.coarse[first], effects.coarse[second])
-                strength = weight * _strength(shares.ravel(), table.reshape(OF_PAIR, -1))
+                strength = float(weight) * _strength(shares.ravel(), table.reshape(CELLS_OF_PAIR, -1))
                 names = shapes.fields[first], shapes.fields[second]
                 pairs[names] = pairs.get(names, 0.0) + strength
         columns.sort(key=lambda each: -each.strength)
@@ -283,25 +312,26 @@ class ShapeEffects:
     def _of_slopes(self, column: int) -> Floats:
         """Return what weights of a field of numbers do in the middle of each bin."""
         field = self.scores.shapes.fields[column]
-        nothing = np.zeros((FINE, self._weights.shape[1]))
+        nothing = np.zeros((FINE_BINS, self._weights.shape[1]))
         if field not in self.scores.fields:
             return nothing
         at = self.scores.fields.index(field)
         slope = self.scores.shapes.mixture[0] * self._weights[at]
         for weight, each in zip(self.scores.shapes.mixture[1:], self.scores.members, strict=True):
             slope = slope + weight * each.member.slopes[at]
-        low, high = self._ends(column)
-        middles = np.where(np.isinf(low), high, np.where(np.isinf(high), low, low / 2 + high / 2))
-        nothing[1:] = self.scores.distance(at, np.where(np.isinf(middles), 0.0, middles))[:, None] * slope
+        ends = np.stack(self._ends(column))
+        known = np.isfinite(ends)
+        middles = np.where(known, ends, 0.0).sum(axis=0) / np.maximum(known.sum(axis=0), 1)
+        nothing[1:] = self.scores.distance(at, middles)[:, None] * slope
         return nothing
 
     def _of_texts(self, column: int) -> Floats:
         """Return what the linear member's weights of texts do: the mean of those that share a bin."""
-        found, counts = np.zeros((FINE, self._weights.shape[1])), np.zeros((FINE, 1))
+        found, counts = np.zeros((FINE_BINS, self._weights.shape[1])), np.zeros((FINE_BINS, 1))
         cells = self.scores.shapes.categories
-        own = np.flatnonzero((cells // FINE == column) & (cells > 0))
-        np.add.at(found, cells[own] % FINE, self._weights[len(self.scores.fields) + own])
-        np.add.at(counts, cells[own] % FINE, 1.0)
+        own = np.flatnonzero((cells // FINE_BINS == column) & (cells > 0))
+        np.add.at(found, cells[own] % FINE_BINS, self._weights[len(self.scores.fields) + own])
+        np.add.at(counts, cells[own] % FINE_BINS, 1.0)
         means: Floats = self.scores.shapes.mixture[0] * found / np.maximum(counts, 1.0)
         return means
 
@@ -323,7 +353,7 @@ class ShapeEffects:
         return ColumnEffect(field, _strength(shares, effects), tuple(bins))
 
     def _texts_of(self, column: int, fine: int) -> str:
-        own = self.scores.places[self.scores.shapes.categories == column * FINE + fine]
+        own = self.scores.places[self.scores.shapes.categories == column * FINE_BINS + fine]
         more = f" and {len(own) - 1:,} more" if len(own) > 1 else ""
         return f"place {own[0]}{more}" if len(own) else "a text"
 

@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from streamiter.models.shapes import FINE, OF_PAIR, Shapes, TableMember, coarse_of
+from streamiter.models.shapes import CELLS_OF_PAIR, FINE_BINS, Shapes, TableMember, coarse_of
 from streamiter.values.field_kinds import HUGE
 from streamiter.values.named_rows import NamedRows, is_missing
 from streamiter.values.numbers import Floats, Indices
@@ -81,7 +81,7 @@ class ShapeScores:
         for of_text in np.sort(places, axis=1).T:
             cells = categories[of_text]
             known = np.flatnonzero(cells)
-            fine[cells[known] // FINE, known] = cells[known] % FINE
+            fine[cells[known] // FINE_BINS, known] = cells[known] % FINE_BINS
         return BinnedRows(fine, distances)
 
     def distance(self, field: int, values: Floats) -> Floats:
@@ -115,7 +115,7 @@ class ShapeScores:
                 distances.append(0.0)
         for place in sorted(places):
             if place < len(self.shapes.categories) and (cell := int(self.shapes.categories[place])):
-                fine[cell // FINE] = cell % FINE
+                fine[cell // FINE_BINS] = cell % FINE_BINS
         coarse = [(each + 3) // 4 for each in fine]
         return [member.of_row(fine, coarse, distances) for member in self.members]
 
@@ -127,8 +127,8 @@ class MemberScores:
         self.member = member
         self._columns = columns
         trees, depth = member.tree_columns.shape
-        self.at_pairs = columns * FINE
-        self.at_trees = self.at_pairs + len(member.pairs) * OF_PAIR
+        self.at_pairs = columns * FINE_BINS
+        self.at_trees = self.at_pairs + len(member.pairs) * CELLS_OF_PAIR
         self.tree_starts = self.at_trees + np.arange(trees) * 2**depth
         self.tables: Floats = member.tables.astype(np.float64)
 
@@ -136,9 +136,9 @@ class MemberScores:
     def bits_of_trees(self) -> npt.NDArray[np.uint8]:
         """(columns, fine bins, trees): the bits of a tree's cell that a column in this bin has set."""
         trees, depth = self.member.tree_columns.shape
-        bits = np.zeros((self._columns, FINE, trees), np.uint8)
+        bits = np.zeros((self._columns, FINE_BINS, trees), np.uint8)
         for level in range(depth):
-            is_above = np.arange(FINE)[:, None] > self.member.tree_bins[:, level]
+            is_above = np.arange(FINE_BINS)[:, None] > self.member.tree_bins[:, level]
             for column in range(self._columns):
                 is_compared = self.member.tree_columns[:, level] == column
                 bits[column] |= (is_above & is_compared).astype(np.uint8) << (depth - 1 - level)
@@ -163,9 +163,11 @@ class MemberScores:
 
     def _cells(self, rows: BinnedRows) -> Iterator[Indices]:
         """Yield the cells of all rows in each table."""
-        yield from rows.fine + np.arange(0, self.at_pairs, FINE)[:, None]
+        yield from rows.fine + np.arange(0, self.at_pairs, FINE_BINS)[:, None]
         coarse = coarse_of(rows.fine)
-        for start, (first, second) in zip(range(self.at_pairs, self.at_trees, OF_PAIR), self.member.pairs, strict=True):
+        for start, (first, second) in zip(
+            range(self.at_pairs, self.at_trees, CELLS_OF_PAIR), self.member.pairs, strict=True
+        ):
             yield start + 16 * coarse[first] + coarse[second]
         yield from self.cells_of_trees(rows.fine)
 
@@ -178,7 +180,7 @@ class MemberScores:
     def of_row(self, fine: list[int], coarse: list[int], distances: list[float]) -> Score:
         """Return the score of one row."""
         of = self._row_tables
-        cells = [start + each for start, each in zip(range(0, self.at_pairs, FINE), fine, strict=True)]
+        cells = [start + each for start, each in zip(range(0, self.at_pairs, FINE_BINS), fine, strict=True)]
         cells += [start + 16 * coarse[first] + coarse[second] for start, first, second in of.pairs]
         if of.tree_starts:
             bits = 0
@@ -211,7 +213,7 @@ class _RowTables:
     @staticmethod
     def of(scores: MemberScores) -> _RowTables:
         member, is_one = scores.member, scores.tables.shape[1] == 1
-        starts = range(scores.at_pairs, scores.at_trees, OF_PAIR)
+        starts = range(scores.at_pairs, scores.at_trees, CELLS_OF_PAIR)
         return _RowTables(
             scores.tables[:, 0].tolist() if is_one else None,
             [(start, *pair) for start, pair in zip(starts, member.pairs.tolist(), strict=True)],

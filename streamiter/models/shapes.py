@@ -19,20 +19,20 @@ import numpy.typing as npt
 from streamiter.errors import ModelError, shortened
 from streamiter.values.numbers import Array, Floats, Indices
 
-FINE: Final = 61
+FINE_BINS: Final = 61
 """The number of fine bins of a column."""
 
-COARSE: Final = 16
+COARSE_BINS: Final = 16
 """The number of coarse bins of a column."""
 
-EDGES: Final = 59
+EDGES_OF_COLUMN: Final = 59
 """The number of edges of a column of numbers: it has a fine bin more for values that are there."""
 
-OF_PAIR: Final = COARSE * COARSE
+CELLS_OF_PAIR: Final = COARSE_BINS * COARSE_BINS
 """The number of cells of a pair."""
 
 # A comparison is a bit of a tree's cell, and the cell fits into a byte.
-DEPTH_MAX: Final = 8
+TREE_DEPTH_MAX: Final = 8
 
 NO_EDGE: Final = 1e100
 """An edge that no value is above, as larger numbers count as missing: a column may have less than 59 edges."""
@@ -77,11 +77,11 @@ class TableMember:
         A column has 64 cells of fine bins, then 16 of coarse bins; a pair 256 of coarse bins, then 16 of coarse bins //
         4; a tree ``2**depth``.
         """
-        scores, fine = len(intercept), np.arange(FINE)
-        first, second = np.divmod(np.arange(OF_PAIR), COARSE)
+        scores, fine = len(intercept), np.arange(FINE_BINS)
+        first, second = np.divmod(np.arange(CELLS_OF_PAIR), COARSE_BINS)
         tables = (
             of_columns[:, fine] + of_columns[:, 64 + coarse_of(fine)],
-            of_pairs[:, :OF_PAIR] + of_pairs[:, OF_PAIR + first // 4 * 4 + second // 4],
+            of_pairs[:, :CELLS_OF_PAIR] + of_pairs[:, CELLS_OF_PAIR + first // 4 * 4 + second // 4],
             of_trees,
         )
         return TableMember(
@@ -170,21 +170,21 @@ class _Reading:
         columns = len(fields)
         given = self._given.get("members")
         if not isinstance(given, list) or not given:
-            raise self._wrong("members", "a list of members", given)
+            raise self._wrong("members", "a list of members", shortened(given))
         members = [self._member(each, columns) for each in given]
         shapes = Shapes(
             fields=fields,
             kinds=kinds,  # type: ignore[arg-type]
-            edges=self._floats("edges", (columns, EDGES)),
-            categories=self._indices("categories", (places,), columns * FINE),
-            rows=self._floats("rows", (columns, FINE)).astype(np.float32),
+            edges=self._floats("edges", (columns, EDGES_OF_COLUMN)),
+            categories=self._indices("categories", (places,), columns * FINE_BINS),
+            rows=self._floats("rows", (columns, FINE_BINS)).astype(np.float32),
             mixture=self._floats("mixture", (1 + len(members),)),
             members=members,
         )
         if len(kinds) != columns:
-            raise self._wrong("kinds", "one for each column", kinds)
+            raise self._wrong("kinds", "one for each column", shortened(kinds))
         if (shapes.edges[:, 1:] < shapes.edges[:, :-1]).any():
-            raise self._wrong("edges", "numbers in ascending order", shapes.edges.tolist())
+            raise self._wrong("edges", "numbers in ascending order", "others")
         return shapes
 
     def _member(self, given: object, columns: int) -> TableMember:
@@ -192,22 +192,22 @@ class _Reading:
         pairs = inner._indices("pairs", (None, 2), columns)
         tree_columns = inner._indices("tree_columns", (None, None), columns)
         trees, depth = tree_columns.shape
-        if depth > DEPTH_MAX:
-            raise self._wrong("tree_columns", f"at most {DEPTH_MAX} columns of a tree", depth)
-        cells = columns * FINE + len(pairs) * OF_PAIR + trees * 2**depth
+        if depth > TREE_DEPTH_MAX:
+            raise self._wrong("tree_columns", f"at most {TREE_DEPTH_MAX} columns of a tree", str(depth))
+        cells = columns * FINE_BINS + len(pairs) * CELLS_OF_PAIR + trees * 2**depth
         return TableMember(
             inner._floats("tables", (cells, self._scores)).astype(np.float32),
             inner._floats("slopes", (self._fields, self._scores)),
             inner._floats("intercept", (self._scores,)),
             pairs,
             tree_columns,
-            inner._indices("tree_bins", (trees, depth), FINE),
+            inner._indices("tree_bins", (trees, depth), FINE_BINS),
         )
 
     def _names(self, name: str) -> list[str]:
         value = self._given.get(name)
         if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
-            raise self._wrong(name, "a list of texts", value)
+            raise self._wrong(name, "a list of texts", shortened(value))
         return value
 
     def _floats(self, name: str, shape: tuple[int | None, ...]) -> Floats:
@@ -223,8 +223,8 @@ class _Reading:
             raise self._wrong(name, f"whole numbers from 0 to {stop - 1}", shortened(found.tolist()))
         return found.astype(np.intp)
 
-    def _wrong(self, name: str, expected: str, given: object) -> ModelError:
+    def _wrong(self, name: str, expected: str, given: str) -> ModelError:
         return ModelError(
-            f"{self._subject}: shapes: expected {name!r} as {expected}, given {shortened(given)}; publish the "
+            f"{self._subject}: shapes: expected {name!r} as {expected}, given {given}; publish the "
             "parameters of a learner as they are"
         )

@@ -120,15 +120,15 @@ def raw_records(random: Random, count: int) -> list[Any]:
     return [{name: random.choice(RAW) for name in names if random.random() < 0.4} for _ in range(count)]
 
 
-def of_kinds(random: Random, time_zone: str | None) -> dict[str, Any]:
-    """Return the parameters of a model with fields of all kinds, which has learned from raw records."""
+def of_kinds(random: Random, time_zone: str | None, *, shapes: bool = False) -> AdaptiveLinearModel:
+    """Return a model with fields of all kinds, which has learned from raw records."""
     kinds: Any = {"number": "number", "category": "category", "words": "words", "time": "time"}
-    model = AdaptiveLinearModel(kinds=kinds, time_zone=time_zone)
+    model = AdaptiveLinearModel(kinds=kinds, time_zone=time_zone, shapes=shapes)
     model.learn([{"km": 1.0, "town": "Kyjiw", "mixed": "7"}, {"km": 2.5, "town": "x", "mixed": "x"}], [1, 0])
     for record in raw_records(random, 400):
         with suppress(BadRows):
             model.learn([record], [random.randrange(2)])
-    return model.parameters()
+    return model
 
 
 LISTS = [{"v": [0.5, -2.0], "tags": ["x", "x", "y", "z"]}, {"tags": []}, {"v": [1.5, None]}]
@@ -162,7 +162,10 @@ def models_and_rows() -> list[tuple[Any, list[Any]]]:
         *((shaped(link), ROWS) for link in ("logit", "clipped", "log")),
         (shaped("softmax", scores=3), ROWS),
         (of_lists() | {"shapes": shapes_of_lists()}, LISTS),
-        *((of_kinds(random, zone), raw_records(random, 500)) for zone in (None, "Europe/Berlin", "America/St_Johns")),
+        *(
+            (of_kinds(random, zone, shapes=shapes).parameters(), raw_records(random, 500))
+            for zone, shapes in ((None, False), (None, True), ("Europe/Berlin", False), ("America/St_Johns", True))
+        ),
     ]
 
 
@@ -171,6 +174,22 @@ def same(given: Any, expected: Any, classes: list[Any] | None) -> bool:
         return abs(given - expected) <= 1e-12 * max(1.0, abs(expected))
     labels = [*classes, "(other)"][: len(expected)]
     return list(given) == labels and np.allclose(list(given.values()), expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_version_with_tables_predicts_what_its_learner_predicts_of_any_record(seed: int) -> None:
+    """An hour that no learned row had was missing for the service, and an hour for the learner."""
+    random = Random(seed)
+    model = of_kinds(random, (None, "Europe/Berlin")[seed % 2], shapes=True)
+    predict = LinearPredictor(model.parameters(state=False))
+    for record in raw_records(random, 500):
+        try:
+            learned = model.predict([record])
+        except (BadRows, ModelError):
+            with pytest.raises(ModelError):
+                predict(record)
+        else:
+            assert abs(predict(record) - learned[0]) < 1e-6, record
 
 
 class Consumer:

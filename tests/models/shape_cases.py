@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from streamiter.models.shapes import EDGES, FINE, OF_PAIR, Shapes, TableMember
+from streamiter.models.shapes import CELLS_OF_PAIR, EDGES_OF_COLUMN, FINE_BINS, Shapes, TableMember
 from streamiter.values.named_rows import place_of_text
 
 REFERENCE = Path(__file__).parents[4] / "shared" / "reference" / "tables-learner" / "learner.py"
@@ -60,29 +60,32 @@ def linear_part(link: str, scores: int = 1) -> dict[str, Any]:
 def random_shapes(seed: int, scores: int = 1, fields: int = 3, places: int = len(TOWNS)) -> Shapes:
     """Return tables of the two numbers and the town of :func:`linear_part`, and of a field that it does not have."""
     random = np.random.default_rng(seed)
-    edges = np.full((4, EDGES), np.inf)
-    edges[0] = np.sort(random.normal(5, 3, EDGES))
+    edges = np.full((4, EDGES_OF_COLUMN), np.inf)
+    edges[0] = np.sort(random.normal(5, 3, EDGES_OF_COLUMN))
     edges[1, :8] = [0.25] * 4 + [0.5] * 4
 
     def member(pairs: int, trees: int, depth: int) -> TableMember:
-        cells = 4 * FINE + pairs * OF_PAIR + trees * 2**depth
+        cells = 4 * FINE_BINS + pairs * CELLS_OF_PAIR + trees * 2**depth
         return TableMember(
             tables=(random.normal(size=(cells, scores)) / 5).astype(np.float32),
             slopes=random.normal(size=(fields, scores)) / 100,
             intercept=random.normal(size=scores),
             pairs=np.array([(a, b) for a in range(4) for b in range(a + 1, 4)], np.intp)[:pairs],
             tree_columns=random.integers(0, 4, (trees, depth)),
-            tree_bins=random.integers(0, FINE, (trees, depth)),
+            tree_bins=random.integers(0, FINE_BINS, (trees, depth)),
         )
 
     categories = 61 * 3 + 1 + 4 * np.arange(places)
     categories[-1] = 0
+    rows = random.integers(1, 100, (4, FINE_BINS)).astype(np.float32)
+    rows[1:, 1:] = 0
+    rows[1, [1, 5, 9]], rows[3, categories[:-1] - 61 * 3] = 30, 20
     return Shapes(
         fields=["km", "load", "unknown", "town"],
         kinds=["number", "number", "number", "category"],
         edges=edges,
         categories=categories,
-        rows=random.integers(0, 100, (4, FINE)).astype(np.float32),
+        rows=rows,
         mixture=np.array([0.2, 0.3, 0.5]),
         members=[member(0, 0, 1), member(6, 5, 7)],
     )
@@ -111,7 +114,7 @@ def of_reference(model: Any, fields: list[str], link: str) -> dict[str, Any]:
     served = sys.modules["tables_learner_reference"].Published(model)
     clip = np.where(np.isfinite(served.scale), served.scale, 0.0)
     codes = {
-        place_of_text(fields[column], str(code), BITS): FINE * column + 1 + code % 15 * 4 + code // 15
+        place_of_text(fields[column], str(code), BITS): FINE_BINS * column + 1 + code % 15 * 4 + code // 15
         for column in np.flatnonzero(model.iscat).tolist()
         for code in range(60)
     }
@@ -133,7 +136,7 @@ def of_reference(model: Any, fields: list[str], link: str) -> dict[str, Any]:
         kinds=["category" if is_category else "number" for is_category in model.iscat],
         edges=model.edges,
         categories=np.array([codes[place] for place in places]),
-        rows=np.ones((columns, FINE), np.float32),
+        rows=np.ones((columns, FINE_BINS), np.float32),
         mixture=np.array([0.0, 1.0]),
         members=[member],
     )

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 from models.shape_cases import BITS, ROWS, linear_part, of_reference, random_shapes, reference, shaped
 
+from streamiter import Flow
+from streamiter.learn import AdaptiveLinearModel, train_online
 from streamiter.models import LinearPredictor
 from streamiter.values.named_rows import place_of_text
 
@@ -154,3 +156,57 @@ def test_the_effect_of_a_column_has_the_part_that_trees_and_pairs_have_of_it() -
     assert [round(each.effect[0], 2) for each in strongest.bins] == [-1.4] * 32 + [1.6] * 28
     assert max(each.strength for each in [*effects.columns[1:], *effects.pairs]) < 1e-6
     assert [each.name for each in effects.columns[1].bins][:1] in (["up to 0.25"], ["missing"])
+
+
+def trips(count: int, seed: int) -> list[dict[str, Any]]:
+    """Return records with numbers, texts, lists of texts, times and truth values, some of them missing."""
+    draw = np.random.default_rng(seed)
+    made: list[dict[str, Any]] = []
+    for _ in range(count):
+        trip = {
+            "km": float(draw.normal(500, 200)) if draw.random() > 0.1 else None,
+            "stops": int(draw.integers(5)),
+            "sky": str(draw.choice(["rain", "sun", "snow", ""])),
+            "at": f"2024-0{draw.integers(1, 9)}-1{draw.integers(9)}T{draw.integers(24):02d}:30",
+            "night": bool(draw.integers(2)),
+            "tags": draw.choice(list("abcdef"), draw.integers(4)).tolist(),
+        }
+        made.append(trip if draw.random() > 0.1 else {name: trip[name] for name in ("km", "tags", "at")})
+    return made
+
+
+@pytest.mark.parametrize("kind", ["truth values", "numbers", "classes"])
+def test_what_is_served_is_the_prediction_of_the_learner(kind: str) -> None:
+    """Validation measured one model, and the service answered with another one: a missing text was a category."""
+    rows, later = trips(3_000, 1), trips(300, 2)
+    scores = [np.sin((row["km"] or 0.0) / 100) + (row.get("sky") == "rain") * row.get("stops", 0) for row in rows]
+    labels = {
+        "truth values": np.array(scores) > 0.5,
+        "numbers": np.array(scores),
+        "classes": np.digitize(scores, [0, 1]),
+    }
+    names = {0: "early", 1: "on time", 2: "late"}
+    model = AdaptiveLinearModel(shapes=True)
+    model.learn(rows, [names[label] for label in labels[kind].tolist()] if kind == "classes" else labels[kind])
+    predict = LinearPredictor(model.parameters(state=False))
+    learned, together = model.predict(later), predict(later)
+    np.testing.assert_allclose(together, learned, atol=NEAR)
+    np.testing.assert_allclose([predict(row) for row in later], together, rtol=1e-12)
+    effects = model.effects
+    assert effects is not None
+    assert effects.columns[0].field in ("sky", "km")
+    assert {each.name for each in effects.columns[0].bins} >= {"missing"}
+
+
+def test_a_version_says_which_fields_matter() -> None:
+    """To see that a field had lost its effect, somebody had to compare all tables of two versions."""
+    flow = Flow("trips")
+    records = [{**row, "late": (row["km"] or 0.0) > 500.0} for row in trips(1_000, 3)]
+    trained = train_online(
+        flow.from_items(records), label="late", model=lambda: AdaptiveLinearModel(shapes=True), publish_every_s=0.001
+    )
+    models = trained.models.collect()
+    flow.run()
+    metrics = models.items[-1].metrics
+    assert metrics["effect of km"] > 3 * metrics["effect of at[month]"]
+    assert len([name for name in metrics if name.startswith("effect of ") and " × " in name]) == 4

@@ -14,9 +14,9 @@ from jsonschema import Draft202012Validator
 from models.model_case import MakeTopic, all_records, encoder, write
 from models.shape_cases import shaped
 
-from streamiter.errors import DecodeError, ModelError
+from streamiter.errors import DecodeError
 from streamiter.learn import AdaptiveLinearModel, FeatureHasher, KMeans, LogisticRegression
-from streamiter.models import LinearPredictor, exported, find_update, model_updates, roll_back
+from streamiter.models import exported, find_update, model_updates, roll_back
 from streamiter.models.documents import JSON_CONTENT_TYPE
 from streamiter.models.update import UpdateHeaders
 from streamiter.networks import Network
@@ -181,16 +181,3 @@ async def test_an_update_with_tables_is_of_the_second_format() -> None:
     )
     await roll_back(topic, "ctr", "1.2")
     assert [headers.format for headers, _ in await published(topic)] == ["1", "2", "2", "2"]
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [("kinds", ["number", "spline", "number", "category"]), ("mixture", np.ones(2)), ("members", []), ("edges", 1)],
-)
-def test_tables_that_are_damaged_or_newer_are_refused(name: str, value: Any) -> None:
-    """A predictor ignored a kind of column that it did not know."""
-    parameters = shaped("logit")
-    with pytest.raises(
-        ModelError, match=rf"update 1\.7: shapes: .*('{name}' as|'spline'; the model is of a newer version)"
-    ):
-        LinearPredictor(parameters | {"shapes": parameters["shapes"] | {name: value}}, "update 1.7")
