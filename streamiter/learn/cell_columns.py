@@ -14,8 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamiter.learn.model_rows import ModelRows
-from streamiter.models.shapes import FINE as SERVED_FINE
-from streamiter.models.shapes import NO_EDGE, Shapes
+from streamiter.models.shapes import FINE_BINS, NO_EDGE, Shapes
 from streamiter.values.field_kinds import HUGE
 from streamiter.values.named_rows import ABSENT, NamedRows
 from streamiter.values.numbers import Floats, Indices
@@ -305,7 +304,7 @@ class CellColumns:
         """
         categories: list[str] = []
         counts, found = [], np.zeros(len(places), np.int32)
-        column_of, bins = np.divmod(shapes.categories, SERVED_FINE)
+        column_of, bins = np.divmod(shapes.categories, FINE_BINS)
         for column, (name, kind) in enumerate(zip(shapes.fields, shapes.kinds, strict=True)):
             is_number = kind == "number" and name in fields
             if not is_number:

@@ -193,7 +193,7 @@ class ShapedWeights(ExpertWeights):
         """
         published = super().published()
         places = published["places"]
-        new = np.setdiff1d(np.flatnonzero(self.cell_columns.categories.bin_of_place), places, assume_unique=True)
+        new = np.setdiff1d(np.flatnonzero(self.cell_columns.categories.bin_of_place > 0), places, assume_unique=True)
         at = np.searchsorted(places, new)
         published |= {
             name: np.insert(published[name], self.numeric + at, 0.0, axis=0) for name in ("weights", "center", "limit")

@@ -17,7 +17,7 @@ from streamiter.learn.cell_columns import LOOKS, CellColumns, Moved
 from streamiter.learn.expert_weights import ROWS_OF_A_START, SHARES_OF_CLASSES, SQUARES_KEPT, ExpertWeights
 from streamiter.learn.labels import LabelKind
 from streamiter.learn.model_rows import ModelRows, RowSteps
-from streamiter.models.shapes import FINE, OF_PAIR, TableMember
+from streamiter.models.shapes import CELLS_OF_PAIR, FINE_BINS, TableMember
 from streamiter.values.numbers import Floats, Indices
 
 PAIRS: Final = 64
@@ -296,7 +296,7 @@ class TableWeights(ExpertWeights):
         self._first_of_column = np.array([self._add_cells(tables.OF_COLUMN) for _ in range(columns)], np.int32)
         self.pairs = member.pairs.astype(np.int32)
         self._first_of_pair = np.array([self._add_cells(tables.OF_PAIR) for _ in self.pairs], np.int32)
-        groups = [(self._first_of_column, FINE), (self._first_of_pair, OF_PAIR)]
+        groups = [(self._first_of_column, FINE_BINS), (self._first_of_pair, CELLS_OF_PAIR)]
         if member.tree_columns.shape == self.tree_columns.shape:
             self.tree_columns[:], self.tree_bins[:] = member.tree_columns, member.tree_bins
             groups.append((self._first_of_tree(), tables.OF_TREE))
