@@ -38,9 +38,8 @@ def next_look(rows: int) -> int:
 class Categories:
     """The bins of texts, by their places: the texts of a field have bins in the order in which they come.
 
-    The first 60 texts of a field have a fine bin each, and of the first 15 each has a coarse one; later texts share
-    these bins. The parts of a time have their bins in the order of time. A field that has ever had a list of texts gets
-    no further bins.
+    The first 59 texts of a field have a fine bin each, and all later ones share a bin. The parts of a time have their
+    bins in the order of time. A field that has ever had a list of texts gets no further bins.
     """
 
     def __init__(self) -> None:
@@ -114,6 +113,7 @@ class Categories:
             return
         text = self._counts.get(field, 0)
         self._counts[field] = text + 1
+        text = min(text, BINS - 1)
         coarse, fine = text % (BINS // SPLIT), text % BINS // (BINS // SPLIT)
         self.bin_of_place[place] = FINE * number + 1 + SPLIT * coarse + fine
 
