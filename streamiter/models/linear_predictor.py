@@ -13,10 +13,10 @@ from typing import Any, Final
 import numpy as np
 
 from streamiter.errors import ModelError
-from streamiter.models.documents import Parameters
+from streamiter.models.documents import Parameters, array_of_numbers
 from streamiter.models.explanations import Effects, Explanation, explanation_of
 from streamiter.models.saved_objects import Savable
-from streamiter.models.standardized_model import EXPONENT_MAX, StandardizedModel, array_of_numbers, sigmoid
+from streamiter.models.standardized_model import EXPONENT_MAX, StandardizedModel, sigmoid
 from streamiter.values.numbers import Floats, standardized
 from streamiter.values.sparse_rows import SparseRows, rows_to_predict
 

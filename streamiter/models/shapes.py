@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamiter.errors import ModelError, shortened
+from streamiter.models.documents import are_names, array_of_numbers, parameter_of
 from streamiter.values.numbers import Array, Floats, Indices
 
 FINE_BINS: Final = 61
@@ -59,6 +60,22 @@ class TableMember:
     """(trees, depth): the numbers of the columns that are compared."""
     tree_bins: Indices
     """(trees, depth): a comparison is true if the fine bin is above; the first is the highest bit of the cell."""
+
+    @staticmethod
+    def of(given: Mapping[str, Any], subject: str, columns: int, fields: int, scores: int) -> TableMember:
+        """Return a published member of a model with so many columns, numeric fields and scores."""
+        pairs = _indices(given, "pairs", subject, (None, 2), columns)
+        tree_columns = _indices(given, "tree_columns", subject, (None, None), columns)
+        trees, depth = tree_columns.shape
+        cells = columns * FINE_BINS + len(pairs) * CELLS_OF_PAIR + trees * 2 ** min(depth, TREE_DEPTH_MAX)
+        return TableMember(
+            array_of_numbers(given, "tables", subject, (cells, scores)).astype(np.float32),
+            array_of_numbers(given, "slopes", subject, (fields, scores)),
+            array_of_numbers(given, "intercept", subject, (scores,)),
+            pairs,
+            tree_columns,
+            _indices(given, "tree_bins", subject, (trees, depth), FINE_BINS),
+        )
 
     @staticmethod
     def of_tables(
@@ -136,9 +153,42 @@ class Shapes:
         }
 
     @staticmethod
-    def of(given: object, subject: str, *, fields: int, places: int, scores: int) -> Shapes:
+    def of(given: Mapping[str, Any], subject: str, *, fields: int, places: int, scores: int) -> Shapes:
         """Return the shapes of a published model, whose linear member has so many fields, places and scores."""
-        return _Reading(subject, given, fields, scores).shapes(places)
+        subject = f"{subject}: shapes"
+        names: list[str] = parameter_of(given, "fields", subject, "a list of names", are_names)
+        columns = len(names)
+        kinds = parameter_of(given, "kinds", subject, "a kind for each column", are_names)
+        if unknown := [(name, kind) for name, kind in zip(names, kinds, strict=False) if kind not in COLUMN_KINDS]:
+            raise ModelError(
+                f"{subject}: the column of {unknown[0][0]!r} has the kind {unknown[0][1]!r}; the model is of a newer "
+                "version of streamiter, or damaged"
+            )
+        members = parameter_of(given, "members", subject, "a list of members", lambda value: isinstance(value, list))
+        if len(kinds) != columns:
+            raise ModelError(f"{subject}: expected a kind for each of {columns} columns, given {len(kinds)} kinds")
+        edges = array_of_numbers(given, "edges", subject, (columns, EDGES_OF_COLUMN))
+        if (edges[:, 1:] < edges[:, :-1]).any():
+            raise ModelError(f"{subject}: expected 'edges' in ascending order, given others; the model is damaged")
+        return Shapes(
+            fields=names,
+            kinds=kinds,
+            edges=edges,
+            categories=_indices(given, "categories", subject, (places,), columns * FINE_BINS),
+            rows=array_of_numbers(given, "rows", subject, (columns, FINE_BINS)).astype(np.float32),
+            mixture=array_of_numbers(given, "mixture", subject, (1 + len(members),)),
+            members=[TableMember.of(each, subject, columns, fields, scores) for each in members],
+        )
+
+
+def _indices(given: Mapping[str, Any], name: str, subject: str, shape: tuple[int | None, ...], stop: int) -> Indices:
+    found = array_of_numbers(given, name, subject, shape)
+    if ((found < 0) | (found >= stop)).any():
+        raise ModelError(
+            f"{subject}: expected {name!r} as whole numbers from 0 to {stop - 1}, given {shortened(found.tolist())}; "
+            "the model is damaged"
+        )
+    return found.astype(np.intp)
 
 
 def coarse_of(fine: Array) -> Array:
@@ -149,82 +199,3 @@ def coarse_of(fine: Array) -> Array:
     """
     coarse: Array = (fine + 3) // 4
     return coarse
-
-
-class _Reading:
-    """Reads the parameter ``shapes``, and refuses what no release has published."""
-
-    def __init__(self, subject: str, given: object, fields: int, scores: int) -> None:
-        self._subject = subject
-        self._fields = fields
-        self._given: Mapping[str, Any] = given if isinstance(given, Mapping) else {}
-        self._scores = scores
-
-    def shapes(self, places: int) -> Shapes:
-        fields, kinds = (self._names(name) for name in ("fields", "kinds"))
-        if unknown := sorted(set(kinds).difference(COLUMN_KINDS)):
-            raise ModelError(
-                f"{self._subject}: shapes: the column of {fields[kinds.index(unknown[0])]!r} has the kind "
-                f"{unknown[0]!r}; the model is of a newer version of streamiter, or damaged"
-            )
-        columns = len(fields)
-        given = self._given.get("members")
-        if not isinstance(given, list) or not given:
-            raise self._wrong("members", "a list of members", shortened(given))
-        members = [self._member(each, columns) for each in given]
-        shapes = Shapes(
-            fields=fields,
-            kinds=kinds,  # type: ignore[arg-type]
-            edges=self._floats("edges", (columns, EDGES_OF_COLUMN)),
-            categories=self._indices("categories", (places,), columns * FINE_BINS),
-            rows=self._floats("rows", (columns, FINE_BINS)).astype(np.float32),
-            mixture=self._floats("mixture", (1 + len(members),)),
-            members=members,
-        )
-        if len(kinds) != columns:
-            raise self._wrong("kinds", "one for each column", shortened(kinds))
-        if (shapes.edges[:, 1:] < shapes.edges[:, :-1]).any():
-            raise self._wrong("edges", "numbers in ascending order", "others")
-        return shapes
-
-    def _member(self, given: object, columns: int) -> TableMember:
-        inner = _Reading(self._subject, given, self._fields, self._scores)
-        pairs = inner._indices("pairs", (None, 2), columns)
-        tree_columns = inner._indices("tree_columns", (None, None), columns)
-        trees, depth = tree_columns.shape
-        if depth > TREE_DEPTH_MAX:
-            raise self._wrong("tree_columns", f"at most {TREE_DEPTH_MAX} columns of a tree", str(depth))
-        cells = columns * FINE_BINS + len(pairs) * CELLS_OF_PAIR + trees * 2**depth
-        return TableMember(
-            inner._floats("tables", (cells, self._scores)).astype(np.float32),
-            inner._floats("slopes", (self._fields, self._scores)),
-            inner._floats("intercept", (self._scores,)),
-            pairs,
-            tree_columns,
-            inner._indices("tree_bins", (trees, depth), FINE_BINS),
-        )
-
-    def _names(self, name: str) -> list[str]:
-        value = self._given.get(name)
-        if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
-            raise self._wrong(name, "a list of texts", shortened(value))
-        return value
-
-    def _floats(self, name: str, shape: tuple[int | None, ...]) -> Floats:
-        array = np.asarray(self._given.get(name))
-        lengths = zip(shape, array.shape, strict=False)
-        if array.dtype.kind not in "iuf" or array.ndim != len(shape) or any(a not in (None, b) for a, b in lengths):
-            raise self._wrong(name, f"numbers of shape {shape}", f"shape {array.shape} of {array.dtype}")
-        return array.astype(np.float64)
-
-    def _indices(self, name: str, shape: tuple[int | None, ...], stop: int) -> Indices:
-        found = self._floats(name, shape)
-        if ((found < 0) | (found >= stop)).any():
-            raise self._wrong(name, f"whole numbers from 0 to {stop - 1}", shortened(found.tolist()))
-        return found.astype(np.intp)
-
-    def _wrong(self, name: str, expected: str, given: str) -> ModelError:
-        return ModelError(
-            f"{self._subject}: shapes: expected {name!r} as {expected}, given {given}; publish the "
-            "parameters of a learner as they are"
-        )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
 from itertools import chain
@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 
 from streamiter.errors import ModelError, shortened
-from streamiter.models.documents import SHAPES
+from streamiter.models.documents import SHAPES, are_names, array_of_numbers, parameter_of
 from streamiter.models.explanations import Effects, Explanation, ShapeEffects, explanation_of
 from streamiter.models.shape_scores import BinnedRows, ShapeScores
 from streamiter.models.shapes import Shapes
@@ -65,22 +65,24 @@ class StandardizedModel:
 
     def __init__(self, given: Mapping[str, Any], subject: str) -> None:
         self._subject = subject
-        self.link: str = _value(given, "link", subject, "one of logit, softmax, clipped, log", _is_link)
+        self.link: str = parameter_of(given, "link", subject, "one of logit, softmax, clipped, log", _is_link)
         self.classes: list[Any] | None = None
         self.positive: Any = None
         if self.link == "logit" and "classes" in given:
-            _, self.positive = _value(given, "classes", subject, "a list of two labels", _are_two)
+            _, self.positive = parameter_of(given, "classes", subject, "a list of two labels", _are_two)
         elif self.link == "softmax":
-            self.classes = _value(given, "classes", subject, "a list of labels", lambda value: isinstance(value, list))
+            self.classes = parameter_of(
+                given, "classes", subject, "a list of labels", lambda value: isinstance(value, list)
+            )
         elif self.link in ("clipped", "log"):
             self._lowest, self._highest = (
-                float(_value(given, name, subject, "a number", is_number)) for name in ("lowest", "highest")
+                float(parameter_of(given, name, subject, "a number", is_number)) for name in ("lowest", "highest")
             )
-        self._fields: list[str] = _value(given, "fields", subject, "a list of names", _are_names)
-        self._texts = frozenset(_value(given, "text_fields", subject, "a list of names", _are_names))
+        self._fields: list[str] = parameter_of(given, "fields", subject, "a list of names", are_names)
+        self._texts = frozenset(parameter_of(given, "text_fields", subject, "a list of names", are_names))
         self._place_columns(given)
         self._columns = {name: column for column, name in enumerate(self._fields)}
-        pairs = _value({"crosses": [], **given}, "crosses", subject, "pairs of names", _are_pairs)
+        pairs = parameter_of({"crosses": [], **given}, "crosses", subject, "pairs of names", _are_pairs)
         self._crosses: list[Cross] = [(first, second) for first, second in pairs]
         if self._crosses:
             fields = crossed_fields(self._crosses)
@@ -94,14 +96,14 @@ class StandardizedModel:
         self._products = frozenset(self._product_of.values())
         plain = [name for name in self._fields if name not in self._products]
         self._matrix_width = len(plain) if not self._texts and plain == list(map(str, range(len(plain)))) else None
-        self._bits: int = _value(given, "bits", subject, "a number", _is_count)
+        self._bits: int = parameter_of(given, "bits", subject, "a number", _is_count)
         self._known = published_fields(subject, self._bits, given)
         self._kinds = self._known.kinds
         """The fields whose values are prepared otherwise than their types say."""
         self._vectors = {name.rpartition("[")[0] for name in self._fields if name.endswith("]")}.difference(self._kinds)
         self._featured = self._texts.union(self._fields, self._vectors)
         self.known = self._featured.union(self._kinds)
-        self._width = None if "width" not in given else _value(given, "width", subject, "a number", _is_count)
+        self._width = None if "width" not in given else parameter_of(given, "width", subject, "a number", _is_count)
         kinds, zone = of_reader(self._kinds), self._known.zone
         self._reader = FieldReader(bits=self._bits, kinds=kinds, time_zone=zone, owner=subject)
         self._text_features: dict[tuple[str, Any], tuple[_Weight, list[int]]] = {}
@@ -550,42 +552,17 @@ def _is_link(value: object) -> bool:
     return isinstance(value, str) and value in ("logit", "softmax", "clipped", "log")
 
 
+def _is_list(value: object) -> bool:
+    return isinstance(value, list)
+
+
 def _are_two(value: object) -> bool:
     return isinstance(value, list) and len(value) == 2
 
 
-def _are_names(value: object) -> bool:
-    return isinstance(value, list) and all(isinstance(name, str) for name in value)
-
-
 def _are_pairs(value: object) -> bool:
-    return isinstance(value, list) and all(_are_names(pair) and len(pair) == 2 for pair in value)
+    return isinstance(value, list) and all(are_names(pair) and len(pair) == 2 for pair in value)
 
 
 def _is_count(value: object) -> bool:
     return isinstance(value, int) and value > 0
-
-
-def _value(given: Mapping[str, Any], name: str, subject: str, expected: str, fits: Callable[[object], bool]) -> Any:
-    value = given.get(name)
-    if not fits(value):
-        raise ModelError(
-            f"{subject}: expected {name!r} as {expected}, given {shortened(value)}; publish the parameters of an "
-            "AdaptiveLinearModel as they are"
-        )
-    return value
-
-
-def array_of_numbers(given: Mapping[str, Any], name: str, subject: str, shape: tuple[int | None, ...]) -> Floats:
-    """Return an array of numbers of this shape; None in the shape stands for any length."""
-    array = np.asarray(given.get(name))
-    fits = array.ndim == len(shape) and all(
-        length in (None, is_length) for length, is_length in zip(shape, array.shape, strict=True)
-    )
-    if array.dtype.kind not in "iuf" or not fits:
-        wanted = ", ".join("any" if length is None else str(length) for length in shape)
-        raise ModelError(
-            f"{subject}: expected {name!r} as numbers of shape ({wanted}), given shape {array.shape} of {array.dtype}; "
-            "publish the parameters of an AdaptiveLinearModel as they are"
-        )
-    return array.astype(np.float64)
