@@ -14,7 +14,17 @@ import pytest
 
 from benchmarks import learning, learning_late, learning_streams
 from benchmarks.learning_late_streams import LATE_STREAMS, SCHEDULES, LateStream, Schedule, order
-from benchmarks.learning_peers import FOREST, LEARNERS, LINEAR, OURS, TREE, installed_learners, loss, losses, without_flow
+from benchmarks.learning_peers import (
+    FOREST,
+    LEARNERS,
+    LINEAR,
+    OURS,
+    TREE,
+    installed_learners,
+    loss,
+    losses,
+    without_flow,
+)
 from benchmarks.learning_streams import LearningStream, MissingStream, Task
 from benchmarks.row_steps import row_steps
 from benchmarks.session import PROJECT, Session
