@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pandas
 import pytest
+from learn.row_streams import linear_learner
 from models.model_case import encoder, write
 from support.costs import calls_of
 from support.examples import random_examples
@@ -68,7 +69,7 @@ async def served(model: AdaptiveLinearModel, form: str = "safetensors") -> Serve
 
 
 def trained(labels: str, rows: Any, bits: int = 12, crosses: Any = ()) -> AdaptiveLinearModel:
-    model = AdaptiveLinearModel(bits=bits, crosses=crosses, **LOSSES.get(labels, {}))
+    model = linear_learner(bits=bits, crosses=crosses, **LOSSES.get(labels, {}))
     model.learn(rows, list(map(LABELS[labels], range(len(rows)))))
     return model
 
@@ -197,7 +198,7 @@ def outcome(predict: Callable[[Any], Any], x: Any) -> Any:
 def test_raw_records_are_prepared_as_by_the_learner_itself(example: Raw) -> None:
     """A text was learned as words, and the same record got another answer from each consumer, without an error."""
     options, learned, new = example
-    model = AdaptiveLinearModel(bits=6, **options)
+    model = linear_learner(bits=6, **options)
     model.learn([{}], [1])
     for number, record in enumerate(learned):
         with contextlib.suppress(BadRows):
@@ -224,7 +225,7 @@ def test_raw_records_are_prepared_as_by_the_learner_itself(example: Raw) -> None
 async def test_a_published_version_says_how_its_fields_are_read(form: str, caplog: Any) -> None:
     """A field that was learned as words was predicted as one text by all programs but the trainer."""
     kinds: Any = {"note": "words", "mcc": "category"}
-    model = AdaptiveLinearModel(kinds=kinds, time_zone="Europe/Berlin")
+    model = linear_learner(kinds=kinds, time_zone="Europe/Berlin")
     at = dt.datetime(2024, 3, 1, tzinfo=dt.UTC)
     rows = [
         {
@@ -338,7 +339,7 @@ def test_columns_and_tables_are_predicted_as_their_records() -> None:
 def test_a_field_that_the_model_does_not_know_may_have_any_value() -> None:
     """The text of an id that was never learned had the weight of another text by chance, or a list was refused."""
     rows = [{"town": f"town {n % 40}", "id": n} for n in range(400)]
-    model = AdaptiveLinearModel(bits=6)
+    model = linear_learner(bits=6)
     model.learn([{"town": row["town"]} for row in rows], [n % 40 < 20 for n in range(400)])
     predict, plain = LinearPredictor(model.parameters()), {"town": "town 3"}
     expected = predict(plain)
