@@ -171,7 +171,7 @@ def test_weights_that_moved_have_the_names_of_their_fields() -> None:
     assert [abs(each.moved) for each in changed.weights] == sorted(
         (abs(each.moved) for each in changed.weights), reverse=True
     )
-    assert changed.other == ["text_fields"]
+    assert changed.other == ["shapes", "text_fields"]
     same = model_difference(old, old)
     assert (same.weights, same.scales, same.other) == ([], [], [])
 
