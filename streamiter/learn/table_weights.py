@@ -53,7 +53,8 @@ class TableWeights(ExpertWeights):
     ) -> None:
         self._cell_columns = columns
         self._pairs_max = pairs
-        self._cells = 0
+        self.cells = 0
+        """The number of cells of all tables."""
         self._first_of_column: npt.NDArray[np.int32] = np.zeros(0, np.int32)
         self.pairs: npt.NDArray[np.int32] = np.zeros((0, 2), np.int32)
         self._first_of_pair: npt.NDArray[np.int32] = np.zeros(0, np.int32)
@@ -97,7 +98,7 @@ class TableWeights(ExpertWeights):
 
     def _add_cells(self, count: int) -> int:
         """Have so many more cells; return the number of the first one."""
-        first, self._cells = self._cells, self._cells + count
+        first, self.cells = self.cells, self.cells + count
         own = np.zeros(count * self.scores * len(self.rates), np.float32)
         self._cell_weights = np.append(self._cell_weights, own)
         self._cell_sums = np.append(self._cell_sums, np.zeros(count * self.scores * self._adaptive))
@@ -124,7 +125,7 @@ class TableWeights(ExpertWeights):
 
     def _by_cell(self) -> tuple[npt.NDArray[np.float32], Floats]:
         """Return weights and sums of squared gradients by cell, score and expert; they share the memory."""
-        shape = self._cells, self.scores
+        shape = self.cells, self.scores
         return self._cell_weights.reshape(*shape, len(self.rates)), self._cell_sums.reshape(*shape, self._adaptive)
 
     def _place_trees(self, which: slice | Indices) -> None:
@@ -153,7 +154,7 @@ class TableWeights(ExpertWeights):
         """Begin each new bin with the weights of the old bin that held its middle."""
         tables = self._tables
         same = np.arange(tables.FINE), np.arange(tables.COARSE)
-        source = np.arange(self._cells)
+        source = np.arange(self.cells)
         for column, (fine, coarse) in moved.items():
             first = self._first_of_column[column]
             source[first : first + tables.OF_COLUMN] = first + np.append(fine, tables.FINE + coarse)
@@ -327,7 +328,7 @@ class TableWeights(ExpertWeights):
             "tree bins": self.tree_bins.copy(),
             "drawn": self._drawn.copy(),
             "draw": json.dumps(self._draw.bit_generator.state),
-            "cells": self._cells,
+            "cells": self.cells,
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -338,7 +339,7 @@ class TableWeights(ExpertWeights):
 
     def _restore_tables(self, state: Mapping[str, Any]) -> None:
         self._first_of_column, self._first_of_pair = state["first of columns"].copy(), state["first of pairs"].copy()
-        self.pairs, self._cells = state["pairs"].copy(), state["cells"]
+        self.pairs, self.cells = state["pairs"].copy(), state["cells"]
         self.tree_columns, self.tree_bins = state["tree columns"].copy(), state["tree bins"].copy()
         self._drawn = state["drawn"].copy()
         self._draw.bit_generator.state = json.loads(state["draw"])
