@@ -174,7 +174,7 @@ class Shapes:
             fields=names,
             kinds=kinds,
             edges=edges,
-            categories=_indices(given, "categories", subject, (places,), columns * FINE_BINS),
+            categories=_indices(given, "categories", subject, (places,), max(1, columns * FINE_BINS)),
             rows=array_of_numbers(given, "rows", subject, (columns, FINE_BINS)).astype(np.float32),
             mixture=array_of_numbers(given, "mixture", subject, (1 + len(members),)),
             members=[TableMember.of(each, subject, columns, fields, scores) for each in members],

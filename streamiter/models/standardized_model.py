@@ -108,8 +108,8 @@ class StandardizedModel:
         self._reader = FieldReader(bits=self._bits, kinds=kinds, time_zone=zone, owner=subject)
         self._text_features: dict[tuple[str, Any], tuple[_Weight, list[int]]] = {}
         """The weight and the positions of a text in a field, or of a missing value: None for NaN, too."""
-        self._limit_of_cross: dict[tuple[Any, ...], tuple[float, _Weight]] = {}
-        """Limit and weight of a cross with one or two texts."""
+        self._limit_of_cross: dict[tuple[Any, ...], tuple[float, _Weight, int]] = {}
+        """Limit, weight and position of a cross with one or two texts."""
         self._shapes: ShapeScores | None = None
         if SHAPES in given:
             numbers, places = len(self._fields), len(self._places) - 1
@@ -152,7 +152,10 @@ class StandardizedModel:
                 return self._predict_one(prepared)
         rows, is_single = self._rows([x] if is_dict else x)
         is_single |= is_dict
-        values = self._linked(self._linear_scores(rows))
+        if self._crosses and isinstance(rows, NamedRows):
+            rows = self._with_crosses(rows, self._crosses)
+        scores = self._scores_of_sparse(rows) if isinstance(rows, SparseRows) else self._scores(rows)
+        values = self._linked(scores + self._intercept)
         if self._shapes is not None and isinstance(rows, NamedRows):
             binned = self._binned(self._shapes, rows)
             values = self._shapes.mixed(
@@ -163,12 +166,8 @@ class StandardizedModel:
         return float(values[0]) if values.ndim == 1 else values[0]
 
     def _binned(self, shapes: ShapeScores, rows: NamedRows) -> BinnedRows:
+        """Return the bins of rows with their crosses, whose places may be those of texts, too."""
         return shapes.binned(rows, self._positions(rows.places[:, self._known_places(rows)]))
-
-    def _linear_scores(self, rows: NamedRows | SparseRows) -> Floats:
-        if isinstance(rows, SparseRows):
-            return self._scores_of_sparse(rows) + self._intercept
-        return self._scores(self._with_crosses(rows, self._crosses) if self._crosses else rows) + self._intercept
 
     def _has_crosses_of_lists(self, row: Mapping[str, Any]) -> bool:
         """Whether a crossed field has a list of texts, or a field is named like a cross: `crossed` handles both."""
@@ -211,7 +210,8 @@ class StandardizedModel:
                 parts[name] = self._scores(_further(self._with_crosses(rows, [cross]), rows))
         intercept: _Weight = self._weight_of(self._intercept)
         if self._shape_effects is not None and isinstance(rows, NamedRows):
-            binned = self._binned(self._shape_effects.scores, rows)
+            whole = self._with_crosses(rows, self._crosses) if self._crosses else rows
+            binned = self._binned(self._shape_effects.scores, whole)
             intercept, parts = self._shape_effects.explained(self._intercept, parts, binned, self._linked)
             intercept = intercept if self.classes is not None else intercept[:, 0]
             if is_single or is_dict:
@@ -237,7 +237,9 @@ class StandardizedModel:
         nothing = intercept * 0.0
         known = [name for name, value in row.items() if name in self.known or _is_none(value) or is_no_time(value)]
         parts = {name: self._score_of_fields(self._prepared({name: row[name]}), nothing) for name in known}
-        crosses = {name: nothing + self._score_of_cross(cross, prepared) for cross, name in self._product_of.items()}
+        crosses = {
+            name: nothing + self._score_of_cross(cross, prepared, []) for cross, name in self._product_of.items()
+        }
         return Explanation(intercept, parts | crosses)
 
     def _alone(self, x: Any, rows: NamedRows) -> Iterator[tuple[str, NamedRows]]:
@@ -298,10 +300,11 @@ class StandardizedModel:
 
     def _predict_one(self, given: Mapping[str, Any]) -> Any:
         row = given if self._vectors.isdisjoint(given) else self._with_vectors_as_fields(given)
-        value = self._linked_one(self._score(row, self._weight_of(self._intercept)))
+        crossed: list[int] = []
+        value = self._linked_one(self._score(row, self._weight_of(self._intercept), crossed))
         if self._shapes is None:
             return value
-        places = self._positions_of_row(row) if self._shapes.has_categories else []
+        places = self._positions_of_row(row) + crossed if self._shapes.has_categories else []
         scores = self._shapes.scores_of_row(row, places)
         return self._shapes.mixed([value, *map(self._linked_one, scores)])
 
@@ -327,10 +330,11 @@ class StandardizedModel:
             return min(max(number, self._lowest), self._highest)
         return 1.0 / (1.0 + math.exp(-min(max(score, -_SCORE_MAX), _SCORE_MAX)))
 
-    def _score(self, row: Mapping[str, Any], score: _Weight) -> _Weight:
+    def _score(self, row: Mapping[str, Any], score: _Weight, positions: list[int]) -> _Weight:
+        """Return the score of a row; add the positions of crosses with texts in the model's places."""
         score = self._score_of_fields(row, score)
         for cross in self._crosses:
-            score = score + self._score_of_cross(cross, row)
+            score = score + self._score_of_cross(cross, row, positions)
         return score
 
     def _score_of_fields(self, row: Mapping[str, Any], score: _Weight) -> _Weight:
@@ -363,7 +367,7 @@ class StandardizedModel:
                 raise self._wrong_kind(name, "a text", shortened(value))
         return score
 
-    def _score_of_cross(self, cross: Cross, row: Mapping[str, Any]) -> _Weight:
+    def _score_of_cross(self, cross: Cross, row: Mapping[str, Any], positions: list[int]) -> _Weight:
         """Return what a cross adds to the score of a row; ``crossed`` does the same for many rows."""
         number, texts = 1.0, []
         for field in cross:
@@ -377,13 +381,14 @@ class StandardizedModel:
                 distance = (float(value) - mean) / deviation if deviation else 0.0
                 number *= min(max(distance, -CROSS_LIMIT), CROSS_LIMIT)
         if texts:
-            center, (limit, weight) = 0.0, self._text_cross(cross, texts)
+            center, (limit, weight, at) = 0.0, self._text_cross(cross, texts)
+            positions.append(at)
         else:
             center, limit, weight = self._numeric.get(self._product_of[cross], (0.0, 0.0, 0.0))
         return weight * min(max(number - center, -limit), limit)
 
-    def _text_cross(self, cross: Cross, texts: list[tuple[str, str]]) -> tuple[float, _Weight]:
-        """Return limit and weight of a cross with these texts."""
+    def _text_cross(self, cross: Cross, texts: list[tuple[str, str]]) -> tuple[float, _Weight, int]:
+        """Return limit, weight and position of a cross with these texts."""
         key = (cross, *texts)
         if (found := self._limit_of_cross.get(key)) is None:
             if len(self._limit_of_cross) >= _CACHED_TEXTS:
@@ -391,7 +396,7 @@ class StandardizedModel:
             of_texts = [np.array([place_of_text(field, text, self._bits)]) for field, text in texts]
             at = self._positions(places_of_cross(cross, of_texts, self._bits))[0]
             weights = self._place_weights[at]
-            found = self._limit_of_cross[key] = float(self._place_limits[at]), self._weight_of(weights)
+            found = self._limit_of_cross[key] = float(self._place_limits[at]), self._weight_of(weights), int(at)
         return found
 
     def _text_weight(self, name: str, value: Any) -> _Weight:
