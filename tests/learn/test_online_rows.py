@@ -31,7 +31,6 @@ from streamiter.learn import (
     ProgressiveValidation,
     SparseRows,
     StandardScaler,
-    row_training,
     train_online,
 )
 from streamiter.learn.validation import MeanComparison, PredictedRows
@@ -464,7 +463,7 @@ def test_the_event_loop_runs_while_the_arithmetic_is_compiled(monkeypatch: pytes
         asyncio.get_running_loop().call_later(0.01, has_run.set)
         await (await flow.start()).wait()
 
-    monkeypatch.setattr(row_training, "ExpertWeights", compile_slowly)
+    monkeypatch.setattr(AdaptiveLinearModel, "compile", compile_slowly)
     asyncio.run(run_meanwhile())
 
 
