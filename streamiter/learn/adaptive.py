@@ -20,14 +20,8 @@ import numpy.typing as npt
 from streamiter.errors import ConfigurationError, ModelError, OtherModel
 from streamiter.learn.asked_questions import AskedScores
 from streamiter.learn.cell_columns import Categories
-from streamiter.learn.expert_weights import (
-    CrossStatistics,
-    ExpertWeights,
-    check_published,
-    check_task,
-    checked_rates,
-    fitted,
-)
+from streamiter.learn.cross_statistics import CrossStatistics
+from streamiter.learn.expert_weights import ExpertWeights, check_published, check_task, checked_rates, fitted
 from streamiter.learn.labels import FIRST_LABELS, Label, LabelKind, LabelPart, LabelReader, Labels, LearningTask
 from streamiter.learn.losses import LossName, PlainLoss, checked_loss, loss_of_validation
 from streamiter.learn.model_rows import ASSUMED, FirstRows, ModelRows, RowSteps
@@ -438,7 +432,10 @@ class AdaptiveLinearModel(DeclaredState, Savable):
 
     def compile(self) -> None:
         """Compile the arithmetic, where that is needed; it takes some ten seconds."""
-        self._new_weights("binary", 1, 1)
+        weights = self._new_weights("binary", 1, 1)
+        weights.add_numeric(1)
+        row = ModelRows(np.array([0, 1]), np.array([2]), np.ones(1))
+        weights.step(row, RowSteps.one_each(1, learns=True), np.zeros(1))
 
     # ---- columns
 

@@ -69,7 +69,7 @@ def test_training_with_crosses_in_a_flow_equals_a_plain_loop() -> None:
     model.learn(records, labels["two texts"].tolist())
     rows = [record | {"label": bool(label)} for record, label in zip(records, labels["two texts"], strict=True)]
     for workers, mini_batch in ((1, 7), (3, 50)):
-        options: Record = {"mode": "synchronous", "workers": workers, "mini_batch": mini_batch}
+        options: Record = {"mode": "synchronous", "workers": workers, "mini_batch": mini_batch, "shapes": False}
         result = trained(rows, seed=workers, label="label", crosses=crosses, **options)
         assert result.last == frozen(model.parameters(state=False))
     predict = LinearPredictor(model.parameters())
