@@ -125,12 +125,14 @@ class _Page:
     async def _events(self) -> AsyncIterator[bytes]:
         sent, number = b"", 0
         while True:
+            # The server ends with its phase, and would wait for this answer; the last state tells that it has ended.
+            is_last = self._observations.phase.phase in ("finished", "suspended", "aborted", "failed")
             yield _event("state", self._state())
             if number % _DETAILS_EVERY == 0 and (details := await self._details()) != sent:
                 sent = details
                 yield _event("details", details)
-            if self._observations.phase.phase in ("finished", "suspended", "aborted", "failed"):
-                return  # The server ends, and would wait for this answer.
+            if is_last:
+                return
             number += 1
             await self._observations.clock.sleep(SAMPLE_S)
 
