@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 
-from benchmarks.measuring import Contender, Figure, Stopwatch, Target, Trial, alternate
+from benchmarks.measuring import Contender, Figure, Stopwatch, Target, Trial, alternate, run_to_end
 from benchmarks.session import Session
 from streamiter import Flow
 
@@ -72,5 +72,5 @@ def _flow(ask: Ask, count: int, watch: Stopwatch) -> list[int]:
     flow = Flow("calls")
     answers = flow.from_items(range(count)).map_async(ask, CONCURRENCY).collect()
     with watch:
-        flow.run()
+        run_to_end(flow)
     return list(answers.items)

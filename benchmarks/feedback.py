@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import uvloop
 
-from benchmarks.measuring import Contender, Figure, Stopwatch, Target, Trial, alternate
+from benchmarks.measuring import Contender, Figure, Stopwatch, Target, Trial, alternate, run_to_end
 from benchmarks.session import Session
 from streamiter import Flow, IterationBodyResult, Operator, OutputTag, Stream, connect, iterate_unbounded_streams
 from streamiter.operators.source import Source
@@ -85,7 +85,7 @@ def _once_around(items: Any, watch: Stopwatch) -> tuple[int, int]:
     [arrived] = iterate_unbounded_streams([flow.from_items([])], [flow.from_items(items)], body)
     arrived.process(lambda: tally)
     with watch:
-        flow.run()
+        run_to_end(flow)
     return tally.count, tally.total
 
 

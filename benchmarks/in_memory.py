@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.measuring import Contender, Figure, Stopwatch, Target, Trial, alternate
+from benchmarks.measuring import Contender, Figure, Stopwatch, Target, Trial, alternate, run_to_end
 from benchmarks.session import Session
 from streamiter import Flow, Operator
 
@@ -90,7 +90,7 @@ def _record_functions(count: int, watch: Stopwatch) -> Sums:
     sums = flow.from_items(numbers).map(increment).filter(is_even).key_by(key_of).reduce(add)
     sums.process(lambda: _Last(batches))
     with watch:
-        flow.run()
+        run_to_end(flow)
     return _last_sums(np.concatenate(batches), count)
 
 
@@ -101,7 +101,7 @@ def _numpy_functions(count: int, watch: Stopwatch) -> Sums:
     even = flow.from_items(numbers).map_batch(lambda x: x + 1).filter_batch(lambda x: x % 2 == 0)
     even.key_by_batch(lambda x: x % KEYS).reduce(np.add).process(lambda: _Last(batches))
     with watch:
-        flow.run()
+        run_to_end(flow)
     return _last_sums(np.concatenate(batches), count)
 
 

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import orjson
 
 from benchmarks.flights import is_late, read_flights
-from benchmarks.measuring import Contender, Figure, Stopwatch, Target, Trial, alternate
+from benchmarks.measuring import Contender, Figure, Stopwatch, Target, Trial, alternate, run_to_end
 from benchmarks.session import Session
 from streamiter import Columns, Flow, topic
 from streamiter.errors import ConfigurationError
@@ -127,7 +127,7 @@ def _flow(path: Path, decoder: JsonColumns, count: int, rates: Rates = None) -> 
     model = partial(AdaptiveLinearModel, rates=rates)
     reports = train_online(flights, model, label=_LABEL).validation.collect()
     with Stopwatch() as watch:
-        flow.run()
+        run_to_end(flow)
     assert reports.items[-1]["count"] == count
     loss = reports.items[-1]["loss"]
     return Trial({**watch.rates(count, "rows"), LOSS: loss}, result=None if rates else loss)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.measuring import Contender, Figure, Stopwatch, Target, Trial, alternate
+from benchmarks.measuring import Contender, Figure, Stopwatch, Target, Trial, alternate, run_to_end
 from benchmarks.session import Session
 from streamiter import Flow
 from streamiter.learn import k_means as k_means_of
@@ -78,7 +78,7 @@ def _flow(points: Floats, initial: Floats, *, subtasks: int) -> Floats:
     flow = Flow("k-means")
     stream = flow.from_items(points, parallelism=subtasks)
     models = k_means_of(stream, clusters=CLUSTERS, rounds=ROUNDS, initial=initial).collect()
-    flow.run()
+    run_to_end(flow)
     [model] = models.items
     centroids: Floats = model.parameters["centroids"]
     return centroids

@@ -71,7 +71,8 @@ def with_rare_collections(contender: Contender) -> Contender:
 def new_topic(session: Session, label: str, *, partitions: int = 1, linger_s: float = 0.0) -> Topic:
     """Create a topic with the label in its name, and return it."""
     made = topic(f"kafka://{session.kafka}/bench-{label}-{uuid.uuid4().hex[:8]}", linger_s=linger_s)
-    run(made.create(partitions=partitions))
+    # Some records have times of 1970, which a broker with its default settings would soon delete.
+    run(made.create(partitions=partitions, settings={"retention.ms": "-1"}))
     return made
 
 

@@ -12,7 +12,7 @@ import orjson
 
 from benchmarks import kafka
 from benchmarks.events import FEATURES, TRUE_WEIGHTS, PackedEvent, make_events, packed_features
-from benchmarks.measuring import Contender, Figure, Stopwatch, Target, Trial, alternate
+from benchmarks.measuring import Contender, Figure, Stopwatch, Target, Trial, alternate, run_to_end
 from benchmarks.session import Session
 from streamiter import Columns, Flow
 from streamiter.topics import JsonColumns
@@ -139,7 +139,7 @@ def _flow_of_records(session: Session, events: Topic, count: int) -> Trial:
     flow = Flow("scores")
     flow.source(events, stop="latest").map(score).sink(outputs)
     with Stopwatch() as watch:
-        flow.run()
+        run_to_end(flow)
     return _trial(session, outputs, count, watch)
 
 
@@ -149,7 +149,7 @@ def _flow_of_columns(session: Session, events: Topic, count: int) -> Trial:
     flow = Flow("scores")
     flow.source(events, decode=decoder, stop="latest").map_batch(scores).sink(outputs)
     with Stopwatch() as watch:
-        flow.run()
+        run_to_end(flow)
     return _trial(session, outputs, count, watch)
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 import uvloop
 
-from benchmarks.measuring import Contender, Figure, Stopwatch, Target, Trial, alternate
+from benchmarks.measuring import Contender, Figure, Stopwatch, Target, Trial, alternate, run_to_end
 from benchmarks.session import PROJECT, Session
 from streamiter import Checkpoints, Flow, Operator, RocksState, Stream, tumbling
 from streamiter.engine.job.job import Job
@@ -54,7 +54,7 @@ def _measured(keys: int, updates: int, *, on_disk: bool) -> Contender:
             flow = Flow("states", state=RocksState(folder) if on_disk else None)
             sums = _counted(flow.from_items(records, name="keys")).reduce_all(lambda a, b: a + b, name="sum").collect()
             with Stopwatch() as watch:
-                flow.run()
+                run_to_end(flow)
         return Trial(watch.rates(updates, "records"), tuple(sums.items))
 
     return run

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.measuring import Contender, Figure, Stopwatch, Target, Trial, alternate
+from benchmarks.measuring import Contender, Figure, Stopwatch, Target, Trial, alternate, run_to_end
 from benchmarks.session import Session
 from streamiter import Columns, Flow
 from streamiter.learn import DelayedLabels, train_online
@@ -173,7 +173,7 @@ def _flow(records: Columns, given: Sequence[Any], schedule: Schedule) -> Trial:
     events = flow.from_items(given, parallelism=1).event_time("at", unit="ms", check_unit=False)
     predicted = train_online(events, labels=labels).predictions.collect()
     with Stopwatch() as watch:
-        flow.run()
+        run_to_end(flow)
     predictions, targets = (np.concatenate([part[name] for part in predicted.items]) for name in _REPORTED)
     return _trial(watch, len(records), predictions, targets == 1.0)
 

@@ -20,7 +20,7 @@ from benchmarks import kafka
 from benchmarks.learning_late_streams import LATE_STREAMS, SCHEDULES, LateStream, Schedule, order
 from benchmarks.learning_peers import Floats, River, losses, without_flow
 from benchmarks.learning_streams import LearningStream, MissingStream
-from benchmarks.measuring import Stopwatch
+from benchmarks.measuring import Stopwatch, run_to_end
 from benchmarks.report import markdown_table
 from benchmarks.session import Session
 from streamiter import Columns, Flow, Stream, topic
@@ -70,7 +70,7 @@ def _trained(
     training = train_online(make(flow), labels=labels)
     predicted, models = training.predictions.collect(), training.models.collect()
     with Stopwatch() as watch:
-        flow.run()
+        run_to_end(flow)
     fields = ("predictions", "targets", "questions")
     reported = {field: np.concatenate([part[field] for part in predicted.items]) for field in fields}
     return reported, models.items[-1].parameters, watch.cpu_seconds
@@ -221,7 +221,7 @@ def fill_backlog(session: Session, stream: LateStream, say: Callable[[str], None
     kafka.run(made.create(settings={"retention.ms": "-1"}))  # The times begin in 1970.
     flow = Flow("backlog")
     flow.from_items(_records(stream)).sink(made, timestamp=itemgetter("at"))
-    flow.run()
+    run_to_end(flow)
     return made
 
 

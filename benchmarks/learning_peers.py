@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.learning_streams import LearningStream
-from benchmarks.measuring import Stopwatch
+from benchmarks.measuring import Stopwatch, run_to_end
 from streamiter import Columns, Flow
 from streamiter.learn import DelayedLabels, ForeignModel, SparseRows, train_online
 from streamiter.learn.adaptive import AdaptiveLinearModel
@@ -95,7 +95,7 @@ def ours(stream: LearningStream, *, shapes: bool = True) -> Learned:
     flow = Flow("stream")
     reports = train_online(flow.from_items(records), **arguments, shapes=shapes).validation.collect()
     with Stopwatch() as watch:
-        flow.run()
+        run_to_end(flow)
     predictions = without_flow(stream, shapes=shapes)
     predictions = np.where(np.isnan(predictions), 0.5, predictions)  # As the flow counts rows before the first label.
     accuracy = None
@@ -212,7 +212,7 @@ def _in_flow(stream: LearningStream, classifier: Callable[..., Any], regressor: 
     training = train_online(flow.from_items(records), model, **arguments)
     reports, predicted = training.validation.collect(), training.predictions.collect()
     with Stopwatch() as watch:
-        flow.run()
+        run_to_end(flow)
     # The first row is not predicted. A class that has not come yet is scored as if all classes were equally probable.
     of_rows = np.concatenate([[0.5], *(rows["predictions"] for rows in predicted.items)])
     if stream.task == "classes":

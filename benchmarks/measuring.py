@@ -18,13 +18,37 @@ from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any, Final, Literal, Self
 
-__all__ = ["Contender", "DifferentResultsError", "Figure", "Series", "Stopwatch", "Target", "Trial", "alternate"]
+from streamiter import Flow
+from streamiter.engine.graph.statistics import JobStatistics
+
+__all__ = [
+    "Contender",
+    "DifferentResultsError",
+    "Figure",
+    "Series",
+    "Stopwatch",
+    "Target",
+    "Trial",
+    "alternate",
+    "run_to_end",
+]
 
 _CPU: Final = "CPU-s"
 
 
 class DifferentResultsError(Exception):
     """Two contenders that do the same work had different results, so their speeds cannot be compared."""
+
+
+def run_to_end(flow: Flow) -> JobStatistics:
+    """Run a flow, and end the program if a signal has stopped the flow before its end.
+
+    A stopped flow returns like one that has finished. A trial would have too high a rate, or seem to have lost results.
+    """
+    statistics = flow.run()
+    if statistics.state != "finished":
+        sys.exit(f"flow {flow.name!r}: expected it to run to its end, given a signal that stopped it: no figures")
+    return statistics
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import orjson
 
 from benchmarks import kafka
 from benchmarks.events import FEATURES, TRUE_WEIGHTS, Event, PackedEvent, make_events, packed_features
-from benchmarks.measuring import Contender, Figure, Stopwatch, Target, Trial, alternate
+from benchmarks.measuring import Contender, Figure, Stopwatch, Target, Trial, alternate, run_to_end
 from benchmarks.session import Session
 from streamiter import (
     Columns,
@@ -210,7 +210,7 @@ def _flow(session: Session, events: Topic, count: int, learn: Learn, decoder: An
     models.process(lambda: last)
     models.publish_model(updates, model="regression")
     with Stopwatch() as watch:
-        statistics = flow.run()
+        statistics = run_to_end(flow)
     read = next(step for task in statistics.tasks for step in task.steps if step.step == events.name)
     assert read.counts.records_in == count, f"expected {count} events to be read, given {read.counts.records_in}"
     return Trial(watch.rates(count, "events"), Learned(kafka.count_records(session, updates), last.weights))
@@ -225,7 +225,7 @@ def _ready_made(session: Session, events: Topic, count: int, decoder: Any) -> Tr
     models.process(lambda: last)
     models.publish_model(updates, model="regression")
     with Stopwatch() as watch:
-        flow.run()
+        run_to_end(flow)
     assert last.model.records == count, f"expected {count} events to be learned, given {last.model.records}"
     units = Columns({"id": np.zeros(FEATURES + 1, np.int64), "x": np.eye(FEATURES + 1, FEATURES)})
     predictions = LinearPredictor(last.model.parameters)(units)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from benchmarks.feedback import token_in_futures
-from benchmarks.measuring import Contender, Figure, Stopwatch, Target, Trial, alternate
+from benchmarks.measuring import Contender, Figure, Stopwatch, Target, Trial, alternate, run_to_end
 from benchmarks.session import Session
 from streamiter import Flow, IterationBodyResult, Stream, iterate_bounded_streams_until_termination
 from streamiter.iteration import terminate_after
@@ -69,7 +69,7 @@ def _measured(rounds: int, *, parallelism: int, with_criteria: bool, repartition
         collected = last.collect()
         watch = Stopwatch()
         with watch:
-            flow.run()
+            run_to_end(flow)
         # The set is the same for all contenders, for any number of subtasks.
         return Trial(watch.rates(rounds, "rounds"), sorted(set(collected.items)))
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.measuring import Contender, Figure, Stopwatch, Target, Trial, alternate
+from benchmarks.measuring import Contender, Figure, Stopwatch, Target, Trial, alternate, run_to_end
 from benchmarks.session import Session
 from streamiter import Columns, Flow
 from streamiter.learn import ProgressiveValidation, SparseRows, train_online
@@ -138,7 +138,7 @@ def _flow(
     training = train_online(flow.from_items(records), label="label", features=features, shapes=shapes)
     reports = training.validation.collect()
     with Stopwatch() as watch:
-        flow.run()
+        run_to_end(flow)
     assert reports.items[-1]["count"] == len(records)
     return Trial(watch.rates(len(records), "rows"), reports.items[-1]["loss"])
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from benchmarks.measuring import Contender, Figure, Stopwatch, Target, Trial, alternate
+from benchmarks.measuring import Contender, Figure, Stopwatch, Target, Trial, alternate, run_to_end
 from benchmarks.session import Session
 from streamiter import Columns, Flow, Operator, tumbling
 
@@ -87,7 +87,7 @@ def _records_in_flow(keys: Any, times: Any, watch: Stopwatch) -> Counts:
     counts = timed.key_by(lambda record: record[0]).window(tumbling(SIZE_S)).aggregate("count")
     counts.process(lambda: _Kept(batches))
     with watch:
-        flow.run()
+        run_to_end(flow)
     return _counted(batches)
 
 
@@ -100,7 +100,7 @@ def _columns_in_flow(keys: Any, times: Any, watch: Stopwatch) -> Counts:
     counts = timed.key_by_batch(lambda batch: batch["key"]).window(tumbling(SIZE_S)).aggregate("count")
     counts.process(lambda: _Kept(batches))
     with watch:
-        flow.run()
+        run_to_end(flow)
     return _counted(batches)
 
 
@@ -158,7 +158,7 @@ def _joining(count: int) -> Contender:
         )
         left.interval_join(right, lower_s=-2, upper_s=2).process(lambda: _Kept(batches))
         with watch:
-            flow.run()
+            run_to_end(flow)
         found = sum(map(len, batches))
         assert found == expected, f"expected {expected:,} pairs, given {found:,}"
         return Trial(watch.rates(count, "records"), found)

@@ -15,7 +15,7 @@ import numpy as np
 import orjson
 
 from benchmarks import kafka
-from benchmarks.measuring import Contender, Figure, Stopwatch, Trial, alternate
+from benchmarks.measuring import Contender, Figure, Stopwatch, Trial, alternate, run_to_end
 from benchmarks.quix import Job, Outcome
 from benchmarks.session import PROJECT, Session
 from benchmarks.windows import DISORDER_MS, KEYS, SIZE_S, pair_count, stream
@@ -93,7 +93,7 @@ class _Work:
         ]
         self.flow(streams).process(lambda: counts)
         with watch:
-            flow.run()
+            run_to_end(flow)
         self._check(counts.results, counts.total)
         return Trial(watch.rates(self.count, "records"))
 

@@ -62,6 +62,18 @@ def independent_copy(value: Any) -> Any:
     return copy.deepcopy(value)
 
 
+ListEntry = Sequence[Any]
+"""An entry of a list of a key: its time, its number among all entries of the step, and more."""
+
+
+class ListEntries(Protocol):
+    """Is told what happens to the entries in the two lists of a key (``place`` 0 or 1), which is loaded."""
+
+    def came(self, key: Any, place: int, entry: ListEntry) -> None: ...
+    def changed(self, key: Any, place: int, entry: ListEntry) -> None: ...
+    def left(self, key: Any, place: int, entry: ListEntry) -> None: ...
+
+
 class KeyedStates(Protocol):
     """The states of the keys that one step has in one subtask, wherever they are kept.
 
@@ -90,6 +102,12 @@ class KeyedStates(Protocol):
         """Return a dict with the states of these keys and perhaps of others; changes of it are kept by `store`.
 
         It is the same dict for all calls until `clear` or `restore`.
+        """
+
+    def list_entries(self) -> ListEntries | None:
+        """Return who is told of the changes of entries; None if nobody needs to be told. Call it first.
+
+        For a step whose states are two lists of entries, in the order of time and number.
         """
 
     def due(self, number: int, numbers: int, *, of_pairs: bool = False, prefetch: Prefetch | None = None) -> DueItems:
@@ -200,6 +218,9 @@ class KeyedState:
 
     def store(self) -> None:
         pass
+
+    def list_entries(self) -> ListEntries | None:
+        return None
 
     def due(self, number: int, numbers: int, *, of_pairs: bool = False, prefetch: Prefetch | None = None) -> DueItems:
         return DueHeap(number, numbers, of_pairs=of_pairs, load=self.load)

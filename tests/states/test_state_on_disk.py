@@ -89,12 +89,17 @@ class Run(NamedTuple):
 def built(run: Run, folder: Path, limit: int) -> tuple[Flow, list[Any]]:
     flow = Flow("restarts", state=RocksState(folder / "state", memory_bytes=16 << 20) if run.on_disk else None)
     source = type("Limited", (Paced,), {"limit": limit, "bounded": True})
-    numbers = flow.from_source(source, name="numbers").key_by(lambda number: number)
+    read = flow.from_source(source, name="numbers")
+    numbers = read.key_by(lambda number: number)
+    # No number is late, and no record leaves before the end.
+    times = read.event_time(lambda n: n, unit="ms", check_unit=False, out_of_orderness_s=1.0, name="times")
+    timed, few = (each.key_by(lambda number: number % 40) for each in (times, times.filter(lambda number: number < 80)))
     options: Any = {"parallelism": run.parallelism}
     streams: list[Stream] = [
         numbers.stateful_map(lambda n, x: (n + 1, (x, n + 1)), 0, name="map", **options),
         numbers.reduce(lambda a, b: a + b, name="reduce", **options),
         numbers.process(Seen, name="seen", time_to_live_s=1000.0, **options),
+        timed.interval_join(few, lower_s=-0.04, upper_s=0.0, name="join", **options),
     ]
     return flow, [stream.collect(name=f"results {at}") for at, stream in enumerate(streams)]
 
@@ -455,7 +460,9 @@ async def test_a_damaged_database_ends_the_start_with_the_step(tmp_path: Path) -
     await resumed(run, tmp_path, tmp_path / "checkpoints")
     for path in (tmp_path / "checkpoints").glob("*/*.shared"):
         path.write_bytes(bytes(path.stat().st_size))
-    with pytest.raises(Exception, match=r"step 'map'.*\.shared: the checkpoint is damaged: a file of \d+ bytes"):
+    with pytest.raises(
+        Exception, match=r"step '(map|reduce|seen|join)'.*\.shared: the checkpoint is damaged: a file of \d+ bytes"
+    ):
         await resumed(Run(1, True), tmp_path, tmp_path / "checkpoints")
     [flow] = flows_in(FolderBlobs(tmp_path / "checkpoints"))
     snapshot = flow.open(flow.snapshots()[-1])

@@ -11,6 +11,7 @@ import contextlib
 import os
 import shutil
 import tempfile
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property
@@ -259,6 +260,29 @@ class Database:
             return rows
         written = sorted((key, value) for key, value in waiting.items() if begin <= key < end and value is not None)
         return merge((row for row in rows if row[0] not in waiting), written)
+
+    def rows_behind(self, keys: Sequence[bytes]) -> list[list[StoredRow]]:
+        """Return for each key, in order, the rows whose keys are longer and begin with it."""
+        if not keys:
+            return []
+        if not self.is_making_checkpoint:
+            self.settle()
+        waiting, found = sorted(self._waiting), []
+        rows_of = self._rows.iter(ReadOptions())
+        for key in keys:
+            rows: dict[bytes, bytes | None] = {}
+            with self._explained():
+                rows_of.seek(key + b"\x00")
+                while rows_of.valid() and (row := rows_of.key()).startswith(key):
+                    rows[row] = rows_of.value()
+                    rows_of.next()
+                rows_of.status()  # It raises the error that ends the rows as if there were no more.
+            place = bisect_right(waiting, key)
+            while place < len(waiting) and waiting[place].startswith(key):
+                rows[waiting[place]] = self._waiting[waiting[place]]
+                place += 1
+            found.append(sorted((row, value) for row, value in rows.items() if value is not None))
+        return found
 
     def keys_from_the_end(self, begin: bytes, end: bytes) -> Iterator[bytes]:
         """Give the keys of the rows from before ``end`` back to ``begin``; there is no row with the key ``end``."""

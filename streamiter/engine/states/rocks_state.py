@@ -15,10 +15,10 @@ import msgspec
 import numpy as np
 
 from streamiter.engine.states.due_rows import DueRows
+from streamiter.engine.states.list_rows import ListRows
 from streamiter.engine.states.stored import (
     ALL_END,
     END,
-    FRAME_KEYS,
     KeyShare,
     StatesClock,
     StoredDatabase,
@@ -27,6 +27,7 @@ from streamiter.engine.states.stored import (
     missing_rocksdict,
     time_of,
     timed,
+    whole_states,
 )
 from streamiter.engine.storage.flow_record import shortened_name
 from streamiter.errors import ConfigurationError, InternalError, shortened
@@ -164,6 +165,8 @@ class RocksStates:
         self._swept_to = b""
         self._due: dict[int, DueRows] = {}
         """The due items by number."""
+        self._lists: ListRows | None = None
+        """For states that are lists with a row for each entry."""
 
     @property
     def time_to_live_s(self) -> float | None:
@@ -171,7 +174,15 @@ class RocksStates:
 
     # ---- the states of a batch
 
+    def list_entries(self) -> ListRows:
+        if self._lists is None:
+            self._lists = ListRows(self._database, self._plain_data, self._loaded.states, self._encoded)
+        return self._lists
+
     def prefetch(self, keys: Sequence[Any]) -> None:
+        if self._lists is not None:
+            self._limit_keys(*self._lists.load(keys, self._row_keys))
+            return
         rows, loaded = self._rows, self._loaded
         missing = [key for key in dict.fromkeys(keys) if key not in rows] if rows else list(dict.fromkeys(keys))
         if not missing:
@@ -186,21 +197,31 @@ class RocksStates:
         known = keys
         if len(found) < len(keys):
             known = [key for key, value in zip(keys, values, strict=True) if value is not None]
-        if found:
-            self.keys_at_once = max(1, min(_KEYS_AT_ONCE, _BYTES_AT_ONCE * len(found) // sum(map(len, found))))
+        self._limit_keys(len(found), sum(map(len, found)))
         loaded.states.update(zip(known, self._plain_data.decode_each([*map(frame_in, found)]), strict=True))
         if self.time_to_live_s is not None:
             times = [max(time_of(value), self._since_s) for value in found]
             loaded.used_at_s.update(zip(known, times, strict=True))
+
+    def _limit_keys(self, found: int, size_bytes: int) -> None:
+        """Load fewer keys at once if their states are large."""
+        if found:
+            self.keys_at_once = max(1, min(_KEYS_AT_ONCE, _BYTES_AT_ONCE * found // size_bytes))
 
     def load(self, keys: Sequence[Any] | Array) -> dict[Any, Any]:
         self.prefetch(keys.tolist() if isinstance(keys, np.ndarray) else keys)
         return self._loaded.states
 
     def store(self) -> None:
+        self._store()
+
+    def _store(self, *, whole: bool = False) -> None:
+        """Write what has changed; with ``whole`` also what may stay in memory for a while."""
         changes = self._changes() if self._rows else []
         for due in self._due.values():
-            changes += due.changes()
+            changes += due.changes(whole=whole)
+        if self._lists is not None:
+            changes += self._lists.store(whole=whole)
         if changes:
             self._database.write(changes)
 
@@ -256,6 +277,7 @@ class RocksStates:
     def _delete_all(self) -> None:
         self._forget()
         self._due.clear()
+        self._lists = None
         self._database.delete_range(b"", ALL_END)
 
     # ---- due items
@@ -266,17 +288,18 @@ class RocksStates:
             if prefetch is not None:
                 prefetch(keys)
 
+        if number in self._due:
+            self._store(whole=True)
         due = self._due[number] = DueRows(
             number, numbers, self._database, of_pairs=of_pairs, load=load, turn=lambda: self.keys_at_once or 1
         )
         return due
 
     def all_without_due(self) -> Iterator[Mapping[Any, Any]]:
+        self._store(whole=True)
         self._database.delete_range(END, ALL_END)
-        rows = self._database.rows(b"", END)
-        while some := list(islice(rows, FRAME_KEYS)):
-            keys = decode_keys([key[1:] for key, _ in some])
-            yield dict(zip(keys, self._plain_data.decode_each([frame_in(value) for _, value in some]), strict=True))
+        for rows, states in whole_states(self._database.rows(b"", END), self._plain_data):
+            yield dict(zip(decode_keys([key[1:] for key, _ in rows]), states, strict=True))
             self.store()
 
     @property
@@ -307,7 +330,7 @@ class RocksStates:
     # ---- snapshots
 
     def snapshot(self) -> FrozenDatabase:
-        self.store()
+        self._store(whole=True)
         folder, made = self._database.checkpoint()
         clock = StatesClock(self._clock.monotonic_s(), self._since_s, self.time_to_live_s is not None)
         return FrozenDatabase(self._step, folder, made, clock, self._plain_data, self._stored)
@@ -315,6 +338,7 @@ class RocksStates:
     async def restore(self, state: Iterable[StateFrame]) -> None:
         self._forget()
         self._due.clear()
+        self._lists = None
         if isinstance(state, StoredDatabase):
             await self._go_on_with(state)
         elif isinstance(state, KeyShare) and (databases := state.databases()) is not None:

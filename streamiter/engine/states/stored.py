@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
 from pathlib import Path
 from struct import Struct
 from typing import Any, Final
@@ -33,6 +32,9 @@ END: Final = b"\x80"
 
 The row with this key has what follows from the states besides due items, and the rows behind it are due items."""
 
+ZERO: Final = 2**63
+"""Added to a number in the key of a row, so that the bytes of negative ones come first."""
+
 ALL_END: Final = b"\xff"
 """The end of the range of all rows."""
 
@@ -41,6 +43,9 @@ def due_prefix(number: int) -> bytes:
     """Return the first byte of the rows of due items."""
     return bytes((END[0] + 1 + number,))
 
+
+ENTRY: Final = Struct(">BQQ")
+"""The end of the key of the row of an entry of a list: which list, time and number."""
 
 FRAME_KEYS: Final = 1024
 """The rows of one frame: some milliseconds of decoding."""
@@ -133,17 +138,42 @@ class StoredDatabase(Iterable[StateFrame]):
                 yield from frames_of(database, self.clock, self._plain_data)
 
 
+def whole_states(
+    rows: Iterable[tuple[bytes, bytes]], plain_data: PlainData
+) -> Iterator[tuple[list[tuple[bytes, bytes]], list[Any]]]:
+    """Give the rows of keys and their whole states, some at once; for lists, see ``list_rows``."""
+    of_keys: list[tuple[bytes, bytes]] = []
+    entries: list[tuple[int, int, bytes]] = []
+    for row, value in rows:
+        if of_keys and row.startswith(of_keys[-1][0]):
+            entries.append((len(of_keys) - 1, row[-ENTRY.size], value))
+            continue
+        if len(of_keys) + len(entries) >= FRAME_KEYS:
+            yield of_keys, states_with([frame_in(value) for _, value in of_keys], entries, plain_data)
+            of_keys, entries = [], []
+        of_keys.append((row, value))
+    if of_keys:
+        yield of_keys, states_with([frame_in(value) for _, value in of_keys], entries, plain_data)
+
+
+def states_with(values: list[bytes], entries: list[tuple[int, int, bytes]], plain_data: PlainData) -> list[Any]:
+    """Return the states in the rows of keys, with further entries: the place of the key, the list, and the frame."""
+    states: list[Any] = plain_data.decode_each(values)
+    if entries:
+        decoded = plain_data.decode_each([frame for _, _, frame in entries])
+        for (at, place, _), entry in zip(entries, decoded, strict=True):
+            states[at][place].append(entry)
+    return states
+
+
 def frames_of(database: Any, clock: StatesClock, plain_data: PlainData) -> Iterator[StateFrame]:
     """Give the rows of an open database as the frames that states in memory have."""
     from streamiter.engine.states.database import rows_in
 
-    iterator = rows_in(database, b"", END)
-    while rows := list(islice(iterator, FRAME_KEYS)):
-        keys = decode_keys([key[1:] for key, _ in rows])
-        values = [value for _, value in rows]
-        frame: StateFrame = [keys, plain_data.decode_each([*map(frame_in, values)])]
+    for rows, states in whole_states(rows_in(database, b"", END), plain_data):
+        frame: StateFrame = [decode_keys([key[1:] for key, _ in rows]), states]
         if clock.is_timed:
-            frame.append([clock.now_s - max(time_of(value), clock.since_s) for value in values])
+            frame.append([clock.now_s - max(time_of(value), clock.since_s) for _, value in rows])
         yield frame
 
 

@@ -19,7 +19,7 @@ from typing import Any, Final, Literal
 
 from streamiter.operators.definitions import Definition, at_least, at_most
 from streamiter.operators.due import DueItem, MakeDue
-from streamiter.operators.keyed_state import KeyedStates
+from streamiter.operators.keyed_state import KeyedStates, ListEntries
 from streamiter.operators.timed.kinds import Calendar, Hopping, Session
 from streamiter.operators.timed.windowing import WindowResult, make_windows
 from streamiter.operators.timed_states import TimedStates
@@ -76,6 +76,8 @@ class IntervalJoin(TimedStates[TimedRecord]):
 
         ``in_order``: a record that arrives later has a later time, even if it has the same millisecond.
         """
+        self._entries: ListEntries | None = None
+        """Is told of the records that wait, for a backend that has a row for each of them."""
         super().__init__()
         upper_ms = _NO_LIMIT_MS if upper_ms is None else upper_ms
         # From the time of a record to the times of its partners on the other side.
@@ -87,6 +89,13 @@ class IntervalJoin(TimedStates[TimedRecord]):
         self.spans: list[Span] | None = None
         """For each result two times: that of its earlier record, and the time at which its partner was known, or the
         lack of one. To note them, put a list here, and take it with the results; None: they are not noted."""
+
+    def keep_in(self, states: KeyedStates) -> None:
+        self._entries = self._entries_in(states)
+        super().keep_in(states)
+
+    def _entries_in(self, states: KeyedStates) -> ListEntries | None:
+        return states.list_entries()
 
     def _make_due(self, make: MakeDue) -> None:
         self._waiting = make(0, 3)
@@ -130,10 +139,16 @@ class IntervalJoin(TimedStates[TimedRecord]):
         lower, upper = self._to_partners[side]
         first, last = bisect_left(others, time + lower, key=_time), bisect_right(others, time + upper, key=_time)
         for other in others[first:last]:
-            other[IS_PAIRED] = True
+            if not other[IS_PAIRED]:
+                other[IS_PAIRED] = True
+                if self._entries is not None and self._how != "inner":  # An inner join never asks for it.
+                    self._entries.changed(key, int(side == LEFT), other)
             self._emit_pair(side, time, record, other)
         if reached + self._in_order <= time + upper:
-            insort_right(own, [time, self._wait(key, side, time), record, first < last], key=_time)
+            entry = [time, self._wait(key, side, time), record, first < last]
+            insort_right(own, entry, key=_time)
+            if self._entries is not None:
+                self._entries.came(key, int(side == RIGHT), entry)
             self._keep_at_most()
         else:
             if first == last:
@@ -189,7 +204,9 @@ class IntervalJoin(TimedStates[TimedRecord]):
         place = 0
         while records[place][RECORD_ARRIVAL] != arrival:
             place += 1
-        time, _, record, is_paired = records.pop(place)
+        time, _, record, is_paired = entry = records.pop(place)
+        if self._entries is not None:
+            self._entries.left(key, is_right, entry)
         if not is_paired:
             self._emit_unpaired(RIGHT if is_right else LEFT, time, record)
         self._drop_if_empty(key)
@@ -224,6 +241,9 @@ class OneToOneJoin(IntervalJoin):
     >>> join.advance(20), join.take_results()
     (True, [(1, ('left at 1', None)), (3, ('left at 2', 'right at 3')), (4, (None, 'right at 4'))])
     """
+
+    def _entries_in(self, states: KeyedStates) -> None:
+        """A key has two records at most, in one row."""
 
     def add(self, side: Side, key: Any, time: int, record: Any) -> bool:
         """Add a record; return False, and change nothing, if it is late."""
