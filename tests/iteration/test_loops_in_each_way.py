@@ -11,7 +11,8 @@ from typing import Literal
 
 import pytest
 from iteration.iteration_support import SMALL, callbacks, ended, run_shuffled
-from iteration.loop_cases import CASES, SUM, TOTAL, nothing, reducing, sequence
+from iteration.loop_cases import CASES, SUM, TOTAL
+from iteration.loop_streams import nothing, reducing, sequence
 from iteration.loop_ways import WAYS, Build, Loop, Way, channel_limits
 from iteration.random_bodies import MadeBody, Maker
 from iteration.topic_loops_support import MakeTopic

@@ -12,11 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from operators.operator_harness import KINDS, Driven, as_kind, frozen, number_in, quick
 
-from streamiter.errors import RejectRecords
+from streamiter import Flow, Stream
+from streamiter.errors import JobFailed, RejectRecords
 from streamiter.operators import (
     Filter,
     FilterBatch,
     FlatMap,
+    FunctionResultError,
     Identity,
     Join,
     KeyedReduce,
@@ -334,3 +336,22 @@ def test_a_record_that_is_refused_is_named_and_leaves_nothing(
     assert driven.records == fed(records[:place] + records[place + 1 :]).records
     assert [letter.record for letter in driven.dead_letters] == [records[place]]
     assert fed(records, "skip").out.rejected == 1
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        lambda stream: stream.map_batch(lambda batch: 3),
+        lambda stream: stream.filter_batch(lambda batch: "no mask"),
+        lambda stream: stream.key_by(str).stateful_map(lambda state, record: state, 0),
+    ],
+    ids=["map_batch", "filter_batch", "stateful_map"],
+)
+def test_a_result_that_a_step_cannot_take_is_a_type_error(step: Callable[[Stream], Stream]) -> None:
+    """The docstrings promise a ``TypeError``; programs that caught one would have missed an error of another class."""
+    flow = Flow("f")
+    step(flow.from_items([1, 2])).collect()
+    with pytest.raises(JobFailed) as failed:
+        flow.run()
+    causes = [failed.value.__cause__, failed.value.__cause__.__cause__] if failed.value.__cause__ else []
+    assert any(isinstance(cause, FunctionResultError) and isinstance(cause, TypeError) for cause in causes)

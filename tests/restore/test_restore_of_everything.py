@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from checkpoints_jobs.parallelism_support import Stops
 from iteration.iteration_support import run_shuffled
-from restore import iteration_cases, learner_cases, operator_cases, parameter_server_cases, topic_cases
+from restore import iteration_cases, learner_cases, model_cases, operator_cases, parameter_server_cases, topic_cases
 from restore.case import Case
 from restore.counted_calls import asked_of, count_calls
 
@@ -29,6 +29,7 @@ CASES: list[Case] = [
     *operator_cases.CASES,
     *iteration_cases.CASES,
     *learner_cases.CASES,
+    *model_cases.CASES,
     *topic_cases.CASES,
     *parameter_server_cases.CASES,
 ]
@@ -157,7 +158,7 @@ SPEED_DECIDES = {
 """With several sources, their results depend on the order of arrival or on the clock, in one process too."""
 CASES_IN_PROCESSES = {
     case.name: case
-    for case in (*operator_cases.CASES, *iteration_cases.CASES, *learner_cases.CASES)
+    for case in (*operator_cases.CASES, *iteration_cases.CASES, *learner_cases.CASES, *model_cases.CASES)
     if case.name not in SPEED_DECIDES and not case.name.startswith("parameter_server")
 }
 """Without parameter servers: their restores are in tests/parameter_server/flows/test_several_processes.py."""

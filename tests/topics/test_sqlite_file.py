@@ -413,7 +413,7 @@ async def test_a_limit_on_file_sizes_counts_as_a_full_disk(tmp_path: Path) -> No
     clicks = await created(topic(f"sqlite:///{tmp_path}/topics.db?topic=clicks"))
     await write(clicks, [b"before"])
     command = [sys.executable, "-c", LIMITED, clicks.url]
-    async with async_process(command, stdout=asyncio.subprocess.PIPE) as child:
+    async with async_process(command, is_forked=True, stdout=asyncio.subprocess.PIPE) as child:
         output, _ = await patiently(child.communicate())
     assert b"no room left" in output
     assert output.endswith(b"closed\n")
