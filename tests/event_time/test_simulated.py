@@ -13,11 +13,22 @@ from typing import Any
 
 import orjson
 import pytest
-from event_time import flows, timed_flows
-from event_time.flows import loop_with_records_set_aside, timers_of_one_partition, windows_over_partitions
+from event_time.flows import (
+    CLICKS,
+    EVENTS,
+    FLOWS,
+    TIMED_FLOWS,
+    WINDOWS,
+    endless_tables,
+    joins,
+    late_windows,
+    loop_with_records_set_aside,
+    timers_of_one_partition,
+    windows,
+    windows_over_partitions,
+)
 from event_time.operators import events, window_counts
 from event_time.test_against_models import windows_of
-from event_time.timed_flows import CLICKS, EVENTS, WINDOWS, endless_tables, joins, windows
 from support.soak import ForEachSeed
 
 from streamiter import Flow, RocksState
@@ -30,8 +41,8 @@ from streamiter.values.records import EventTimeWatermark
 
 MakeFlow = Callable[[Simulation], Flow]
 
-ALL_FLOWS = [*timed_flows.FLOWS, *flows.FLOWS]
-OF_ONE_SUBTASK = (flows.timers_of_one_partition, timed_flows.late_windows)
+ALL_FLOWS = [*TIMED_FLOWS, *FLOWS]
+OF_ONE_SUBTASK = (timers_of_one_partition, late_windows)
 
 
 @functools.cache
@@ -44,7 +55,7 @@ def undisturbed(flow: MakeFlow) -> Undisturbed:
 def test_results_depend_on_no_cut_order_or_crash(flow: MakeFlow, processes: int) -> None:
     if processes > 1 and flow in OF_ONE_SUBTASK:
         pytest.skip("all of its steps have one subtask")
-    for seed in range(4 if processes == 1 and flow in timed_flows.FLOWS else 2):
+    for seed in range(4 if processes == 1 and flow in TIMED_FLOWS else 2):
         simulate(flow, seed, processes=processes, undisturbed=undisturbed(flow))
 
 

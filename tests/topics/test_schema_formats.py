@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import pickle
 import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -34,6 +35,7 @@ from streamiter.topics import (
     Protobuf,
     ReadRequest,
     SchemaReference,
+    SchemaRegistry,
     TopicBatch,
     WithMetadata,
 )
@@ -203,6 +205,18 @@ async def test_a_flow_reads_and_writes_topics(schema_registry: RegistryServer, c
         b"plain": "expected a zero byte and the id of a schema in four bytes, given a value that begins with b'plain'",
         b"": "expected a zero byte and the id of a schema in four bytes, given a value that begins with b''",
     }
+
+
+async def test_formats_are_sent_to_other_processes(
+    schema_registry: RegistryServer, case: Case, topic_prefix: str
+) -> None:
+    """Ray pickles flows: a format that has read values could not be sent."""
+    form = case.ours(schema_registry.url, *case.schema)
+    values = await encoded(form, topic_prefix, case.records)
+    assert await decoded(form, values) == case.records
+    if case.ours is not Protobuf:  # this class of messages has no module
+        assert await decoded(pickle.loads(pickle.dumps(form)), values) == case.records
+    assert repr(pickle.loads(pickle.dumps(SchemaRegistry("https://h")))) == "SchemaRegistry('https://h')"
 
 
 # -- subjects and schemas -----------------------------------------------------------------------------------------

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import pickle
 import urllib.request
 from collections.abc import Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -15,12 +14,12 @@ from urllib.error import HTTPError
 import pytest
 from support.registry_server import RegistryServer
 from support.waiting import PATIENCE_S
-from topics.test_schema_formats import CLICK, CLICKS, Case, decoded, encoded, encoder
+from topics.test_schema_formats import CLICK, CLICKS, decoded, encoded, encoder
 from topics.topic_case import ManualClock, created
 
 from streamiter import Flow
 from streamiter.errors import DecodeError, JobFailed, TopicDenied, TopicError, TopicUnavailable
-from streamiter.topics import Avro, MemoryBroker, OutgoingBatch, Protobuf, SchemaRegistry, TopicBatch
+from streamiter.topics import Avro, MemoryBroker, OutgoingBatch, SchemaRegistry, TopicBatch
 
 
 class RegistryProxy(ThreadingHTTPServer):
@@ -186,18 +185,6 @@ async def test_credentials(
     )
     proxy.login = "Bearer a-token"
     assert (await encoder(Avro(SchemaRegistry(proxy.url, token="a-token"), CLICK), topic_prefix)).schema_id > 0
-
-
-async def test_formats_are_sent_to_other_processes(
-    schema_registry: RegistryServer, case: Case, topic_prefix: str
-) -> None:
-    """Ray pickles flows: a format that has read values could not be sent."""
-    form = case.ours(schema_registry.url, *case.schema)
-    values = await encoded(form, topic_prefix, case.records)
-    assert await decoded(form, values) == case.records
-    if case.ours is not Protobuf:  # this class of messages has no module
-        assert await decoded(pickle.loads(pickle.dumps(form)), values) == case.records
-    assert repr(pickle.loads(pickle.dumps(SchemaRegistry("https://h")))) == "SchemaRegistry('https://h')"
 
 
 async def test_credentials_do_not_follow_a_redirect(proxy: RegistryProxy) -> None:
