@@ -12,14 +12,25 @@ import msgspec
 import orjson
 
 from benchmarks.online_learning import FEATURES, LEARNING_RATE, LINGER_S, MINI_BATCH, rows_of_columns
-from streamiter import Flow, Stream, topic
+from benchmarks.windows import SIZE_S, stream
+from streamiter import Flow, Stream, topic, tumbling
 from streamiter.learn import SGD, Examples, LinearRegression, train_online
 from streamiter.operators import Context, Output, Source, SourceBatch
 from streamiter.operators.operator import EngineOperator
 from streamiter.operators.source import Positions
 from streamiter.topics import JsonColumns
 
-__all__ = ["Settings", "by_user", "by_user_decoded", "mapped", "of_settings", "regression", "ticking"]
+__all__ = [
+    "Settings",
+    "by_user",
+    "by_user_decoded",
+    "by_user_in_tuples",
+    "mapped",
+    "of_settings",
+    "regression",
+    "ticking",
+    "windows",
+]
 
 _VARIABLE: Final = "STREAMITER_BENCHMARK"
 
@@ -85,6 +96,34 @@ def by_user_decoded() -> Flow:
     events = [orjson.loads(value) for value in _values()]
     flow = Flow("sum by user", parallelism=of_settings().parallelism)
     _sums(_repeated(flow, events))
+    return flow
+
+
+def by_user_in_tuples() -> Flow:
+    """Return the same flow on tuples."""
+    events = [tuple(orjson.loads(value).values()) for value in _values()]
+    flow = Flow("sum by user", parallelism=of_settings().parallelism)
+
+    def added(sum_so_far: Any, event: Any) -> Any:
+        return event[0], sum_so_far[1] + event[1]
+
+    keyed = _repeated(flow, events).key_by(lambda event: event[0])
+    keyed.reduce(added, name="sums").map_batch(lambda batch: [len(batch)])
+    return flow
+
+
+def windows() -> Flow:
+    """Return a flow that counts tuples (key, time in ms) by key and minute; half of them change process."""
+    keys, times = stream(_EVENTS)
+    flow = Flow("windows", parallelism=of_settings().parallelism)
+    timed = _repeated(flow, list(zip(keys.tolist(), times.tolist(), strict=True))).event_time(
+        # The times begin again with the values, so the bound is as long as they are.
+        lambda record: record[1],
+        unit="ms",
+        check_unit=False,
+        out_of_orderness_s=_EVENTS / 1000,
+    )
+    timed.key_by(lambda record: record[0]).window(tumbling(SIZE_S)).aggregate("count", name="counts")
     return flow
 
 

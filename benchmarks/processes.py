@@ -61,10 +61,12 @@ def processes_map(session: Session) -> Iterator[Figure]:
 
 
 def processes_shuffle(session: Session) -> Iterator[Figure]:
-    """Records of 100 bytes of JSON are decoded, and summed up by user; then the same without decoding."""
+    """Records of 100 bytes of JSON are decoded, and summed up by user; the same without decoding; windows by key."""
     records = session.size(4_000_000, 10_000)
     yield from _compared(session, divided_flows.by_user, "sums", records, at_least=1.4, label=", decoding JSON")
     yield from _compared(session, divided_flows.by_user_decoded, "sums", records, at_least=0.9, label=", decoded")
+    yield from _compared(session, divided_flows.by_user_in_tuples, "sums", records, at_least=0.9, label=", tuples")
+    yield from _compared(session, divided_flows.windows, "counts", records, at_least=1.3, label=", windows")
 
 
 def _compared(

@@ -64,9 +64,9 @@ def _row(figure: Figure) -> tuple[str, ...]:
         f"{_shown(figure.median)} {figure.unit}",
         _spread(figure.values),
         figure.compared_with,
-        "" if figure.ratio is None else f"{figure.ratio:.2f}",
+        "" if figure.ratio is None else _shown(figure.ratio),
         _spread(figure.ratios),
-        "" if cpu_ratio is None else f"{cpu_ratio:.2f}",
+        "" if cpu_ratio is None else _shown(cpu_ratio),
         "" if figure.target is None else str(figure.target),
         figure.verdict,
     )

@@ -324,8 +324,8 @@ def safe_repr(record: Any) -> str:
         return f"<{type(record).__name__} without a repr>"
 
 
-def described(reason: str | Exception) -> str:
-    """Return the reason of a refusal as text; the type of an exception whose text fails."""
+def described(reason: str | BaseException) -> str:
+    """Return the reason of a refusal or failure as text; the type of an exception whose text fails."""
     if isinstance(reason, str):
         return reason
     try:

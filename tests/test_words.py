@@ -16,7 +16,6 @@ SOURCES = [path for room in ("streamiter", "connectors") for path in sorted((ROO
 
 SHARED_NAMES = {
     "FEEDBACK",  # the input of a head, and a part of a snapshot
-    "Join",  # the operator, which users know, and the joining of a border
     "Map",  # the operator, and Angel's function of the parameter server, as the next three
     "Max",
     "Min",

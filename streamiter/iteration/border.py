@@ -114,18 +114,18 @@ def _end_of_all(ended_in: Sequence[int | None]) -> int | None:
     return ended_in[0]
 
 
-Join = Callable[[Context, "LoopMember"], tuple[LoopCoordinator, int]]
+JoinLoop = Callable[[Context, "LoopMember"], tuple[LoopCoordinator, int]]
 """Connects a member with the coordinator of its loop; returns where it reports, and its number."""
 
 
 class LoopMember(SharedOperator, AttachedBoundary, LoopDecisions):
-    """Base of the members of a loop. What a member is told, its task handles next."""
+    """Base of the members of a loop. Its task handles a decision, which is a notice, before the next batch."""
 
     outlives_inputs = True
     ended_in: int | None = declared(None, share=for_all(_end_of_all))
     """The epoch in which the member was told that the iteration ends; None if it was not."""
 
-    def __init__(self, join: Join) -> None:
+    def __init__(self, join: JoinLoop) -> None:
         self._join = join
 
     def open(self, context: Context) -> None:
@@ -148,7 +148,7 @@ class ReceivingHead(LoopMember):
 
     received = declared(made=ReceivedEpochs, form=NESTED, share=of_nested(ReceivedEpochs.redistribute))
 
-    def __init__(self, join: Join) -> None:
+    def __init__(self, join: JoinLoop) -> None:
         super().__init__(join)
         self._in_checkpoint = False
         self._postponed_end: int | None = None
@@ -199,7 +199,7 @@ class Head(ReceivingHead):
     _initial_ended = declared(False, share=EVERY)
     _feedback_ended = declared(False, share=EVERY)
 
-    def __init__(self, join: Join, max_epochs_ahead: int | None) -> None:
+    def __init__(self, join: JoinLoop, max_epochs_ahead: int | None) -> None:
         super().__init__(join)
         self._max_epochs_ahead = max_epochs_ahead
         self._is_overloaded = False
@@ -311,9 +311,7 @@ class Head(ReceivingHead):
             await self._release(epoch, out)
         self._advanced = self._complete = epoch
         self.received.acknowledge(epoch)
-        if epoch > self._passed_watermark:
-            self._passed_watermark = epoch
-            await out.control(EpochWatermark(epoch))
+        await self._pass_watermark(epoch, out)
 
     async def _pass_watermark(self, epoch: int, out: BoundaryOutput) -> None:
         if epoch > self._passed_watermark:
@@ -363,7 +361,7 @@ class CriteriaHead(ReceivingHead):
             self.received.end()
 
     def _pass(self, watermark: EpochWatermark) -> None:
-        # Behind epoch 1, its cause is that a head or an entrance was told of the epoch before it.
+        # From epoch 2 on, a watermark comes only after a head or an entrance was told of the epoch before it.
         self.received.acknowledge(watermark.epoch - 1)
         self.received.report_up_to(watermark.epoch)
 
@@ -394,7 +392,7 @@ class Entrance(LoopMember):
     _end_arrived = declared(False, share=EVERY)
     _data_ended = declared(False, share=EVERY)
 
-    def __init__(self, join: Join, *, stamped: bool, max_epochs_ahead: int | None) -> None:
+    def __init__(self, join: JoinLoop, *, stamped: bool, max_epochs_ahead: int | None) -> None:
         super().__init__(join)
         self._stamped = stamped
         self._max_epochs_ahead = max_epochs_ahead

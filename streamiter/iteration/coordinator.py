@@ -246,6 +246,8 @@ class LoopCoordinator:
         if ended_in is not None:
             self._end(ended_in)
         self._tell(self._progress.resume_after(released=released, complete=complete, ended_in=ended_in))
+        if self._overloaded:
+            self._tell_overload()
 
     # -- fairness between feedback and new input -----------------------------------------------------------
 
@@ -254,8 +256,13 @@ class LoopCoordinator:
         before = bool(self._overloaded)
         (self._overloaded.add if is_overloaded else self._overloaded.discard)(member)
         if before is not bool(self._overloaded):
-            for entrance in self._entrances:
-                self._members[entrance].overload(not before)
+            self._tell_overload()
+
+    def _tell_overload(self) -> None:
+        """Tell the entrances that have joined. While the members are restored, a head may know of it before they do."""
+        for entrance in self._entrances:
+            if entrance in self._members:
+                self._members[entrance].overload(bool(self._overloaded))
 
     def handled(self, member: int) -> None:
         """A head whose feedback waits on disk has handled the next ``FEEDBACK_FOR_ONE_INPUT`` batches of it."""

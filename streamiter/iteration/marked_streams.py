@@ -19,7 +19,7 @@ from streamiter.engine.graph.graph import Edge, Step
 from streamiter.engine.tasks.topic_outlets import DATA, Message
 from streamiter.errors import CheckpointError, DecodeError, GraphError, PlainDataError
 from streamiter.flow.stream import Stream
-from streamiter.iteration.border import Entrance, Join
+from streamiter.iteration.border import Entrance, JoinLoop
 from streamiter.operators.declared_state import FIRST, GREATEST, Form, SharedOperator, again, declared
 from streamiter.operators.operator import BoundaryOutput, Context
 from streamiter.topics.topic import Headers, Topic, TopicBatch
@@ -148,7 +148,7 @@ class Replayer(Replaying, Entrance):
     _terminate_in: int | None = declared(None, share=FIRST)
     """The epoch in which the iteration ends, while replays are left."""
 
-    def __init__(self, join: Join, memory_bytes: int) -> None:
+    def __init__(self, join: JoinLoop, memory_bytes: int) -> None:
         super().__init__(join, stamped=False, max_epochs_ahead=None)
         self.memory_bytes = memory_bytes
         self._untaken: int | None = None

@@ -353,6 +353,7 @@ class ParameterOwner(ModelOwner):
         if step is not None:
             self._step_and_answer(step, report["worker"], out)
 
+    # With late labels, the reports are one of several inputs.
     process_gradients = process
 
     def on_epoch_watermark_incremented(self, epoch_watermark: int, context: Context, out: Output) -> None:

@@ -58,7 +58,7 @@ class SourceBatch:
         """The number of records of the original batch that come before these."""
 
     def cut(self, records: int) -> tuple[SourceBatch, SourceBatch]:
-        """Return the first ``count`` records and the rest. The batch must have ``positions_after``."""
+        """Return the first ``records`` records and the rest. The batch must have ``positions_after``."""
         assert self.positions_after is not None
         after = self._before + records
         first = SourceBatch(self.records[:records], self.positions_after(after), self.origin)

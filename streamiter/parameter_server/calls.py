@@ -242,11 +242,6 @@ class Participation:
         if self._joining is joining:
             self._raise_clocks([reply.result() if isinstance(reply, WaitingReply) else reply for reply in joining])
 
-    @property
-    def has_left(self) -> bool:
-        """Whether this worker has left."""
-        return self._left is not None
-
     def clock_of(self, matrix: str) -> int:
         """Return this worker's clock on a matrix: the minimum clock when it joined, plus one for each ``clock``."""
         return self._clocks.get(matrix, 0)

@@ -193,12 +193,6 @@ def _time_zone_of(value: Any) -> str:
     return name
 
 
-def _table_of(value: Any) -> dict[str, Any]:
-    if isinstance(value, Mapping):
-        return dict(value)
-    raise WrongValue("a table", "write [learn.settings] above its keys")
-
-
 def label_value_of(value: Any) -> str | FieldComparison:
     text = text_of(value)
     if comparison := FieldComparison.of(text):
@@ -285,7 +279,7 @@ class LearnSettings:
     """The field of the weight of a record; None: all records have the same."""
     learner: Annotated[str, choice_of("default", *SERVICE_OPTIMIZERS)] = "default"
     """``default``, or the name of an optimizer."""
-    learner_settings: Annotated[Mapping[str, Any], _table_of] = field(default_factory=dict)
+    learner_settings: Annotated[Mapping[str, Any], any_of] = field(default_factory=dict)
     """The table ``[learn.settings]``: those of the learner."""
     drift: Literal["adwin", "page-hinkley"] | None = None
     """The detector that watches the loss. None: no detector."""

@@ -75,7 +75,7 @@ def read_settings(given: str | os.PathLike[str] | Mapping[str, object]) -> Servi
     """Return the settings of a file, of a TOML text, or of a dict with the same tables.
 
     A text with a line end is TOML, any other text is a path. Raises :class:`SettingsError` with all errors of the file,
-    each with its line and column, and ``ConfigurationError`` for a file that cannot be read.
+    each with its line, and ``ConfigurationError`` for a file that cannot be read.
 
     >>> settings = read_settings('''
     ... service.name = "late-flights"
@@ -113,7 +113,7 @@ def _document(given: str | os.PathLike[str] | Mapping[str, object]) -> SettingsD
     expected = f"{str(path)!r}: expected a file of settings (TOML)"
     try:
         content = path.read_bytes()
-        return toml_document(str(path), content.decode().replace("\r\n", "\n"))
+        return toml_document(str(path), content.decode())
     except OSError as error:
         remedy = f"streamiter serve {path} --init URL writes one" if isinstance(error, FileNotFoundError) else ""
         raise ConfigurationError("; ".join(filter(None, (f"{expected}, given {error.strerror}", remedy)))) from None
@@ -324,7 +324,7 @@ def _check_topics(document: SettingsDocument, given: dict[str, dict[str, Any]]) 
         try:
             topic(url)
         except ConfigurationError as error:
-            document.refuse(path, str(error))
+            document.refuse(path, " ".join(str(error).split()))
         for other, name in zip(read, ("topic", "answers"), strict=True):
             if url == other and path != ("input", "topic") and path != ("input", name):
                 document.expect(path, f"another topic than input.{name}", "choose one of its own", given="the same")
@@ -336,7 +336,7 @@ def _check_store(document: SettingsDocument, given: dict[str, dict[str, Any]]) -
         try:
             Checkpoints(given["checkpoints"]["store"])
         except ConfigurationError as error:
-            document.refuse(("checkpoints", "store"), str(error))
+            document.refuse(("checkpoints", "store"), " ".join(str(error).split()))
 
 
 # ---- changes

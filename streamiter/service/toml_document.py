@@ -12,7 +12,7 @@ from streamiter.values.settings import KeyPath, SettingProblem, SettingsDocument
 
 def toml_document(source: str, text: str) -> SettingsDocument:
     """Return the document of a text; lines with an error of the syntax are left out, so that the others are checked."""
-    lines = text.split("\n")
+    lines = text.replace("\r\n", "\n").split("\n")
     problems: list[SettingProblem] = []
     for _ in range(_SYNTAX_ERRORS_MAX):
         try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import traceback
 from typing import Any, Final
 
-from streamiter.errors import PlainDataError, StreamiterError
+from streamiter.errors import PlainDataError, StreamiterError, described
 from streamiter.values.deferred import PlainValue
 from streamiter.values.plain_data import PlainData
 
@@ -32,7 +32,7 @@ def error_to_plain(error: BaseException) -> PlainValue:
     kind = type(error)
     if _own_classes().get(f"{kind.__module__}.{kind.__qualname__}") is not kind:
         trace = "".join(traceback.format_exception(error))[-_TRACE_CHARACTERS:]
-        kind, error = RemoteError, RemoteError(f"{kind.__name__}: {error}")
+        kind, error = RemoteError, RemoteError(described(error))
         error.add_note(f"In its process:\n{trace}")
     attributes = {name: value for name, value in vars(error).items() if _is_plain(value)}
     cause = None if error.__cause__ is None else error_to_plain(error.__cause__)

@@ -170,7 +170,7 @@ class SettingsDocument:
         if given is NOT_GIVEN:
             given = {}
         if not isinstance(given, Mapping):
-            self.refuse_value(path, WrongValue("keys with their values"))
+            self.refuse_value(path, WrongValue("a table", "write keys with their values in { }"))
             return {}
         settings: dict[str, Any] = {}
         for name, value in given.items():
@@ -310,7 +310,8 @@ def number_of(expected: str, is_allowed: Callable[[float], bool]) -> Parser:
         number = plain_float(value) if type(value) in (int, float) else math.nan
         if math.isfinite(number) and is_allowed(number):
             return number
-        raise WrongValue(expected, "write it without quotes" if isinstance(value, str) else "")
+        remedy = "write it without quotes" if isinstance(value, str) else ""  # A number says by itself what is wrong.
+        raise WrongValue(expected, remedy)
 
     return parse
 
@@ -325,7 +326,7 @@ def items_of(parse: Parser, noun: str) -> Parser:
 
     def parse_all(value: Any) -> list[Any]:
         if not isinstance(value, (list, tuple)) or not value:
-            raise WrongValue(f"an array of {noun}", "write [ and ] around them, and at least one")
+            raise WrongValue(f"an array of {noun}", "write one or more between [ and ]")
         parsed = []
         for number, item in enumerate(value):
             try:

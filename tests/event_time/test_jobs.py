@@ -264,7 +264,10 @@ class Crowd(Countdown):
 
     def process(self, record: dict[str, Any], out: Output) -> None:
         for timer in range(record.get("timers", 0)):
-            self.context.set_event_timer(10, timer and None)
+            self.context.set_event_timer(10, timer)
+
+    def on_event_timer(self, payload: int, out: Output) -> None:
+        out.emit(payload)
 
 
 @pytest.mark.parametrize("has_epochs", [False, True])
@@ -277,6 +280,7 @@ async def test_all_timers_that_are_due_fire_on_a_quiet_stream(has_epochs: bool) 
     given.give({"at": 1, "timers": 20_000})
     given.give({"at": 20})
     await until(lambda: len(fired.items) == 20_000)
+    assert fired.items == list(range(20_000))
     await job.stop("abort")
 
 

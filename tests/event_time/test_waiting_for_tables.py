@@ -300,7 +300,7 @@ async def test_a_table_that_is_read_later_does_not_hold_up_a_barrier_or_a_restor
     """A snapshot held the news of an end that was found before the restart; the next job did not wait."""
 
     def port(index: int, name: str) -> Port:
-        return Port(index, name, Channel(f"{name} {index}"), is_feedback=False)
+        return Port(index, name, Channel(f"{name} {index}"))
 
     def inbox() -> tuple[Inbox, list[Channel]]:
         ports = [port(0, "stream"), port(1, "table"), port(2, "table")]

@@ -14,15 +14,14 @@ from operators.operator_harness import stored
 from runtime.inbox_run import spill_queue
 
 from streamiter import Flow, IterationBodyResult, Operator, connect, iterate_bounded_streams_until_termination, replayed
-from streamiter.engine.graph.channels import Channel
-from streamiter.engine.graph.feedback import Surroundings
+from streamiter.engine.graph.feedback import FeedbackChannel, Surroundings
 from streamiter.engine.inbox.inbox import Inbox, Posted
 from streamiter.engine.inbox.port_log import Port
 from streamiter.engine.inbox.port_progress import InputEnded
 from streamiter.engine.job.job import Job
 from streamiter.engine.storage.replay_cache import ReplayCache
 from streamiter.iteration import all_reduce, terminate_after
-from streamiter.iteration.border import FEEDBACK, INITIAL, Head, Join, LoopMember
+from streamiter.iteration.border import FEEDBACK, INITIAL, Head, JoinLoop, LoopMember
 from streamiter.iteration.coordinator import LoopCoordinator, LoopDecisions
 from streamiter.iteration.marked_streams import Replayer
 from streamiter.iteration.progress import Completed, Ended, LoopProgress, ReleasedEpoch
@@ -74,8 +73,8 @@ class Bench:
         self.coordinator = coordinator
         self.out = Passed()
         self.posted: list[Notice] = []
-        self.feedback = Channel("tail → head")
-        self.inbox = Inbox([Port(0, FEEDBACK, self.feedback, is_feedback=True)], make_queue=spill_queue)
+        self.feedback = FeedbackChannel("tail → head", spill_queue())
+        self.inbox = Inbox([Port(0, FEEDBACK, self.feedback)], make_queue=spill_queue)
         OPENED.extend((operator, self.inbox))
         operator.attach(
             Surroundings(
@@ -112,7 +111,7 @@ class Bench:
         if input_name != FEEDBACK:
             await self.operator.on_batch(input_name, list(records), epoch, self.out)
             return
-        self.feedback.try_put(DataBatch(list(records), epoch))
+        self.feedback.put(DataBatch(list(records), epoch))
         while (polled := self.inbox.poll()) is not None:
             assert isinstance(polled[1], DataBatch)
             await self.operator.on_batch(input_name, polled[1].records, polled[1].epoch, self.out)
@@ -128,7 +127,7 @@ class Bench:
         return self.out.taken()
 
 
-def joining(coordinator: LoopCoordinator, number: int) -> Join:
+def joining(coordinator: LoopCoordinator, number: int) -> JoinLoop:
     def join(context: Context, member: LoopMember) -> tuple[LoopCoordinator, int]:
         coordinator.join(number, member)
         return coordinator, number
@@ -188,7 +187,7 @@ async def test_a_head_gives_way_while_it_sets_much_feedback_aside() -> None:
     """A head read all feedback of an epoch from disk in one turn, and no other task ran meanwhile."""
     first = head(0)
     for number in range(10):
-        first.feedback.try_put(DataBatch([number], 1))
+        first.feedback.put(DataBatch([number], 1))
     turns = 0
     while (polled := first.inbox.poll()) is not None:
         assert isinstance(polled[1], Posted)

@@ -36,7 +36,7 @@ from streamiter import (
     feedback_through,
     iterate_bounded_streams_until_termination,
 )
-from streamiter.engine.graph.feedback import FeedbackChannel, TopicRange
+from streamiter.engine.graph.feedback import FeedbackChannel, RecordPoint, TopicRange
 from streamiter.engine.inbox.alignment import FeedbackLog
 from streamiter.engine.inbox.port_log import Port
 from streamiter.engine.job.job import Job
@@ -50,7 +50,7 @@ from streamiter.topics import MemoryBroker, OutgoingBatch, ReadRequest, Topic
 from streamiter.topics.memory import MemoryTopic
 from streamiter.topics.topic import TopicWriter
 from streamiter.values.plain_data import PlainData
-from streamiter.values.records import CheckpointBarrier
+from streamiter.values.records import CheckpointBarrier, DataBatch
 
 TOKENS, MOST = 12, 30
 RARELY_S = 100.0
@@ -549,25 +549,46 @@ async def test_redistributed_feedback_leaves_no_file(broker: MemoryBroker) -> No
 def test_an_abandoned_checkpoint_releases_restored_batches(broker: MemoryBroker, tmp_path: Path) -> None:
     """After an abandoned checkpoint, the files of restored batches stayed open until the process ended."""
 
-    def make_queue() -> SpillQueue:
-        return SpillQueue(name="loop", directory=tmp_path, memory_limit_bytes=100, disk_limit_bytes=1 << 20)
+    def make_queue(memory_bytes: int = 100) -> SpillQueue:
+        return SpillQueue(name="loop", directory=tmp_path, memory_limit_bytes=memory_bytes, disk_limit_bytes=1 << 20)
 
     before, plain_data = unnamed_files(), PlainData()
     pump = ReturningPump("run", broker.topic("loop"), {}, 100, plain_data, VirtualClock())
     outgoing = FeedbackChannel("out", make_queue())
     given = {"name": "back", "topic": "loop", "run": "run", "producer": 0}
-    channel = TopicReturnPath(pump, outgoing, plain_data, queue=make_queue(), **given).channel
-    port = Port(0, "feedback", channel, is_feedback=True)
+    channel = TopicReturnPath(pump, outgoing, queue=make_queue(1 << 20), **given).channel
+    port = Port(0, "feedback", channel)
     log = FeedbackLog([port], make_queue)
     batches = [("data", 1, 10, plain_data.encode_batch(np.zeros(10)))] * 5
-    log.restore([(0, [batches])])
+    log.restore([(0, [batches], [])])
     log.start(CheckpointBarrier(1))
-    kept = port.log  # An object without a reference would release its file without the call.
     while port.peek() is not None:
         port.take()
     assert len(unnamed_files()) > len(before)
-    log.drop()
-    assert unnamed_files() == before
-    assert kept is port.log
     log.close()
+    assert unnamed_files() == before
     channel.close()
+
+
+def test_restored_batches_wait_on_disk_and_the_batches_of_the_topic_wait_there(
+    broker: MemoryBroker, tmp_path: Path
+) -> None:
+    """A loop was in memory, and is through a topic now: all feedback of its checkpoint was in memory at once."""
+    plain_data = PlainData()
+    pump = ReturningPump("run", broker.topic("loop"), {}, 100, plain_data, VirtualClock())
+    queue = SpillQueue(name="loop", directory=tmp_path, memory_limit_bytes=100, disk_limit_bytes=1 << 20)
+    outgoing = FeedbackChannel(
+        "out", SpillQueue(name="out", directory=tmp_path, memory_limit_bytes=0, disk_limit_bytes=0)
+    )
+    path = TopicReturnPath(pump, outgoing, name="back", queue=queue, topic="loop", run="run", producer=0)
+    path.channel.restore([("data", 1, 10, plain_data.encode_batch(np.zeros(10)))] * 5, [])
+    path.begin(0, 0)
+    assert queue.statistics().batches_on_disk == 4
+    assert pump._is_full(path.channel)
+    while path.channel.peek() is not None:
+        path.channel.take()
+    for sequence in range(3):
+        path.put(DataBatch(np.zeros(10), 1), RecordPoint(sequence, sequence), path.own)
+    assert queue.statistics().batches_on_disk == 0
+    assert pump._is_full(path.channel)
+    path.channel.close()

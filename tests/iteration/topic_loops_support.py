@@ -165,7 +165,8 @@ async def logged_in_last(store: CheckpointStore, flow: str = FLOW) -> list[Any]:
                     await stored.content(name),
                     lambda number, name=name: list(map(plain_data.decode, stored.frames(name, number))),
                 )
-                entries += [entry for _, frames in logged for entry in entries_of(frames)]
-        return [TopicRange.from_plain(entry) or entry for entry in entries]
+                for _, frames, ranges in logged:
+                    entries += [*entries_of(frames or ()), *map(TopicRange.from_plain, ranges)]
+        return entries
     finally:
         stored.close()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-ASKED = ("snapshot", "state", "positions", "freeze")
+ASKED = ("snapshot", "state", "positions", "freeze", "end_log")
 """The names of the methods that return state."""
 
 
@@ -34,9 +34,9 @@ def count_calls(kind: type[Any], monkeypatch: pytest.MonkeyPatch) -> list[None]:
     original, calls = getattr(kind, name), []
 
     @functools.wraps(original)
-    def counted(*arguments: Any) -> Any:
+    def counted(*arguments: Any, **named: Any) -> Any:
         calls.append(None)
-        return original(*arguments)
+        return original(*arguments, **named)
 
     monkeypatch.setattr(kind, name, counted)
     return calls

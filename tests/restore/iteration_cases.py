@@ -23,8 +23,9 @@ from streamiter import (
     iterate_unbounded_streams,
     replayed,
 )
-from streamiter.engine.inbox.alignment import _PortFeedback
+from streamiter.engine.graph.feedback import FeedbackChannel
 from streamiter.engine.inbox.inbox import Inbox
+from streamiter.engine.inbox.order import Marks
 from streamiter.engine.inbox.port_log import LaterEpochs
 from streamiter.engine.storage.disk_queue import SpillQueue
 from streamiter.engine.storage.replay_cache import ReplayCache
@@ -253,12 +254,12 @@ CASES = [
     # With this seed the silent subtask ends late.
     Case(stamped_with_a_silent_subtask, (Stamper,), {"seed": 15}),
     Case(unbounded_loop, LOOP),
-    Case(unbounded_loop, (*LOOP, _PortFeedback), turns(ordered=False)),
+    Case(unbounded_loop, (*LOOP, FeedbackChannel), turns(ordered=False)),
     Case(unbounded_synchronous_loop, (*LOOP, Inbox), {"cuts": 5}),
     Case(unbounded_synchronous_loop, (*LOOP, EpochCounts), turns()),
     Case(unbounded_loop_on_disk, (*LOOP, SpillQueue), turns()),
     Case(listener_of_two_inputs, LOOP, {"cuts": 6}),
-    Case(epochs_in_order, (*LOOP, LaterEpochs), {"cuts": 6}),
+    Case(epochs_in_order, (*LOOP, LaterEpochs, Marks), {"cuts": 6}),
     Case(epochs_in_order, (*LOOP, LaterEpochs), turns(ordered=False)),
     Case(bounded_with_criteria, (Head, CriteriaHead, LastRound), turns()),
     Case(bounded_with_rounds_and_replay, (Replayer, ReplayCache, ReduceEpoch, MapWith, TerminateAfter), turns()),

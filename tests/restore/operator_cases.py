@@ -26,7 +26,6 @@ from streamiter import (
 )
 from streamiter.engine.inbox.inbox import Inbox
 from streamiter.engine.inbox.port_log import Port
-from streamiter.engine.inbox.port_progress import PortProgress
 from streamiter.engine.states.rocks_state import RocksStates
 from streamiter.engine.tasks.instance import OperatorInstance
 from streamiter.engine.tasks.task import Task
@@ -384,7 +383,7 @@ CASES = [
     Case(keyed_reduce, (KeyedOperator,)),
     Case(keyed_reduce_batch, (KeyedOperator,)),
     Case(stateful_map, (KeyedOperator,)),
-    Case(keyed_process, (KeyedState, OperatorInstance, Task, Inbox, PortProgress, Port)),
+    Case(keyed_process, (KeyedState, OperatorInstance, Task, Inbox, Port)),
     Case(keyed_process_with_time_to_live, (KeyedState,)),
     Case(keyed_over_two_subtasks, (KeyedState,), {"cuts": 4}),
     Case(keyed_reduce_batch_on_disk, (RocksStates,), {"cuts": 4}),

@@ -51,6 +51,7 @@ PACKAGES = (streamiter, streamiter_sqlite, streamiter_files, streamiter_kafka)
 
 ELSEWHERE = {
     "streamiter_files.reader.FilesReader": "test_restore_of_topics",
+    "streamiter.engine.tasks.topic_inlets.TopicReturnPath": "test_restore_of_topics",
     "streamiter_sqlite.topic.SqliteReader": "test_restore_of_topics",
     "streamiter_kafka.reader.KafkaReader": "tests/kafka/test_kafka_contract.py",
     "streamiter.parameter_server.server.ParameterServer": "tests/parameter_server/test_snapshots.py",
@@ -84,8 +85,9 @@ NO_STATE = {
     "streamiter.parameter_server.storage.block.ShardBlock": "the base of blocks",
     "streamiter.service.page._Page": "its state is a document of the page",
     "streamiter.engine.job.job.Job": "collects the states of all tasks",
+    "streamiter.engine.job.checkpointer.Checkpointer": "collects the states of all tasks",
+    "streamiter.engine.graph.feedback.ReturnPath": "a Protocol of ways through topics, whose class has a case",
     "streamiter.engine.processes.on_ray._SupervisorActor": "its state says whether the run is over",
-    "streamiter.engine.job.barriers.Barriers": "asks for the positions of sources",
 }
 """Classes that have the method but no state of their own, with the reason."""
 

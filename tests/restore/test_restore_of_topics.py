@@ -14,7 +14,7 @@ from restore.counted_calls import count_calls
 from restore.topic_cases import loop_through_a_topic, numbered, stored_models, stored_sink, stored_source, written
 
 from streamiter import topic
-from streamiter.engine.inbox.alignment import _PortFeedback
+from streamiter.engine.tasks.topic_inlets import TopicReturnPath
 from streamiter.testing import RestoreProcess, check_flow_restore
 from streamiter.testing.restore.check import Comparison
 from streamiter.testing.restore.driving import Build, BuiltFlow, RunSettings, run_in_steps
@@ -62,7 +62,7 @@ def test_feedback_in_a_topic_is_read_again(
     """Feedback in transit at the barrier is in the topic, between records of other producers."""
     url = f"sqlite:///{tmp_path}/topics.db?topic=loop"
     asyncio.run(written(topic(url), [[]]))
-    calls = count_calls(_PortFeedback, monkeypatch)
+    calls = count_calls(TopicReturnPath, monkeypatch)
     for seed in range(10):  # Only some cuts find feedback in transit.
         check_flow_restore(
             functools.partial(loop_through_a_topic, url),

@@ -70,7 +70,7 @@ class InboxRun:
             Channel(f"{number} → step", limit_records=self.limit_records) for number in range(len(self.inputs))
         ]
         ports = [
-            Port(number, name, channel, is_feedback=False)
+            Port(number, name, channel)
             for number, (name, channel) in enumerate(zip(self.inputs, self.channels, strict=True))
         ]
         self.inbox = Inbox(
@@ -184,7 +184,7 @@ def held_records(snapshot: list[dict[str, Any]], in_order: bool) -> list[int]:
     """Return the records in an inbox's snapshot, read through a restored inbox."""
     kept: list[DataBatch] = []
     for of_port in snapshot:
-        port = Port(0, "input", Channel("0 → step"), is_feedback=False)
+        port = Port(0, "input", Channel("0 → step"))
         if in_order:
             port.set_aside_by_epoch(spill_queue)
         port.restore(of_port, PlainData())

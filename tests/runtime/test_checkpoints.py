@@ -55,6 +55,19 @@ async def test_outputs_are_visible_with_the_checkpoint_after_them(broker: Memory
     await job.stop("abort")
 
 
+async def test_a_snapshot_in_memory_holds_back_no_outputs(broker: MemoryBroker, tmp_path: Path) -> None:
+    """Sinks held all records behind the barrier of a snapshot until the checkpoint after the next one."""
+    await write(broker.topic("numbers"), range(10))
+    job = await summing(broker).start(checkpoints=settings(tmp_path))
+    await handled(job, "sink sums", 10)
+    await job.snapshot()
+    await write(broker.topic("numbers"), range(10, 20))
+    await handled(job, "sink sums", 20)
+    await job.checkpoint()
+    assert await written(broker.topic("sums")) == expected(20)
+    await job.stop("abort")
+
+
 async def test_a_run_after_a_crash_has_the_results_of_an_undisturbed_one(broker: MemoryBroker, tmp_path: Path) -> None:
     """Records after the last checkpoint were counted twice, or their output was doubled."""
     await write(broker.topic("numbers"), range(10))

@@ -6,6 +6,7 @@ import ast
 import asyncio
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 import streamiter
 from streamiter.engine.checkpointing.checkpoint_follower import CheckpointFollower, LagReports
 from streamiter.engine.checkpointing.committed import SourcePositions
+from streamiter.engine.graph.feedback import FeedbackChannel
 from streamiter.engine.inbox.alignment import FeedbackLog
 from streamiter.engine.inbox.inbox import Inbox
 from streamiter.engine.job.checkpointer import Checkpointer
@@ -67,7 +69,12 @@ def cases() -> Iterator[tuple[type[Any], list[Part], Any]]:
     inbox.feedback, inbox.ports = first, [second]
     yield Inbox, [first, second], inbox
     first, second = Part("first"), Part("second")
-    yield FeedbackLog, [first, second], closed_by(FeedbackLog, logs={0: first, 1: second})
+    channels = {0: SimpleNamespace(close_log=first.close)}
+    yield FeedbackLog, [first, second], closed_by(FeedbackLog, channels=channels, logged={0: (second, ())})
+    first, second = Part("first"), Part("second")
+    channel = closed_by(FeedbackChannel, log=first)
+    channel.queue, channel.return_path = second, None
+    yield FeedbackChannel, [first, second], channel
     first, second = Part("first"), Part("second")
     added = [closed_by(StoredSnapshot, reader=second, added=[])]
     yield StoredSnapshot, [first, second], closed_by(StoredSnapshot, reader=first, added=added)

@@ -211,6 +211,27 @@ async def test_the_classes_of_errors_that_callers_check_survive(processes: int) 
     assert type(fenced) is TransactionExpired
 
 
+class TextlessProbe(Probe):
+    """Raises an error whose text cannot be told."""
+
+    def process(self, record: Any, out: Output) -> None:
+        class Textless(Exception):
+            def __str__(self) -> str:
+                raise RuntimeError("no text")
+
+        raise Textless
+
+
+@PROCESSES
+async def test_an_error_whose_text_fails_ends_the_job_with_its_class(processes: int) -> None:
+    """The job failed on the text of the error, and a process of several was silent until it was lost."""
+    joined = joined_jobs(
+        [probes(Life(), process, fails=processes - 1, kind=TextlessProbe) for process in range(processes)]
+    )
+    with pytest.raises(JobFailed, match=r"step 'middle'.*: Textless$"):
+        await run_to_end(joined)
+
+
 async def test_the_first_error_that_arrives_is_raised_and_the_others_are_its_notes() -> None:
     """The log named an error that followed from another one, which it did not name."""
     life = Life()

@@ -17,7 +17,7 @@ def test_feedback_on_disk_is_read_in_pieces_that_fit_into_memory(tmp_path: Path)
     """Joined by their number alone, eight thousand large records were read from disk as one batch."""
     queue = SpillQueue(name="head", directory=tmp_path, memory_limit_bytes=1 << 20, disk_limit_bytes=1 << 30)
     channel = FeedbackChannel("tail → head", queue)
-    port = Port(0, "feedback", channel, is_feedback=True)
+    port = Port(0, "feedback", channel)
     for _ in range(24):
         channel.put(DataBatch(np.zeros((1, 1 << 17))))
     assert channel.is_spilling

@@ -65,7 +65,7 @@ class TestTurns:
         """A task upstream put records before the task that reads them existed, and the inbox did not see them."""
         channel = Channel("a → b")
         channel.try_put(data(1))
-        inbox = Inbox([Port(0, "input", channel, is_feedback=False)])
+        inbox = Inbox([Port(0, "input", channel)])
         polled = inbox.poll()
         assert polled is not None
         assert isinstance(polled[1], DataBatch)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import tempfile
 from typing import Any
 
 import numpy as np
@@ -12,9 +13,11 @@ from operators.operator_harness import stored
 from runtime.inbox_run import InboxRun, array, data, held_records, spill_queue
 
 from streamiter.engine.graph.channels import Channel
+from streamiter.engine.graph.feedback import FeedbackChannel
 from streamiter.engine.inbox.alignment import BarrierReturned
 from streamiter.engine.inbox.inbox import Inbox
 from streamiter.engine.inbox.port_log import Port
+from streamiter.engine.storage.disk_queue import SpillQueue
 from streamiter.errors import InternalError
 from streamiter.values.plain_data import PlainData
 from streamiter.values.records import CheckpointBarrier, Control, DataBatch, EndOfData, EndOfInput, EpochWatermark, Idle
@@ -325,12 +328,14 @@ class TestSnapshot:
 class Looped:
     """An inbox with an initial input and a feedback channel, as at the head of a loop."""
 
-    def __init__(self) -> None:
-        self.initial, self.feedback = Channel("initial → head"), Channel("tail → head")
-        ports = [
-            Port(0, "initial", self.initial, is_feedback=False),
-            Port(1, "feedback", self.feedback, is_feedback=True),
-        ]
+    def __init__(self, *, on_disk: bool = False) -> None:
+        """``on_disk``: the feedback channel keeps all but some small batches on disk."""
+        self.initial = Channel("initial → head")
+        in_memory = SpillQueue(
+            name="head", directory=tempfile.gettempdir(), memory_limit_bytes=1 << 20, disk_limit_bytes=0
+        )
+        self.feedback = FeedbackChannel("tail → head", spill_queue() if on_disk else in_memory)
+        ports = [Port(0, "initial", self.initial), Port(1, "feedback", self.feedback)]
         self.inbox = Inbox(ports, make_feedback_queue=spill_queue)
         self.events: list[Control] = []
         self.records: list[int] = []
@@ -347,9 +352,13 @@ class Looped:
     def feed_back(self, *items: DataBatch | Control) -> None:
         for item in items:
             if isinstance(item, DataBatch):
-                assert self.feedback.try_put(item)
+                self.feedback.put(item)
             else:
                 self.feedback.put_control(item)
+
+    def close(self) -> None:
+        self.inbox.close()
+        self.feedback.close()
 
     def logged(self) -> Any:
         """Return the content of the log in a snapshot, encoded and decoded."""
@@ -368,7 +377,7 @@ class Looped:
             told.append(
                 f"{list(message.records)} of {message.epoch}" if isinstance(message, DataBatch) else repr(message)
             )
-        restored.inbox.close()
+        restored.close()
         return told
 
 
@@ -376,7 +385,7 @@ class TestFeedbackLog:
     def test_holds_feedback_between_the_barrier_and_its_return(self) -> None:
         """Without the log, records in the loop were lost at each restore."""
         head = Looped()
-        head.feedback.try_put(data(1))
+        head.feedback.put(data(1))
         head.run()
         assert head.inbox.start_feedback_log(barrier()) is None
         head.feed_back(data(2, epoch=1), EpochWatermark(1), data(3, epoch=2), Idle())
@@ -409,7 +418,7 @@ class TestFeedbackLog:
         """A head waited for a barrier that another head had already sent through the loop."""
         head = Looped()
         head.feedback.put_control(barrier())
-        head.feedback.try_put(data(4))
+        head.feedback.put(data(4))
         head.run()
         returned = head.inbox.start_feedback_log(barrier())
         assert isinstance(returned, BarrierReturned)
@@ -420,7 +429,7 @@ class TestFeedbackLog:
         head = Looped()
         head.initial.try_put(data(1))
         head.initial.put_control(barrier())
-        head.feedback.try_put(data(2))
+        head.feedback.put(data(2))
         head.run()
         assert sorted(head.records) == [1, 2]
         assert [type(event) for event in head.events] == [CheckpointBarrier]
@@ -433,7 +442,7 @@ class TestFeedbackLog:
         head.run()
         restored = Looped()
         restored.inbox.restore(head.inbox.snapshot(), PlainData(), head.logged())
-        assert restored.inbox.held_records == 2
+        assert restored.feedback.records == 2
         restored.inbox.poll()
         again = restored.inbox.snapshot()
         restored.inbox.start_feedback_log(barrier(2))
@@ -442,12 +451,12 @@ class TestFeedbackLog:
         assert restored.records == [7, 8]
         assert [port["held"] for port in again] == [[], []]
         assert restored.logged_items() == ["EpochWatermark(1)", "[7, 8] of 2"]
-        assert restored.inbox.held_records == 0
+        assert restored.feedback.records == 0
 
     def test_the_log_goes_to_disk_above_its_memory_and_is_read_from_there(self) -> None:
         """A loop with more feedback than memory could be neither checkpointed nor restored."""
         before = unnamed_files()
-        head, restored = Looped(), Looped()
+        head, restored = Looped(), Looped(on_disk=True)
         head.inbox.start_feedback_log(barrier())
         blocks = [array(*range(start, start + 100), epoch=start) for start in range(0, 1000, 100)]
         for block in blocks:
@@ -456,13 +465,13 @@ class TestFeedbackLog:
         head.feed_back(barrier())
         assert len(unnamed_files()) > len(before)
         head.run()
-        head.inbox.close()
+        head.close()
         restored.inbox.restore(restored.inbox.snapshot(), PlainData(), head.logged())
         assert len(unnamed_files()) > len(before)
         restored.feed_back(array(1000, epoch=1000))
         restored.run()
         assert restored.records == list(range(1001))
-        restored.inbox.close()
+        restored.close()
         assert unnamed_files() == before
 
     def test_an_abandoned_log_leaves_no_file(self) -> None:
@@ -472,7 +481,7 @@ class TestFeedbackLog:
         head.inbox.start_feedback_log(barrier())
         head.feed_back(array(*range(100)), array(*range(100)), array(*range(100)))
         head.run()
-        head.inbox.feedback.drop()
+        head.inbox.feedback.close()
         assert unnamed_files() == before
         head.feed_back(data(5), barrier())
         head.run()
@@ -486,13 +495,13 @@ class TestFeedbackLog:
     def test_restored_feedback_that_is_never_handled_leaves_no_file(self) -> None:
         """A job that failed right after its restore left files open."""
         before = unnamed_files()
-        head, restored = Looped(), Looped()
+        head, restored = Looped(), Looped(on_disk=True)
         head.inbox.start_feedback_log(barrier())
         head.feed_back(array(*range(100)), array(*range(100)), barrier())
         head.run()
         restored.inbox.restore(restored.inbox.snapshot(), PlainData(), head.logged())
         assert len(unnamed_files()) > len(before)
-        restored.inbox.close()
+        restored.close()
         assert unnamed_files() == before
 
     def test_after_a_suspending_barrier_feedback_is_only_logged(self) -> None:
@@ -501,7 +510,7 @@ class TestFeedbackLog:
         head.inbox.only_feedback()
         head.inbox.start_feedback_log(barrier())
         head.initial.try_put(data(1))
-        head.feedback.try_put(data(2))
+        head.feedback.put(data(2))
         head.feedback.put_control(barrier())
         head.run()
         assert head.records == []

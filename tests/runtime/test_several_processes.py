@@ -17,7 +17,7 @@ from runtime.joined_jobs import abort, joined_jobs, run_joined
 
 from streamiter import Flow, Operator
 from streamiter.engine.graph.channels import LIMIT_RECORDS
-from streamiter.engine.tasks.task_barriers import ClockAlignment
+from streamiter.engine.tasks.task_barriers import ClockAlignment, ClockCoordinator
 from streamiter.errors import JobFailed
 from streamiter.operators import Output
 from streamiter.topics import Json, MemoryBroker, OutgoingBatch, Raw, WithMetadata
@@ -261,20 +261,25 @@ class Processes:
 
     def __post_init__(self) -> None:
         numbers = range(self.count)
-        self.messages = {(number, other): deque() for number in numbers for other in numbers if other != number}
-        self.alignments = [ClockAlignment(self.count, partial(self._tell, number)) for number in numbers]
-        self.together = self.alignments[0]
+        self.messages = {(number, other): deque() for number in numbers for other in numbers if 0 in (number, other)}
+        self.together = ClockCoordinator(self.count, self._tell)
+        self.alignments = [ClockAlignment(partial(self._report, number)) for number in numbers]
         self.workers: list[tuple[Worker, ClockAlignment, str]] = []
         for number in range(4):
             worker, alignment = Worker(self.random.randrange(STALENESS + 1)), self.random.choice(self.alignments)
             alignment.add(str(number), worker, worker.call_again)  # type: ignore[arg-type]
             self.workers.append((worker, alignment, str(number)))
 
-    def _tell(self, number: int, *told: Any) -> None:
-        for (sender, other), messages in self.messages.items():
-            if sender == number:
-                messages.append(partial(self.alignments[other].told, number, *told))
-        self.alignments[number].told(number, *told)
+    def _report(self, number: int, *report: Any) -> None:
+        if number:
+            self.messages[number, 0].append(partial(self.together.reported, number, *report))
+        else:
+            self.together.reported(number, *report)
+
+    def _tell(self, *told: Any) -> None:
+        for number in range(1, self.count):
+            self.messages[0, number].append(partial(self.alignments[number].told, *told))
+        self.alignments[0].told(*told)
 
     def go_on(self) -> None:
         waiting = [queue for queue in self.messages.values() if queue]
@@ -311,7 +316,7 @@ def test_all_workers_stand_at_one_clock_when_the_alignment_is_done(count: int) -
 
 def test_a_process_that_has_not_answered_is_named() -> None:
     """A checkpoint that came too late because of a connection named no task, and the cause was sought in the flow."""
-    together = ClockAlignment(2, lambda *told: None)
+    together = ClockCoordinator(2, lambda *told: None)
     together.seek()
-    together.told(0, 1, {"w": 3}, ["work[0]"])
+    together.reported(0, 1, {"w": 3}, ["work[0]"])
     assert together.behind() == ["work[0]", "process 1"]

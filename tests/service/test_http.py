@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 import socket
 import ssl
@@ -22,6 +23,7 @@ from support.processes import forked_run
 from support.waiting import PATIENCE_S, turn, until
 
 from streamiter.errors import ConfigurationError
+from streamiter.service.connections import ClientConnection
 from streamiter.service.http import serving
 from streamiter.service.observations import Observations
 from streamiter.service.settings import HttpSettings
@@ -264,6 +266,35 @@ async def test_a_client_that_does_not_read_is_cut_off() -> None:
                         received += len(part)
         assert received < 29 * size
         assert 1 < service.observations.requests["/openapi.json", 200] < 30
+
+
+def connection_of(port: int) -> ClientConnection | None:
+    """Return the server's connection to the client at this port of this machine."""
+    found = [each for each in gc.get_objects() if type(each) is ClientConnection]
+    return next((each for each in found if each.client is not None and each.client[1] == port), None)
+
+
+async def test_a_client_that_does_not_read_the_last_bytes_is_cut_off() -> None:
+    """Half a request behind answers that nobody read held its connection for ever; 512 of these locked the server."""
+    async with case(timeout_s=1.0) as service:
+        loop = asyncio.get_running_loop()
+        with socket.socket() as client, contextlib.suppress(ConnectionError):
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            client.setblocking(False)
+            await loop.sock_connect(client, ("127.0.0.1", service.port))
+            port = client.getsockname()[1]
+            await until(lambda: connection_of(port) is not None)
+            connection = connection_of(port)
+            assert connection is not None
+            # Few bytes wait in the server, so that its writing is not paused.
+            while not connection.transport._transport.get_write_buffer_size():
+                answered = service.observations.requests["none", 404]
+                await loop.sock_sendall(client, request("/" + 900 * "x", method="GET"))
+                await until(lambda before=answered: service.observations.requests["none", 404] > before)
+            await loop.sock_sendall(client, request("/predict", b"{}")[:-1])
+            await until(lambda: connection not in connection.connections)
+        assert service.observations.requests["/predict", 408] == 1
+        assert await service.is_well()
 
 
 async def test_requests_before_answers_have_a_limit() -> None:

@@ -13,7 +13,6 @@ import pytest
 from streamiter.engine.checkpointing.commit import TransactionalWriter
 from streamiter.engine.checkpointing.services import JobServices
 from streamiter.engine.inbox.alignment import BarrierReturned, FeedbackLog
-from streamiter.engine.job.barriers import Barriers
 from streamiter.engine.processes.link import LinkIdentity, ProcessLink
 from streamiter.engine.processes.supervisor import Attempt, Loss
 from streamiter.engine.tasks.task import Task
@@ -69,10 +68,10 @@ def apply_adds_behind_a_barrier(patch: pytest.MonkeyPatch) -> None:
 def pass_barriers_at_different_clocks(patch: pytest.MonkeyPatch) -> None:
     """Let barriers reach the workers of a parameter server at different clocks."""
 
-    async def at_once(self: Barriers) -> None:
+    async def at_once(self: JobServices) -> None:
         pass
 
-    patch.setattr(Barriers, "stop_reading", at_once)
+    patch.setattr(JobServices, "stop_reading", at_once)
 
 
 def drop_held_adds(patch: pytest.MonkeyPatch) -> None:

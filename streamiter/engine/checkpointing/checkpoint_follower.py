@@ -12,8 +12,8 @@ says. They send these messages, with the number of the checkpoint:
 ``taken``      to the coordinator: their state (the file that has it, the positions of sources, an error or None)
 =============  ====================================================================================================
 
-A file has the state of each process but 0. The follower of process 0 gives its state to the coordinator as it is, since
-the file of that state names the others. What is decided once, at the start, goes by way of a
+A file has the state of each process but 0. The follower of process 0 answers with the state itself, since the
+coordinator writes it into the file that names the others. What is decided once, at the start, goes by way of a
 :class:`~streamiter.engine.plan.messages.Meeting`.
 """
 
@@ -111,8 +111,6 @@ class CheckpointFollower:
         """Queues that are part of the states of tasks."""
         self._to_read = RECORDS
         self._pending: _Pending | None = None
-        self.taken: TakenParts = {}
-        """In process 0, the state at the last barrier, for the coordinator, which releases it."""
         self._taking: set[asyncio.Task[None]] = set()
         """Collect and store the parts of a checkpoint; more than one only while those that are given up end."""
         self._is_closed = False
@@ -207,21 +205,21 @@ class CheckpointFollower:
             self._failed.put_nowait(error)
 
     async def _take(self, pending: _Pending) -> None:
-        """Collect the state of all tasks when the barrier has passed them, and store it."""
-        file = error = None
+        """Collect the state of all tasks when the barrier has passed them; store it, or give it to the coordinator."""
+        error = None
         try:
             await self._collect(pending)
             positions = self._positions(lambda task: task.barriers.positions)
-            if self._process:
-                try:
-                    file = await self._save(pending)
-                except GIVEN_UP as failure:
-                    error = [[isinstance(failure, kind) for kind in GIVEN_UP].index(True), str(failure)]
+            if not self._process:
+                state, pending.parts = pending.parts, {}
             else:
-                self.taken, pending.parts = pending.parts, {}
+                try:
+                    state = msgspec.to_builtins(await self._save(pending))
+                except GIVEN_UP as failure:
+                    state, error = None, [[isinstance(failure, kind) for kind in GIVEN_UP].index(True), str(failure)]
         finally:
             release_taken(pending.parts)
-        self._answer("taken", pending.checkpoint, None if file is None else msgspec.to_builtins(file), positions, error)
+        self._answer("taken", pending.checkpoint, state, positions, error)
 
     async def _collect(self, pending: _Pending) -> None:
         await pending.passed.wait()
@@ -277,7 +275,6 @@ class CheckpointFollower:
                 some(late),
             )
         self._cancel()
-        release_taken(self.taken)
         pending = self._pending
         if pending is None or pending.checkpoint != checkpoint or pending.is_abandoned:
             return

@@ -31,6 +31,7 @@ from streamiter.engine.checkpointing.shares import (
 )
 from streamiter.engine.graph.feedback import TopicRange, spill_queue
 from streamiter.engine.graph.graph import Step, edge_key, leaves_loop
+from streamiter.engine.inbox.alignment import Logged
 from streamiter.engine.inbox.order import BEFORE_ALL_EPOCHS
 from streamiter.engine.plan.messages import Meeting
 from streamiter.engine.states.stored import KeyShare
@@ -46,7 +47,7 @@ from streamiter.operators.keyed import KeyedOperator
 from streamiter.operators.keyed_state import StateFrame
 from streamiter.operators.operator import Boundary, Operator, Sharing
 from streamiter.topics.topic import Topic
-from streamiter.values.deferred import PlainValue, entries_of
+from streamiter.values.deferred import PlainValue
 from streamiter.values.helpers.clock import Clock
 from streamiter.values.plain_data import PlainData
 from streamiter.values.subtasks import KEY_GROUPS, subtask_of_group, subtask_of_key
@@ -262,20 +263,20 @@ async def _with_batches(
     queues: ExitStack,
 ) -> OldTask:
     """Return the task with the feedback in topics replaced by its batches; ``topics`` are by the key of the edge."""
-    logged: list[tuple[int, Iterable[PlainValue]]] = []
-    for port, frames in task.logged:
+    logged = Logged()
+    for port, frames, plain in task.logged:
         origin = origins(task)[port]
         topic = None if origin is None else topics.get(origin[:4])
-        ranges = [found for entry in entries_of(frames) if (found := TopicRange.from_plain(entry)) is not None]
+        ranges = [TopicRange.from_plain(each) for each in plain]
         # Feedback in another topic is refused later, by InboxShares.
         if topic is None or {topic_range.topic for topic_range in ranges} != {topic.name}:
-            logged.append((port, frames))
+            logged.append((port, frames, plain))
             continue
         queue = spill_queue(f"{step.name}, feedback of a checkpoint", step.limits, plain_data)
         queues.callback(queue.close)
-        queue.refill([entry] for entry in entries_of(frames) if TopicRange.from_plain(entry) is None)
+        queue.refill(frames or ())
         await fetch_ranges(queue, topic, ranges, plain_data=plain_data, clock=clock)
-        logged.append((port, RepeatedFrames(functools.partial(_frames_in, queue, plain_data))))
+        logged.append((port, RepeatedFrames(functools.partial(_frames_in, queue, plain_data)), ()))
     return replace(task, logged=logged)
 
 

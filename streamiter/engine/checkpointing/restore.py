@@ -18,6 +18,7 @@ from streamiter.engine.checkpointing.commit import CommitRecord, JobTransaction
 from streamiter.engine.checkpointing.reading_on import NOTHING
 from streamiter.engine.checkpointing.redistribute import fetch_topic_batches, has_same_tasks, redistribute_states
 from streamiter.engine.checkpointing.shares import OldJob, RepeatedFrames
+from streamiter.engine.graph.graph import Step
 from streamiter.engine.plan.job_settings import JobOptions, Restore
 from streamiter.engine.plan.messages import Meeting
 from streamiter.engine.states.stored import StoredDatabase
@@ -26,11 +27,13 @@ from streamiter.engine.storage.snapshot import CheckpointId, SnapshotHeader, Ste
 from streamiter.engine.storage.snapshot_file import StoredSnapshot
 from streamiter.engine.storage.store import CheckpointStore
 from streamiter.engine.tasks.failures import reason_in
+from streamiter.engine.tasks.instance import OperatorInstance
 from streamiter.engine.tasks.task import Task
 from streamiter.engine.tasks.task_barriers import SERVICE, STEP, TASK, PartName, TaskStates, task_state
-from streamiter.errors import CheckpointError, ConfigurationError, did_you_mean
+from streamiter.errors import CheckpointError, ConfigurationError, GraphError, did_you_mean
 from streamiter.operators.definitions import changes
-from streamiter.operators.operator import known_of
+from streamiter.operators.operator import Operator, known_of
+from streamiter.topics.source_and_sink import TopicSink
 from streamiter.values.deferred import PlainValue
 from streamiter.values.helpers.clock import Clock
 from streamiter.values.plain_data import PlainData
@@ -110,6 +113,53 @@ def _was_committed(checkpoint: CheckpointId, last: CheckpointId | None, pointer:
 
 def numbers_of(stored: Sequence[SnapshotHeader]) -> str:
     return ", ".join(str(header.id.number) for header in stored) or "none"
+
+
+def stateful_steps(tasks: Sequence[Task]) -> dict[str, StepState]:
+    """Return the steps with state by name.
+
+    Raises GraphError for such a step without ``name=``: after an edit of the flow, another step could get its name.
+    """
+    steps: dict[str, StepState] = {}
+    unnamed: dict[str, Step] = {}
+    for task in tasks:
+        for instance in task.instances:
+            step = instance.step
+            if not _keeps_state(instance):
+                continue
+            source = None if step.source is None or task.feeder is None else task.feeder.source
+            steps[step.name] = StepState(
+                step.parallelism,
+                type(instance.operator).__name__,
+                is_source=source is not None,
+                definition=instance.definition() if source is None else {"kind": type(source).__name__},
+                keeps=known_of(instance.operator).keeps if source is None else "where it has read to",
+            )
+            if not step.has_lasting_name:
+                unnamed[step.name] = step
+    _check_names(list(unnamed.values()))
+    return steps
+
+
+def _check_names(unnamed: Sequence[Step]) -> None:
+    if not unnamed:
+        return
+    first, *others = unnamed
+    also = f" (nor have {', '.join(f'{step.name!r} at {step.where}' for step in others)})" if others else ""
+    raise GraphError(
+        f"step {first.name!r}: expected a name= for a step that keeps state, given none{also}; checkpoints find state "
+        "by the name of its step, and this one may go to another step when the flow is edited",
+        where=first.where,
+    )
+
+
+def _keeps_state(instance: OperatorInstance) -> bool:
+    step, operator = instance.step, instance.operator
+    if step.source is not None or step.keys is not None or hasattr(operator, "on_event_timer"):
+        return True
+    if known_of(operator).is_stateless or type(operator) is TopicSink:
+        return False
+    return type(operator).snapshot is not Operator.snapshot
 
 
 def check_steps(

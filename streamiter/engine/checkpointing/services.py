@@ -17,7 +17,14 @@ from streamiter.engine.plan.messages import Exchange, Messages
 from streamiter.engine.storage.snapshot import SnapshotPart, StepState
 from streamiter.engine.tasks.failures import FailuresOf
 from streamiter.engine.tasks.task import Task
-from streamiter.engine.tasks.task_barriers import SERVICE, ClockAlignment, PartName, encode_part, release_parts
+from streamiter.engine.tasks.task_barriers import (
+    SERVICE,
+    ClockAlignment,
+    ClockCoordinator,
+    PartName,
+    encode_part,
+    release_parts,
+)
 from streamiter.errors import GraphError
 from streamiter.operators.operator import Service
 from streamiter.values.deferred import PlainValue
@@ -63,8 +70,10 @@ class JobServices:
                     if (task := by_name.get(f"{step.name}[{subtask}]")) is not None:
                         here[first + subtask] = task
         _check_names(flow, list(self._tasks), steps)
-        self.alignments: dict[Service, ClockAlignment] = {}
-        """By service: what lets its workers in all processes stop at the same clock before a barrier."""
+        self._alignments: dict[Service, ClockAlignment] = {}
+        """By service: what lets its workers in this process stop at the same clock as all others before a barrier."""
+        self._coordinators: list[ClockCoordinator] = []
+        """In process 0, the coordinators of these alignments."""
         for service in self._tasks:
             self._connect(service, messages, exchange)
         self._begun: list[Service] = []
@@ -80,9 +89,13 @@ class JobServices:
                 lambda process, *contents: messages.send(process, of_service, *contents),
             )
             messages.handle(of_service, service.received)
-        kind = f"align {service.name}"
-        alignment = self.alignments[service] = ClockAlignment(exchange.processes, partial(exchange.tell, kind))
-        exchange.handle(kind, alignment.told)
+        report, tell = f"clocks of {service.name}", f"align {service.name}"
+        alignment = self._alignments[service] = ClockAlignment(partial(exchange.send, 0, report))
+        exchange.handle(tell, lambda process, *told: alignment.told(*told))
+        if not exchange.own:
+            coordinator = ClockCoordinator(exchange.processes, partial(exchange.tell, tell))
+            exchange.handle(report, coordinator.reported)
+            self._coordinators.append(coordinator)
 
     def __bool__(self) -> bool:
         return bool(self._tasks)
@@ -105,7 +118,7 @@ class JobServices:
                     self._flow, self._workers[service], given, here=list(tasks), has_checkpoints=self._has_checkpoints
                 )
             self._begun.append(service)
-            alignment = self.alignments[service]
+            alignment = self._alignments[service]
             for task, worker in zip(tasks.values(), workers, strict=True):
                 alignment.add(task.name, worker, partial(task.inbox.post, nothing))
                 task.serve_with(worker, alignment, keeps_last_state=self._has_checkpoints)
@@ -120,12 +133,29 @@ class JobServices:
             return
         step = task.first.step
         assert step.service is not None
-        self.alignments[step.service].ended(task.name)
+        self._alignments[step.service].ended(task.name)
         if not (task.suspended and self._has_checkpoints):
             with FailuresOf(step.name):
                 await task.barriers.worker.leave(f"step {step.name!r} has ended")
 
     # -- checkpoints -----------------------------------------------------------------------------------
+
+    async def stop_reading(self) -> None:
+        """Wait until all workers of each service are at the same clock. Then they read no more until a barrier.
+
+        Only the coordinator calls it, in process 0.
+        """
+        for stopped in [coordinator.seek() for coordinator in self._coordinators]:
+            await stopped.wait()
+
+    def resume_reading(self) -> None:
+        """Let workers that have stopped read again, because no barrier follows."""
+        for coordinator in self._coordinators:
+            coordinator.give_up()
+
+    def behind(self) -> list[str]:
+        """Return the tasks that the other workers of their service wait for, and the processes without an answer."""
+        return [task for coordinator in self._coordinators for task in coordinator.behind()]
 
     def begin_checkpoint(self, checkpoint: int) -> None:
         for service in self._tasks:

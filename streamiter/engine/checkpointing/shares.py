@@ -20,6 +20,7 @@ from typing import NamedTuple, final
 from streamiter.engine.graph.feedback import TopicRange
 from streamiter.engine.graph.graph import SINGLE_INPUT, Edge, Step, edge_key, leaves_loop
 from streamiter.engine.graph.output import Broadcast, Forward, Partitioning
+from streamiter.engine.inbox.alignment import Logged
 from streamiter.engine.inbox.order import BEFORE_ALL_EPOCHS
 from streamiter.engine.inbox.port_log import Port, PortOrigin
 from streamiter.engine.storage.snapshot import SnapshotHeader
@@ -141,8 +142,8 @@ class OldTask:
     """Its number among the tasks of its step."""
     state: Mapping[str, PlainValue]
     """Its state in the snapshot."""
-    logged: Iterable[tuple[int, Iterable[PlainValue]]]
-    """The feedback between its barrier and the return of the barrier, by port."""
+    logged: Logged
+    """The feedback between its barrier and the return of the barrier."""
 
     @property
     def progress(self) -> SubtaskProgress:
@@ -175,7 +176,7 @@ class OldJob:
         heads: dict[str, str] = {}
         for head, by_subtask in kinds[TASK].items():
             logs = kinds[FEEDBACK].get(head, {})
-            tasks[head] = [OldTask(each, state, logs.get(each, ())) for each, state in sorted(by_subtask.items())]
+            tasks[head] = [OldTask(each, state, logs.get(each, [])) for each, state in sorted(by_subtask.items())]
             heads.update(dict.fromkeys(tasks[head][0].state["steps"], head))
         instances = {
             step: [state for _, state in sorted(by_subtask.items())] for step, by_subtask in kinds[STEP].items()
@@ -218,6 +219,8 @@ class OldPort:
     """Its state in the snapshot: its items, and how far it had come."""
     logged: Iterable[PlainValue]
     """The frames of the feedback before the return of the barrier."""
+    ranges: Sequence[PlainValue]
+    """The ranges of a topic that has the other feedback before that."""
 
     @property
     def origin(self) -> PortOrigin:
@@ -242,12 +245,6 @@ class OldPort:
         return waiting_batches(chain(self.state["held"], entries_of(self.logged)), self.state["reached"], self.reader)
 
     @property
-    def in_topic(self) -> str | None:
-        """The name of the topic that has its feedback; None if the snapshot has it."""
-        ranges = map(TopicRange.from_plain, entries_of(self.logged))
-        return next((topic_range.topic for topic_range in ranges if topic_range is not None), None)
-
-    @property
     def end_epoch(self) -> int | None:
         """The epoch of its end, if that waited; None otherwise."""
         items = chain(self.state["held"], self.state["behind"])
@@ -256,9 +253,9 @@ class OldPort:
 
 def old_ports(task: OldTask) -> list[OldPort]:
     """Return the ports of a task; a source has none."""
-    logged = dict(task.logged)
+    logged = {index: (frames or (), ranges) for index, frames, ranges in task.logged}
     return [
-        OldPort(task.subtask, port, logged.get(index, ()))
+        OldPort(task.subtask, port, *logged.get(index, ((), ())))
         for index, port in enumerate(task.state["inbox"])
         if port["origin"] is not None
     ]
@@ -310,9 +307,6 @@ class EdgeSharing:
         return first
 
 
-Logged = list[tuple[int, Iterable[PlainValue]]]
-
-
 class InboxShares:
     """Makes the inboxes of the new tasks whose first step is ``step``.
 
@@ -352,7 +346,8 @@ class InboxShares:
                     "the flow as it was, and stop it where less waits",
                 )
             reads_topic = edge is not None and edge.feedback_topic is not None and self._keeps(edge.upstream)
-            if not (reads_topic and self._is_same) and (topic := port.in_topic) is not None:
+            if not (reads_topic and self._is_same) and port.ranges:
+                topic = TopicRange.from_plain(port.ranges[0]).topic
                 raise self._old.refusal(
                     self._step.name,
                     f"its feedback is in topic {topic!r}, dealt out for {len(self._tasks)} subtasks; keep "
@@ -419,8 +414,8 @@ class InboxShares:
             if (not self._is_same or each.reader == subtask)
             and (not self._keeps(edge.upstream) or each.origin.subtask == origin.subtask)
         ]
-        if before and before[0].in_topic is not None:  # The feedback stays there: it goes to the same subtasks.
-            logged.append((port.index, before[0].logged))
+        if before and before[0].ranges:  # The feedback stays there: it goes to the same subtasks.
+            logged.append((port.index, before[0].logged, before[0].ranges))
             return dict(before[0].state)
         said = self._said(edge, origin.subtask, begin)
         readers = [subtask] if self._is_same else range(len(self._tasks))
@@ -454,7 +449,7 @@ class InboxShares:
         if port.is_feedback:
             # A watermark between them would be in front of feedback that is not received.
             state["later"] = ([item] for item in merged(OldPort.received) if item[0] == DataBatch.kind)
-            logged.append((port.index, ([item] for item in chain(merged(OldPort.unread), behind))))
+            logged.append((port.index, ([item] for item in chain(merged(OldPort.unread), behind)), ()))
         else:
             state["held"], state["behind"] = merged(OldPort.batches), behind
         return state

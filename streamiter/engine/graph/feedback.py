@@ -5,7 +5,8 @@ channel, :class:`FeedbackChannel`, never blocks its producer; beyond a limit in 
 cannot deadlock.
 
 A checkpoint has feedback, too (:mod:`~streamiter.engine.inbox.alignment`): the batches themselves, or, for feedback
-through a topic, the :class:`TopicRange` where they are stored in the topic.
+through a topic, the :class:`TopicRange` where they are stored in the topic. The channel logs both while they are taken,
+and a restored channel begins with them.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ from streamiter.errors import CheckpointError, GraphError
 from streamiter.operators.operator import Boundary
 from streamiter.operators.output import Origin
 from streamiter.topics.topic import Topic, TopicDescription
-from streamiter.values.deferred import PlainValue
-from streamiter.values.records import Control, DataBatch, EpochWatermark
+from streamiter.values.deferred import Deferred, PlainValue
+from streamiter.values.helpers.closing import close_now
+from streamiter.values.records import CheckpointBarrier, Control, DataBatch, EpochWatermark
 
 if TYPE_CHECKING:
     from streamiter.values.plain_data import PlainData
@@ -114,11 +116,15 @@ class ReturnPath(Protocol):
     def restore(self, ranges: Iterable[TopicRange]) -> None:
         """Bring these ranges into the channel before all other feedback."""
 
-    def mark(self) -> TrackMark:
-        """Return the place in the topic of the item that is taken next."""
+    def start_log(self) -> None:
+        """Note the place in the topic of the item that is taken next."""
 
-    def since(self, mark: TrackMark) -> list[bytes]:
-        """Return the ranges of the topic taken since ``mark``, without the last item, as frames of ``TopicRange``s."""
+    def end_log(self) -> Sequence[TopicRange]:
+        """Return the ranges of the topic taken since the log was started, without the last item."""
+
+
+LoggedFeedback = tuple[Deferred | None, Sequence[PlainValue]]
+"""The feedback of one channel in a checkpoint: items, if there are any, and ranges of a topic as plain data."""
 
 
 class FeedbackChannel:
@@ -138,8 +144,13 @@ class FeedbackChannel:
         self._closed = False
         self._on_ready: Callable[[], None] | None = None
         self.return_path = return_path
+        self._restored = 0
+        """The items at its front that a checkpoint had."""
+        self._log: SpillQueue | None = None
+        """Gets the items that are taken, while a checkpoint needs them."""
         self.hand_over: Callable[[DataBatch | Control], bool] | None = None
-        """Handles an item in the place of the consumer, if the consumer waits for it; returns whether it has."""
+        """Handles an item in the place of the consumer, if the consumer waits for it; returns whether it has. While the
+        channel logs its items, they go through the channel."""
 
     @property
     def is_spilling(self) -> bool:
@@ -166,7 +177,7 @@ class FeedbackChannel:
             self._peak_records = self.records + count
         if batch.epoch > self._last_epoch:
             self._last_epoch = batch.epoch
-        if self.hand_over is not None and not self._items and self.hand_over(batch):
+        if self.hand_over is not None and not self._items and self._log is None and self.hand_over(batch):
             return
         self.queue.put(batch)
         self.records += count
@@ -176,7 +187,9 @@ class FeedbackChannel:
 
     def put_control(self, control: Control) -> None:
         """Add a control record behind all earlier items; no effect after :meth:`close`."""
-        if self._closed or (self.hand_over is not None and not self._items and self.hand_over(control)):
+        if self._closed:
+            return
+        if self.hand_over is not None and not self._items and self._log is None and self.hand_over(control):
             return
         self.queue.put(control)
         self._items += 1
@@ -193,8 +206,8 @@ class FeedbackChannel:
         self._items -= 1
         if isinstance(item, DataBatch):
             self.records -= len(item.records)
-        if self.return_path is not None:
-            self.return_path.taken()
+        if self.return_path is not None or self._log is not None or self._restored:
+            self._note_taken(item)
         return item
 
     def take_ahead(self, above_epoch: float, batches: int) -> list[tuple[DataBatch | Control, int]]:
@@ -207,17 +220,72 @@ class FeedbackChannel:
         for item, _ in items:
             if type(item) is DataBatch:
                 self.records -= len(item.records)
-            if self.return_path is not None:
-                self.return_path.taken()
+            if self.return_path is not None or self._log is not None or self._restored:
+                self._note_taken(item)
         return items
+
+    def _note_taken(self, item: DataBatch | Control) -> None:
+        """Log an item that no topic has, unless it is a barrier, and note that it was taken."""
+        in_topic = self.return_path is not None and not self._restored
+        if self._restored:
+            self._restored -= 1
+        elif self.return_path is not None:
+            self.return_path.taken()
+        if self._log is not None and not in_topic and not isinstance(item, CheckpointBarrier):
+            self._log.put(item)
+
+    # -- for checkpoints ---------------------------------------------------------------------------------
+
+    def restore(self, items: Iterable[PlainValue], ranges: Iterable[PlainValue]) -> None:
+        """Begin with the logged feedback of a checkpoint: its items, then its ranges of a topic.
+
+        Raises CheckpointError for ranges if the loop does not use a topic any more.
+        """
+        for entry in items:
+            before = self.queue.records
+            self.queue.put_plain(entry)
+            self.records += self.queue.records - before
+            self._items += 1
+            self._restored += 1
+        self._peak_records = max(self._peak_records, self.records)
+        in_topic = [TopicRange.from_plain(plain) for plain in ranges]
+        if self.return_path is not None:
+            self.return_path.restore(in_topic)
+        elif in_topic:
+            raise CheckpointError(
+                f"{self.name}: expected feedback through the topic {in_topic[0].topic!r}, where the checkpoint has "
+                "feedback, given a loop in memory; feed back through that topic again, or start without state "
+                "(restore=None)"
+            )
+
+    def start_log(self, log: SpillQueue) -> None:
+        """Log what is taken from now on: items in this queue, or their ranges in the topic."""
+        self._log = log
+        if self.return_path is not None:
+            self.return_path.start_log()
+
+    def end_log(self) -> LoggedFeedback | None:
+        """End the log before the item that was taken last; return its content, if it has any, and close it."""
+        log, self._log = self._log, None
+        if log is None:
+            return None
+        items = log.snapshot() if len(log) else None
+        log.close()
+        ranges = () if self.return_path is None else self.return_path.end_log()
+        return (items, [topic_range.plain() for topic_range in ranges]) if items is not None or ranges else None
+
+    def close_log(self) -> None:
+        """Log nothing more, and drop what was logged."""
+        log, self._log = self._log, None
+        if log is not None:
+            log.close()
 
     def close(self) -> None:
         """Close the files; feedback is dropped from now on."""
         self._closed = True
-        self.records = self._items = 0
-        self.queue.close()
-        if self.return_path is not None:
-            self.return_path.closed()
+        self.records = self._items = self._restored = 0
+        path_closed = [] if self.return_path is None else [self.return_path.closed]
+        close_now([self.close_log, self.queue.close, *path_closed])
 
     def statistics(self) -> FeedbackStatistics:
         """Return the numbers of the channel now."""
@@ -237,8 +305,6 @@ class FeedbackChannel:
             peak_bytes_on_disk=spilled.bytes_on_disk_peak,
         )
 
-
-_KIND: Final = "topic range"
 
 # The number of the start record of a run in each partition. A range with only this record has no feedback.
 _START_SEQUENCE: Final = 0
@@ -263,24 +329,14 @@ class RecordPoint(NamedTuple):
         return RecordPoint(self.offset + 1, self.sequence + 1)
 
 
-class TrackMark(NamedTuple):
-    """The place of an item in the topic: the number of its part, and its point there.
-
-    Parts are the restored ranges, in order; the last part is the feedback of this run.
-    """
-
-    part: int
-    at: RecordPoint
-
-
 @final
 @dataclass(frozen=True, slots=True)
 class TopicRange:
     """The feedback of one producer of one run to one head in a topic, from ``start`` to before ``stop``.
 
     >>> first = TopicRange("loop", "run-1", producer=0, partition=2, start=RecordPoint(10, 4), stop=RecordPoint(30, 9))
-    >>> TopicRange.from_plain(first.plain()) == first, TopicRange.from_plain(("idle",))
-    (True, None)
+    >>> TopicRange.from_plain(first.plain()) == first
+    True
     """
 
     topic: str
@@ -302,32 +358,12 @@ class TopicRange:
         return self.stop.sequence <= max(self.start.sequence, _START_SEQUENCE + 1)
 
     def plain(self) -> tuple[PlainValue, ...]:
-        return (_KIND, self.topic, self.run, self.producer, self.partition, *self.start, *self.stop)
+        return (self.topic, self.run, self.producer, self.partition, *self.start, *self.stop)
 
     @classmethod
-    def from_plain(cls, entry: PlainValue) -> TopicRange | None:
-        """Return the range of an entry; None for another entry."""
-        match entry:
-            case [
-                kind,
-                str() as topic,
-                str() as run,
-                int() as producer,
-                int() as partition,
-                int() as offset,
-                int() as sequence,
-                int() as stop_offset,
-                int() as stop_sequence,
-            ] if kind == _KIND:
-                return cls(
-                    topic,
-                    run,
-                    producer,
-                    partition,
-                    RecordPoint(offset, sequence),
-                    RecordPoint(stop_offset, stop_sequence),
-                )
-        return None
+    def from_plain(cls, plain: PlainValue) -> TopicRange:
+        topic, run, producer, partition, *points = plain
+        return cls(topic, run, producer, partition, RecordPoint(*points[:2]), RecordPoint(*points[2:]))
 
 
 def check_range_in_topic(topic_range: TopicRange, topic: Topic, description: TopicDescription | None) -> None:

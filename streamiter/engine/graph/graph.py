@@ -65,9 +65,10 @@ class Step:
     emits_at_end: bool = False
     """Whether it emits only when its inputs have ended: in the body of an iteration, when the iteration ends."""
     order: Literal["begins", "spans", "needs"] | None = None
-    """Whether it tells in which order its records were read, if a step behind it needs that, or needs it itself.
+    """What the step has to do with the order in which records were read; None for nothing.
 
-    "spans": its records are pairs, and it tells when their earlier records came, and when the pairs were known."""
+    "begins": it notes the order of its records, if a step behind it needs the order. "spans": its records are pairs,
+    and it notes when the earlier record came, and when the pair was known. "needs": it needs the order."""
     awaited_input: str | None = None
     """The input that it reads first at each start, up to the end that its topics have then; None for no such input."""
     topic: Topic | None = None
@@ -169,7 +170,7 @@ class StepLoop(Protocol):
         """Raise GraphError for an operator, or its class, that cannot work in this loop."""
 
     def check_wanted(self, step: Step, names: Collection[str] | None) -> None:
-        """Raise GraphError if the step wants only inputs that the end of the iteration brings, and both would wait."""
+        """Raise GraphError if the step wants only inputs that come at the end of the loop: both would wait."""
 
     def drain(self, scope: JobScope, *, again: bool) -> None:
         """End the iteration of this job early, because the job is drained; ``again``: for the second time."""

@@ -199,8 +199,11 @@ class ChannelOutput:
         return sum(len(item.records) for item in self.waiting if isinstance(item, DataBatch))
 
     def put(self, batch: DataBatch) -> None:
-        if not self.waiting and self.channel.try_put(batch):
-            return
+        if self.waiting or not self.channel.try_put(batch):
+            self.keep(batch)
+
+    def keep(self, batch: DataBatch) -> None:
+        """Keep a batch that does not fit into the channel."""
         self.waiting.append(batch)
         self._waiting_bytes += estimated_bytes(batch.records)
         if self._waiting_bytes > LANE_LIMIT_BYTES:
@@ -283,8 +286,8 @@ class EdgeWriter:
                 origin = origin.with_originals(None)
         if self.split is None and self._encode is None:
             lane, item = self.lanes[0], DataBatch(batch, epoch, origin)
-            if lane.waiting or not lane.channel.try_put(item):
-                lane.put(item)
+            if lane.waiting or not lane.channel.try_put(item):  # As put does: a loop comes here for each batch.
+                lane.keep(item)
             return
         for subtask, part in ((0, batch),) if self.split is None else _split(self.split, batch, self._step):
             self._put(subtask, part, epoch, origin)

@@ -349,25 +349,25 @@ class CheckpointStatistics:
 
     run: str
     """The run of the job, which takes the checkpoints."""
-    restored: int | None
-    """The checkpoint from which this run was restored, or None."""
-    committed: int | None
-    """The last committed checkpoint, or None."""
-    taken: int
-    """The number of checkpoints that this run has committed."""
-    given_up: int
-    """The number of checkpoints that this run has abandoned: too slow, or no room in the store."""
-    last_duration_s: float
-    """The seconds from the barrier to the commit of the last checkpoint."""
-    last_alignment_s: float
-    """The part of these seconds until all steps had given their state."""
-    last_size_bytes: int
-    """The size of the last snapshot in the store."""
     durations_s: HistogramStatistics
     """The seconds from the barrier to the commit, of all checkpoints of this run."""
-    committed_at_ms: int | None
+    restored: int | None = None
+    """The checkpoint from which this run was restored, or None."""
+    committed: int | None = None
+    """The last committed checkpoint, or None."""
+    taken: int = 0
+    """The number of checkpoints that this run has committed."""
+    given_up: int = 0
+    """The number of checkpoints that this run has abandoned: too slow, or no room in the store."""
+    last_duration_s: float = 0.0
+    """The seconds from the barrier to the commit of the last checkpoint."""
+    last_alignment_s: float = 0.0
+    """The part of these seconds until all steps had given their state."""
+    last_size_bytes: int = 0
+    """The size of the last snapshot in the store."""
+    committed_at_ms: int | None = None
     """When this run has committed its last checkpoint, in milliseconds since 1970-01-01 UTC; None before its first."""
-    committed_after_s: float
+    committed_after_s: float = 0.0
     """The seconds from the start of the job to this commit, or, before the first one, until its state was restored."""
 
 

@@ -7,18 +7,17 @@ the head and that return (:class:`FeedbackLog`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import chain
+from collections.abc import Callable, Iterable, Sequence
 from typing import final
 
-from streamiter.engine.graph.feedback import TopicRange
+from streamiter.engine.graph.feedback import LoggedFeedback
 from streamiter.engine.inbox.port_log import Port
 from streamiter.engine.storage.disk_queue import SpillQueue
-from streamiter.errors import CheckpointError, InternalError
+from streamiter.errors import InternalError
 from streamiter.operators.frontier import Frontier
 from streamiter.values.deferred import Deferred, PlainValue, entries_of
 from streamiter.values.helpers.closing import close_now
-from streamiter.values.records import CheckpointBarrier, Control, DataBatch
+from streamiter.values.records import CheckpointBarrier, Control
 
 
 @final
@@ -98,15 +97,19 @@ class BarrierAlignment:
         return triggered
 
 
+Logged = list[tuple[int, Iterable[PlainValue] | None, Sequence[PlainValue]]]
+"""The feedback of a checkpoint as it is read back: the number of a port, the frames of its items, its ranges."""
+
+
 @final
 class BarrierReturned(Control):
     """The barrier of a checkpoint has returned on every feedback channel.
 
-    ``logged`` is the feedback that arrived before it: the number of the port, and its log.
+    ``logged`` is the feedback that arrived before it: the number of the port, its items, its ranges of a topic.
     """
 
     checkpoint: int
-    logged: list[tuple[int, Deferred]]
+    logged: list[tuple[int, Deferred | None, Sequence[PlainValue]]]
 
 
 @final
@@ -114,24 +117,29 @@ class FeedbackLog:
     """Records the feedback of all feedback ports between a head's snapshot and the return of its barrier."""
 
     def __init__(self, ports: Sequence[Port], make_queue: Callable[[], SpillQueue] | None) -> None:
-        """``make_queue`` makes a queue for a log in memory, or for a restored one."""
+        """``make_queue`` makes a queue for the log of one port."""
         self.ports = [port for port in ports if port.is_feedback]
         """The feedback ports of the inbox."""
+        self._channels = {port.index: port.feedback for port in ports if port.feedback is not None}
         self._make_queue = make_queue
         self._barrier: CheckpointBarrier | None = None
-        self._logs: dict[int, _PortFeedback] = {}
-        """By port."""
+        self._logged: dict[int, LoggedFeedback] = {}
+        """By port on which the barrier has returned: what it has logged."""
         self._returned = Frontier((port.index for port in self.ports), 0)
         """By port: the last barrier that has returned."""
 
     def start(self, barrier: CheckpointBarrier) -> None:
         """The head's snapshot is taken: record feedback from now on, until this barrier returns."""
-        self._barrier = barrier
         self.close()
+        self._barrier = barrier
         for port in self.ports:
-            port.log = None
-            if self._returned.reached(port.index) < barrier.checkpoint and not port.has_ended:
-                port.log = self._logs[port.index] = _PortFeedback(port, self._new_queue())
+            if self._awaits(barrier, port):
+                assert self._make_queue is not None
+                self._channels[port.index].start_log(self._make_queue())
+
+    def _awaits(self, barrier: CheckpointBarrier, port: Port) -> bool:
+        """Return whether a barrier has still to return on a port."""
+        return not port.has_ended and self._returned.reached(port.index) < barrier.checkpoint
 
     def barrier_returned(self, port: Port, barrier: CheckpointBarrier) -> list[Control]:
         """Note that a barrier has returned on a feedback port; return the complete log, if this completes it."""
@@ -144,106 +152,34 @@ class FeedbackLog:
         return self.ended(port)
 
     def ended(self, port: Port) -> list[Control]:
-        """The log of a feedback port is complete: the barrier has returned, or the end of input instead of it."""
-        port.log = None
-        if port.index in self._logs:
-            self._logs[port.index].barrier_returned()
+        """End the log of a port, because the barrier has returned, or the end of input instead of it.
+
+        Return the complete log, if this completes it.
+        """
+        if (logged := self._channels[port.index].end_log()) is not None:
+            self._logged[port.index] = logged
         returned = self.complete()
         return [] if returned is None else [returned]
 
-    def drop(self) -> None:
-        """The checkpoint is abandoned: drop the log, and record nothing until the barrier returns."""
-        close_now(log.close for log in self._logs.values())
-
     def complete(self) -> BarrierReturned | None:
         """Return the log if the barrier has returned on all ports; otherwise None."""
-        if self._barrier is None or any(port.log is not None for port in self.ports):
+        barrier = self._barrier
+        if barrier is None or any(self._awaits(barrier, port) for port in self.ports):
             return None
-        logged = [(index, snapshot) for index, log in self._logs.items() if (snapshot := log.snapshot()) is not None]
-        returned = BarrierReturned(self._barrier.checkpoint, logged)
-        self._barrier = None
-        self.close()
-        return returned
-
-    def restore(self, logged: Iterable[tuple[int, Iterable[PlainValue]]]) -> None:
-        """Let the ports first give the logged feedback of a checkpoint (decoded frames), then read their channels.
-
-        Raises CheckpointError for feedback in a topic if the loop does not use a topic any more.
-        """
-        ports = {port.index: port for port in self.ports}
-        for index, frames in logged:
-            port, ranges, queue = ports[index], list[TopicRange](), self._new_queue()
-            port.restored = queue
-            for entry in entries_of(frames):
-                if (topic_range := TopicRange.from_plain(entry)) is not None:
-                    ranges.append(topic_range)
-                else:
-                    queue.put_plain(entry)
-            if ranges and port.return_path is None:
-                raise CheckpointError(
-                    f"{port.channel.name}: expected feedback through the topic {ranges[0].topic!r}, where the "
-                    "checkpoint has feedback, given a loop in memory; feed back through that topic again, or start "
-                    "without state (restore=None)"
-                )
-            if ranges and port.return_path is not None:
-                port.return_path.restore(ranges)
-
-    def _new_queue(self) -> SpillQueue:
-        assert self._make_queue is not None
-        return self._make_queue()
+        logged, self._logged, self._barrier = self._logged, {}, None
+        return BarrierReturned(barrier.checkpoint, [(index, *logged[index]) for index in sorted(logged)])
 
     def close(self) -> None:
-        """Forget all logs."""
-        logs, self._logs = [*self._logs.values()], {}
-        close_now(log.close for log in logs)
+        """Drop the log, and record nothing until the barrier returns: the checkpoint is abandoned, or the job ends."""
+        logged, self._logged = self._logged, {}
+        close_now(
+            [
+                *(channel.close_log for channel in self._channels.values()),
+                *(items.release for items, _ in logged.values() if items is not None),
+            ]
+        )
 
-
-@final
-class _PortFeedback:
-    """The feedback of one port since a snapshot.
-
-    In memory these are mostly batches that are being handled anyway, and beyond the memory limit they go to disk.
-    Feedback through a topic is in the topic already, so only its ranges are noted. Batches with which the port was
-    restored may not be in the topic (the loop was in memory before): they are logged, too.
-    """
-
-    def __init__(self, port: Port, queue: SpillQueue) -> None:
-        self._port = port
-        self._queue: SpillQueue | None = queue
-        """None if the log is dropped."""
-        self._mark = None if port.return_path is None else port.return_path.mark()
-        self._ranges: list[bytes] = []
-
-    def put(self, item: DataBatch | Control) -> None:
-        if self._queue is not None and (self._mark is None or self._port.restored is not None):
-            self._queue.put(item)
-
-    def barrier_returned(self) -> None:
-        if self._queue is not None and self._mark is not None and self._port.return_path is not None:
-            self._ranges = self._port.return_path.since(self._mark)
-
-    def snapshot(self) -> Deferred | None:
-        items = self._queue.snapshot() if self._queue is not None and len(self._queue) else None
-        return _FeedbackFrames(items, self._ranges) if self._ranges else items
-
-    def close(self) -> None:
-        """Drop the log, and note nothing more."""
-        queue, self._queue = self._queue, None
-        if queue is not None:
-            queue.close()
-
-
-@final
-class _FeedbackFrames(Deferred):
-    """The frames of batches, if there are any, then the frames of ranges."""
-
-    def __init__(self, batches: Deferred | None, ranges: Sequence[bytes]) -> None:
-        self._batches = batches
-        self._ranges = ranges
-
-    def frames(self) -> Iterator[bytes]:
-        return iter(self._ranges) if self._batches is None else chain(self._batches.frames(), self._ranges)
-
-    def release(self) -> None:
-        if self._batches is not None:
-            self._batches.release()
+    def restore(self, logged: Logged) -> None:
+        """Let the channels begin with the logged feedback of a checkpoint (decoded frames)."""
+        for index, frames, ranges in logged:
+            self._channels[index].restore(entries_of(frames or ()), ranges)

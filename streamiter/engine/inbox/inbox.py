@@ -16,7 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, final
 
 from streamiter.engine.graph.feedback import FeedbackChannel
-from streamiter.engine.inbox.alignment import BarrierAlignment, BarrierReturned, FeedbackLog
+from streamiter.engine.inbox.alignment import BarrierAlignment, BarrierReturned, FeedbackLog, Logged
 from streamiter.engine.inbox.order import ARRIVAL, ASIDE, NOW, STAYS, Arrival, Fate, WantedInputs
 from streamiter.engine.inbox.port_log import Port, ReadyPorts
 from streamiter.engine.inbox.port_progress import InputEnded, PortProgress
@@ -37,7 +37,6 @@ from streamiter.values.records import (
     EventTimeWatermark,
     Idle,
     ReadToEnd,
-    control_to_plain,
 )
 
 if TYPE_CHECKING:
@@ -153,15 +152,13 @@ class Inbox:
                 continue
             if stands_still and not port.is_feedback and not isinstance(item, CheckpointBarrier):
                 fate: Fate = ASIDE if self.barriers.is_due else STAYS
-            elif type(item) is DataBatch and item.epoch > self._admitted:
-                fate = ASIDE if port.is_feedback or self.barriers.is_due else STAYS
             elif isinstance(item, Control):
                 port.take()
                 ready.add(port)
                 return port, item
             elif (
                 isinstance(item, SourceBatch)
-                or (self.wanted.names is None and not sets_aside)
+                or (item.epoch <= self._admitted and self.wanted.names is None and not sets_aside)
                 or (fate := self._fate(port, item.epoch)) == NOW
             ):
                 return port, self._take_batch(port)
@@ -183,11 +180,7 @@ class Inbox:
         if fate == ASIDE and not port.is_feedback and (port.later is None or self.stands_still):
             is_parked = not self._hold_up_to_barrier(port)
         elif fate == ASIDE:
-            is_parked = (
-                not self._by_port
-                and (self.wanted.names is not None or self.stands_still)
-                and not self.is_wanted(port.input_name)
-            )
+            is_parked = not self._by_port and not self.is_wanted(port.input_name)
             control = self._read_ahead(port)
         if is_parked:
             self._ready.park(port)
@@ -203,10 +196,9 @@ class Inbox:
         channel until the end of data has had its turn, and come after all other records.
         """
         batches, channel, received = 0, port.channel, self._on_aside
-        # In most rounds of a loop the feedback is in memory, and no checkpoint asks for it. It then takes few calls.
-        is_direct = port.log is None and port.restored is None and not self._by_port and not self._idle
-        if received is not None and is_direct and isinstance(channel, FeedbackChannel):
-            for taken, size_bytes in channel.take_ahead(self._admitted, _FEEDBACK_BATCHES):
+        # In most rounds of a loop the feedback is in memory. It then takes few calls.
+        if received is not None and port.feedback is not None and not (self._by_port or self._idle):
+            for taken, size_bytes in port.feedback.take_ahead(self._admitted, _FEEDBACK_BATCHES):
                 if isinstance(taken, Control):
                     self._ready.add(port)
                     return taken
@@ -214,8 +206,8 @@ class Inbox:
                 self.count_aside(taken.records)
                 if received(taken.epoch, len(taken.records)) and port.later is not None:
                     port.later.put(taken, size_bytes)
-        while isinstance(item := port.peek_behind(), DataBatch):
-            if port.waiting_end is not None and self._by_port:
+        while isinstance(item := channel.peek(), DataBatch):
+            if port.marks.end is not None and self._by_port:
                 return None
             if port.is_feedback and batches == _FEEDBACK_BATCHES:
                 self._ready.add(port)
@@ -224,7 +216,7 @@ class Inbox:
             if not self._by_port and self._fate(port, item.epoch) == NOW:
                 self._ready.add(port)
                 return None
-            port.take_behind()
+            channel.take()
             self._idle.discard(port.index)
             if port.is_feedback and self._on_aside is not None:
                 self.count_aside(item.records)
@@ -234,7 +226,7 @@ class Inbox:
         if item is None:
             return None
         assert isinstance(item, Control)
-        port.take_behind()
+        channel.take()
         self._ready.add(port)
         return item
 
@@ -255,7 +247,7 @@ class Inbox:
             turn = epochs.reached(port.index) + 1
             if port.later is not None and port.later.counts and not port.is_feedback:
                 port.load(turn)
-            if port.waiting_end is not None and port.lowest is None:
+            if port.marks.end is not None and port.lowest is None:
                 self._posted.extend(self._progress.end_data(port))
                 self._ready.add(port)  # Records of the end of the iteration may follow.
                 if self._posted:
@@ -296,7 +288,7 @@ class Inbox:
         if self._idle:
             self._idle.discard(port.index)
         batch = port.take_batch()
-        if port.in_hand is not None or (self.sets_aside and (port.waiting_end is not None or port.marks.waiting)):
+        if port.in_hand is not None or (self.sets_aside and port.marks):
             self._served = port
         self._ready.add(port)
         return batch
@@ -305,7 +297,7 @@ class Inbox:
         """Free the room of the records that the task has handled, and let what waited behind them act."""
         self._served = None
         served.release()
-        if served.waiting_end is not None or served.marks.waiting:
+        if served.marks:
             # They come first: a snapshot at a barrier that is posted already has the watermark that they bring.
             self._posted.extendleft(reversed(self._progress.settle(served)))
             self.reconsider_wanted()
@@ -360,7 +352,7 @@ class Inbox:
         """
         self._admitted, self._on_aside = -math.inf, received
         for port in self.feedback.ports:
-            if type(port.channel) is FeedbackChannel and port.return_path is None:
+            if type(port.channel) is FeedbackChannel and port.channel.return_path is None:
                 port.channel.hand_over = partial(self._handed_over, port, received, complete)
 
     def _handed_over(
@@ -373,8 +365,6 @@ class Inbox:
         """Handle an item of an empty channel if the task waits, and no checkpoint is under way; return whether."""
         ready = self._ready
         if ready.waiter is None or ready.queue or self._posted or port.is_blocked:
-            return False
-        if port.log is not None or port.restored is not None:
             return False
         if isinstance(item, DataBatch):
             self.count_aside(item.records)
@@ -501,25 +491,21 @@ class Inbox:
     def accept(self, port: Port, control: Control) -> list[Control]:
         """Note a control record that was taken from a port; return what the task must handle now, in order."""
         if isinstance(control, EpochWatermark):
-            events = self._progress.bring_watermark(port, control)
+            events = self._progress.bring(port, control)
             if self._in_order:
                 self.reconsider_wanted()
             return events
-        if isinstance(control, (EventTimeWatermark, ReadToEnd)):
+        if isinstance(control, (EventTimeWatermark, ReadToEnd, Idle)):
             return self._progress.bring(port, control)
         if isinstance(control, CheckpointBarrier):
-            if port.is_feedback:
-                return self.feedback.barrier_returned(port, control)
-            return self._align(port, control)
+            return self.feedback.barrier_returned(port, control) if port.is_feedback else self._align(port, control)
         if isinstance(control, EndOfData):
-            return [*self._progress.end_time(port), *self._progress.bring_end_of_data(port, control.epoch)]
+            return [*self._progress.end_time(port), *self._progress.bring_end_of_data(port, control)]
         if isinstance(control, EndOfInput):
             events = [*self._end_port(port, control), *self._progress.end_time(port), *self._bring_end(port, control)]
             if port.is_feedback:  # A task before it was told of the iteration's end earlier than this one.
                 events += self.feedback.ended(port)
             return events
-        if isinstance(control, Idle):
-            return self._progress.bring_idle(port)
         raise TypeError(f"inbox: expected a control record of a channel, given {control!r}")
 
     def _bring_end(self, port: Port, end: EndOfInput) -> list[Control]:
@@ -586,8 +572,8 @@ class Inbox:
         """Read only feedback from now on: log it, then drop it. The job stops when the barrier has returned."""
         self._admitted, self._on_aside, self.count_aside = -math.inf, lambda epoch, records: False, len
         for port in self.feedback.ports:
-            if isinstance(port.channel, FeedbackChannel):
-                port.channel.hand_over = None
+            if port.feedback is not None:
+                port.feedback.hand_over = None
         for port in self.ports:
             port.is_blocked = not port.is_feedback
             self._ready.add(port)
@@ -602,22 +588,26 @@ class Inbox:
 
     def snapshot(self) -> list[dict[str, PlainValue]]:
         """Return plain data for each port: what waits in its log outside of the channel, and how far it has come."""
-        states = self._progress.snapshot()
-        for port, state in zip(self.ports, states, strict=True):
-            if port.end is not None and (self._end is not None or not state["data ended"]):  # It waits, too.
-                state["behind"].append(control_to_plain(port.end))
-                state["ended"] = False
+        states: list[dict[str, PlainValue]] = []
+        for port in self.ports:
+            data_ended = self._epochs.has_ended(port.index)
+            end_waits = port.has_ended and (self._end is not None or not data_ended)
+            reached = self._epochs.reached(port.index)
+            states.append(port.snapshot(end_waits=end_waits) | {"reached": reached, "data ended": data_ended})
         return states
 
     def restore(
-        self,
-        states: Sequence[dict[str, PlainValue]],
-        plain_data: PlainData,
-        logged: Iterable[tuple[int, Iterable[PlainValue]]] = (),
+        self, states: Sequence[dict[str, PlainValue]], plain_data: PlainData, logged: Logged | None = None
     ) -> None:
-        """Restore what ``snapshot`` returned. ``logged``: the feedback log of each port, as decoded frames."""
-        self._progress.restore(states, plain_data)
-        self.feedback.restore(logged)
+        """Restore what ``snapshot`` returned. ``logged``: the feedback log of each port, with decoded frames."""
+        for port, state in zip(self.ports, states, strict=True):
+            port.restore(state, plain_data)
+            port.arrived = state["reached"]
+            self._epochs.reach(port.index, state["reached"])
+            if state["data ended"]:
+                self._epochs.end(port.index)
+        self._epochs.settle()
+        self.feedback.restore(logged or [])
         for port in self.ports:
             if port.end is not None:
                 self._end_port(port, port.end)

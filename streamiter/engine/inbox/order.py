@@ -53,7 +53,7 @@ from typing import Final, Literal, Protocol, TypeVar, final
 
 from streamiter.errors import ConfigurationError
 from streamiter.operators.frontier import Frontier
-from streamiter.values.records import WATERMARKS, Control, EpochWatermark
+from streamiter.values.records import WATERMARKS, Control, EndOfData, EpochWatermark
 
 BEFORE_ALL_EPOCHS: Final = -1
 """The watermark of a channel that has brought none."""
@@ -187,19 +187,34 @@ BY_EPOCH_THEN_PORT: Final = ByEpochThenPort()
 class Marks:
     """The control records of one port that wait for the records in front of them, by (epoch, arrival).
 
-    An epoch watermark is behind the records of its epoch. Any other mark is behind everything that had arrived before
-    it. The first example of this page shows both.
+    An epoch watermark is behind the records of its epoch, and the end of the data behind everything, also behind
+    records that arrive after it. Any other mark is behind everything that had arrived before it, as the first example
+    of this page shows.
+
+    >>> marks = Marks()
+    >>> marks.add(EndOfData(4), highest=3), marks.add(EpochWatermark(5), highest=3)
+    (None, None)
+    >>> [marks.take(lowest=6), marks.take(lowest=6), marks.take(None, but_end=True), marks.take(None)]
+    [EpochWatermark(5), None, None, EndOfData(4)]
     """
 
     def __init__(self) -> None:
         self.waiting: list[tuple[int, Control]] = []
-        """The marks with their epochs. Others only read it."""
+        """The marks with their epochs, without the end of the data. Others only read it."""
+        self.end: EndOfData | None = None
+        """The end of the data, if it waits. Others only read it."""
+
+    def __bool__(self) -> bool:
+        return bool(self.waiting) or self.end is not None
 
     def add(self, mark: Control, highest: int) -> None:
         """Add a mark behind the records that wait; ``highest`` is their highest epoch.
 
-        A watermark replaces one of its kind if nothing is between the two.
+        A watermark replaces one of its kind if nothing is between the two. The first end of the data counts.
         """
+        if isinstance(mark, EndOfData):
+            self.end = self.end or mark
+            return
         waiting = self.waiting
         epoch = max([highest, *(before for before, _ in waiting[-1:])])
         if isinstance(mark, EpochWatermark):
@@ -210,15 +225,25 @@ class Marks:
                 waiting.pop()
         insort(waiting, (epoch, mark), key=lambda each: each[0])
 
-    def take(self, lowest: int | None) -> Control | None:
-        """Take the first mark that acts now; ``lowest`` is the lowest epoch of the records that wait."""
-        if self.waiting and (lowest is None or self.waiting[0][0] < lowest):
-            return self.waiting.pop(0)[1]
-        return None
+    def take(self, lowest: int | None, *, but_end: bool = False) -> Control | None:
+        """Take the first mark that acts now; ``lowest`` is the lowest epoch of the records that wait.
 
-    def epochs(self) -> list[EpochWatermark]:
-        """Return the epoch watermarks, for a snapshot: each step announces its event time again."""
-        return [mark for _, mark in self.waiting if isinstance(mark, EpochWatermark)]
+        With ``but_end``, the end of the data stays: it waits for the turn of its port.
+        """
+        if self.waiting:
+            return self.waiting.pop(0)[1] if lowest is None or self.waiting[0][0] < lowest else None
+        if lowest is not None or but_end:
+            return None
+        end, self.end = self.end, None
+        return end
+
+    def snapshot(self) -> list[Control]:
+        """Return the marks of epochs, then the end of the data: each step announces its event time again.
+
+        An end of the data that only the end of the input has brought comes with that end again.
+        """
+        kept: list[Control] = [mark for _, mark in self.waiting if isinstance(mark, EpochWatermark)]
+        return kept if self.end is None or self.end.epoch == BEFORE_ALL_EPOCHS else [*kept, self.end]
 
 
 @final

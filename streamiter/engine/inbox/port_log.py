@@ -1,11 +1,10 @@
 """The log of a port: everything that one input channel of a task has brought and the task has not handled, in order.
 
-A :class:`Port` stands for one channel. What waits there stays in its log: the feedback of a restored checkpoint, then
-what was *set aside*, then the items in the channel. Items that were set aside have left the channel before their turn.
-They stay in memory in the order of their arrival; or, if the task handles epochs in order, :class:`LaterEpochs` keeps
-the records by epoch, on disk where they are many, and :class:`~streamiter.engine.inbox.order.Marks` keeps the control
-records behind them. A port also joins small batches, and cuts large ones. :class:`ReadyPorts` keeps the order in which
-an inbox reads its ports.
+A :class:`Port` stands for one channel. What waits there stays in its log: what was *set aside*, then the items in the
+channel. Items that were set aside have left the channel before their turn. They stay in memory in the order of their
+arrival; or, if the task handles epochs in order, :class:`LaterEpochs` keeps the records by epoch, on disk where they
+are many, and :class:`~streamiter.engine.inbox.order.Marks` keeps the control records behind them. A port also joins
+small batches, and cuts large ones. :class:`ReadyPorts` keeps the order in which an inbox reads its ports.
 """
 
 from __future__ import annotations
@@ -22,14 +21,12 @@ from streamiter.engine.inbox.order import BEFORE_ALL_EPOCHS, Marks
 from streamiter.engine.inbox.turn import TurnSize
 from streamiter.operators.source import SourceBatch
 from streamiter.values.deferred import Deferred, PlainValue, entries_of
-from streamiter.values.helpers.closing import close_now
 from streamiter.values.records import (
     BATCH_RECORDS,
     TRANSIENT,
     CheckpointBarrier,
     Control,
     DataBatch,
-    EndOfData,
     EndOfInput,
     can_concatenate,
     concatenate,
@@ -70,12 +67,6 @@ class ReadableChannel(Protocol):
     def take(self) -> Item: ...
 
 
-class ItemLog(Protocol):
-    """Logs the items of a feedback port from a snapshot until its barrier returns."""
-
-    def put(self, item: DataBatch | Control) -> None: ...
-
-
 @final
 class Port:
     """One input channel of a task, and the log of what waits there. Only its inbox uses it."""
@@ -86,7 +77,6 @@ class Port:
         input_name: str,
         channel: ReadableChannel,
         *,
-        is_feedback: bool,
         one_at_a_time: bool = False,
         origin: PortOrigin | None = None,
     ) -> None:
@@ -97,7 +87,8 @@ class Port:
         self.one_at_a_time = one_at_a_time
         self.input_name = input_name
         self.channel = channel
-        self.is_feedback = is_feedback
+        self.feedback = channel if isinstance(channel, FeedbackChannel) else None
+        self.is_feedback = self.feedback is not None
         self.is_blocked = False
         """Whether the channel has brought a barrier, and nothing more is read from it until the barrier has passed."""
         self.end: EndOfInput | None = None
@@ -108,23 +99,14 @@ class Port:
         """The estimated size of each held item, if held items count toward the limits of the channel."""
         self.in_hand: tuple[int, int] | None = None
         """The number and the estimated size of held records that the task handles now, and which still take room."""
-        self.return_path = channel.return_path if isinstance(channel, FeedbackChannel) else None
-        """The way of feedback into the channel, if it goes through a topic."""
         self._bounded = channel if isinstance(channel, Channel) else None
         self.later: LaterEpochs | None = None
         """Records that were set aside, by epoch; None if they are handled as they arrive."""
         self.marks = Marks()
         self.arrived = BEFORE_ALL_EPOCHS
         """The last epoch watermark that has arrived."""
-        self.waiting_end: int | None = None
-        """The epoch that the end of the data completes, if that end has arrived and waits; ``BEFORE_ALL_EPOCHS`` if
-        only the end of the input came."""
         self.turn_size: TurnSize | None = None
         """The number of records for one turn, if batches are cut."""
-        self.log: ItemLog | None = None
-        """Logs the items that leave the channel, if a checkpoint needs them."""
-        self.restored: SpillQueue | None = None
-        """The feedback log of the restored checkpoint. Its items come before the items of the channel."""
 
     @property
     def has_ended(self) -> bool:
@@ -150,25 +132,11 @@ class Port:
 
     def peek(self) -> Item | None:
         """Return the next item without taking it, or None."""
-        if self.held:
-            return self.held[0]
-        return self.channel.peek() if self.restored is None else self._peek_restored(self.restored)
+        return self.held[0] if self.held else self.channel.peek()
 
     def take(self) -> Item:
         """Take the next item."""
-        return self._take_held() if self.held else self.take_behind()
-
-    def peek_behind(self) -> Item | None:
-        """Return the next item that was not set aside, without taking it, or None."""
-        return self.channel.peek() if self.restored is None else self._peek_restored(self.restored)
-
-    def take_behind(self) -> Item:
-        """Take the next item that was not set aside. It is logged when it leaves the channel, and so only once."""
-        item = self.channel.take() if self.restored is None else self.restored.take()
-        if self.log is not None and not isinstance(item, CheckpointBarrier):
-            assert not isinstance(item, SourceBatch)
-            self.log.put(item)
-        return item
+        return self._take_held() if self.held else self.channel.take()
 
     def set_aside(self, item: DataBatch | Control) -> None:
         """Put an item that was taken from the channel behind all that was set aside before."""
@@ -274,11 +242,8 @@ class Port:
 
     @property
     def held_records(self) -> int:
-        queues = [] if self.later is None else [self.later.statistics()]
-        if self.restored is not None:
-            queues.append(self.restored.statistics())
         held = sum(len(item.records) for item in self.held if not isinstance(item, Control))
-        return held + sum(queue.records for queue in queues)
+        return held if self.later is None else held + self.later.statistics().records
 
     # -- batches -----------------------------------------------------------------------------------------
 
@@ -287,10 +252,7 @@ class Port:
         # Held records are not joined with records in the channel: each turn would empty the channel, and its limits
         # would have no effect.
         from_held = bool(self.held)
-        if from_held:
-            first = self._take_held()
-        else:
-            first = self.channel.take() if self.restored is None and self.log is None else self.take_behind()
+        first = self._take_held() if from_held else self.channel.take()
         if type(first) is not DataBatch:
             assert isinstance(first, SourceBatch)
             return self._cut_source(first)
@@ -301,7 +263,7 @@ class Port:
         at_most = BATCH_RECORDS if self.turn_size is None else self.turn_size.records
         if len(first.records) >= at_most:
             return first if self.turn_size is None else self._cut(first, at_most)
-        following = self.channel.peek() if not self.held and self.restored is None else self.peek()
+        following = self.held[0] if self.held else self.channel.peek()
         if type(following) is not DataBatch:
             return first
         return self._joined(first, following, from_held, at_most)
@@ -350,18 +312,19 @@ class Port:
 
     # -- state -------------------------------------------------------------------------------------------
 
-    def snapshot(self) -> dict[str, PlainValue]:
-        """Return the items of the log in order, without those in the channel, as plain data."""
-        behind: list[Control] = list(self.marks.epochs())
-        if self.waiting_end not in (None, BEFORE_ALL_EPOCHS):
-            behind.append(EndOfData(self.waiting_end))
+    def snapshot(self, *, end_waits: bool) -> dict[str, PlainValue]:
+        """Return the items of the log in order, without those in the channel, as plain data.
+
+        ``end_waits``: the end of the input has arrived and is behind them.
+        """
+        behind = [*self.marks.snapshot(), *([self.end] if self.end is not None and end_waits else [])]
         return {
             "origin": None if self.origin is None else tuple(self.origin),
             # A restored source reads the rest of its batch again, because its positions are before that rest.
             "held": [_plain(item) for item in self.held if not isinstance(item, (SourceBatch, *TRANSIENT))],
             "later": None if self.later is None else self.later.snapshot(),
             "behind": [control_to_plain(control) for control in behind],
-            "ended": self.end is not None,
+            "ended": self.has_ended and not end_waits,
         }
 
     def restore(self, state: dict[str, PlainValue], plain_data: PlainData) -> None:
@@ -374,18 +337,8 @@ class Port:
                 self.set_aside(_item_of(plain, plain_data))
 
     def close(self) -> None:
-        close_now([self._close_restored, *(() if self.later is None else (self.later.close,))])
-
-    def _close_restored(self) -> None:
-        if self.restored is not None:
-            self.restored.close()
-            self.restored = None
-
-    def _peek_restored(self, restored: SpillQueue) -> DataBatch | Control | Item | None:
-        if len(restored):
-            return restored.peek()
-        self._close_restored()
-        return self.channel.peek()
+        if self.later is not None:
+            self.later.close()
 
 
 def _plain(item: Item) -> tuple[PlainValue, ...]:

@@ -13,12 +13,14 @@ from streamiter.engine.inbox.order import BEFORE_ALL_EPOCHS, Arrival
 from streamiter.engine.inbox.port_log import Port
 from streamiter.errors import InternalError
 from streamiter.operators.frontier import Frontier
-from streamiter.values.deferred import PlainValue
 from streamiter.values.records import Control, EndOfData, EpochWatermark, EventTimeWatermark, Idle, ReadToEnd
 from streamiter.values.times import MAX_TIME, MIN_TIME
 
 if TYPE_CHECKING:
-    from streamiter.values.plain_data import PlainData
+    pass
+
+NO_EPOCH: Final = EndOfData(BEFORE_ALL_EPOCHS)
+"""The end of data that only the end of the input has brought."""
 
 # A message names this many channels at most.
 _SHOWN_CHANNELS: Final = 3
@@ -76,32 +78,38 @@ class PortProgress:
         has_come = has_ended or self.epochs.reached(port.index) >= epoch
         return has_come and (lowest is None or lowest > epoch)
 
-    def bring_watermark(self, port: Port, watermark: EpochWatermark) -> list[Control]:
-        if watermark.epoch < port.arrived:
-            raise InternalError(
-                f"{port.channel.name}: expected watermarks that only grow, given {watermark.epoch} after {port.arrived}"
-            )
-        port.arrived = watermark.epoch
-        if port.later is not None and not port.is_feedback and port.lowest is not None:
-            return self.bring(port, watermark)
-        self.epochs.reach(port.index, watermark.epoch)
-        return self._moved()
+    def bring(self, port: Port, control: Control) -> list[Control]:
+        """Let a control record of a port act, or wait as a mark in its log; return what the task is told now.
 
-    def bring_idle(self, port: Port) -> list[Control]:
-        self.idle.add(port.index)
-        return self._all_idle()
-
-    def bring(self, port: Port, mark: EpochWatermark | EventTimeWatermark | ReadToEnd) -> list[Control]:
-        """Let a mark act, or wait in the log of its port for the records in front of it."""
-        if port.lowest is None:
-            return self._act(port, mark)
-        port.marks.add(mark, port.highest)
+        A mark acts when the records in front of it are handled. If the order of ports is fixed, the end of the data
+        waits for its turn, too.
+        """
+        if isinstance(control, EpochWatermark):
+            if control.epoch < port.arrived:
+                raise InternalError(
+                    f"{port.channel.name}: expected watermarks that only grow, given {control.epoch} after "
+                    f"{port.arrived}"
+                )
+            port.arrived = control.epoch
+            if port.later is None or port.is_feedback:  # As below: a loop comes here in each round.
+                self.epochs.reach(port.index, control.epoch)
+                return self._moved()
+        elif isinstance(control, Idle):
+            self.idle.add(port.index)
+            return self._all_idle()
+        is_behind = isinstance(control, EndOfData) and (self._by_port or bool(port.marks))
+        if port.lowest is None and not is_behind:
+            return self._act(port, control)
+        port.marks.add(control, port.highest)
         return self.settle(port)
 
     def _act(self, port: Port, mark: Control) -> list[Control]:
+        """Let a mark act that has come to the front."""
         if isinstance(mark, EpochWatermark):
             self.epochs.reach(port.index, mark.epoch)
             return self._moved()
+        if isinstance(mark, EndOfData):
+            return self._end_data(port, mark.epoch)
         if isinstance(mark, ReadToEnd):
             self._read.reach(port.index, 1)
             self._on_data_ended()
@@ -130,13 +138,11 @@ class PortProgress:
         """
         events: list[Control] = []
         lowest = port.lowest
-        while (mark := port.marks.take(lowest)) is not None:
+        while (mark := port.marks.take(lowest, but_end=self._by_port)) is not None:
             events += self._act(port, mark)
         if lowest is not None:
-            self.epochs.reach(port.index, min(port.arrived, lowest - 1) if port.waiting_end is None else lowest - 1)
+            self.epochs.reach(port.index, min(port.arrived, lowest - 1) if port.marks.end is None else lowest - 1)
             events += self._moved()
-        elif port.waiting_end is not None and not self._by_port:
-            events += self.end_data(port)
         if lowest is None and port.has_ended:
             events += self.end_reading(port)
         return events
@@ -180,20 +186,21 @@ class PortProgress:
             f"{', '.join(missing[:_SHOWN_CHANNELS])}{more}"
         )
 
-    def bring_end_of_data(self, port: Port, epoch: int = BEFORE_ALL_EPOCHS) -> list[Control]:
+    def bring_end_of_data(self, port: Port, end: EndOfData = NO_EPOCH) -> list[Control]:
         """Let the end of the data, which completes an epoch, act or wait. The end of the input brings it, too."""
         if self.epochs.has_ended(port.index):
             return []
-        if port.waiting_end is None:
-            port.waiting_end = epoch
-        events = self.settle(port)
+        events = self.bring(port, end)
         self._on_data_ended()  # The current epoch may have ended for an input.
         return events
 
     def end_data(self, port: Port) -> list[Control]:
-        """Note that the data of a port has ended and been handled."""
-        epochs, end_epoch = self.epochs, BEFORE_ALL_EPOCHS if port.waiting_end is None else port.waiting_end
-        port.waiting_end = None
+        """Note that the data of a port has ended: its end has its turn, or all inputs have ended."""
+        marks = port.marks
+        return self._end_data(port, NO_EPOCH.epoch if marks.end is None else marks.end.epoch)
+
+    def _end_data(self, port: Port, end_epoch: int) -> list[Control]:
+        epochs, port.marks.end = self.epochs, None
         if epochs.has_ended(port.index):
             return []
         events: list[Control] = []
@@ -214,20 +221,3 @@ class PortProgress:
         """Return ``Idle`` if a channel is idle and no other channel brings data."""
         unfinished = {port.index for port in self._ports if not self.epochs.has_ended(port.index)}
         return [Idle()] if unfinished and unfinished <= self.idle else []
-
-    def snapshot(self) -> list[dict[str, PlainValue]]:
-        """Return for each port what waits in its log outside of the channel, and how far it has come."""
-        return [
-            port.snapshot()
-            | {"reached": self.epochs.reached(port.index), "data ended": self.epochs.has_ended(port.index)}
-            for port in self._ports
-        ]
-
-    def restore(self, states: Sequence[dict[str, PlainValue]], plain_data: PlainData) -> None:
-        for port, state in zip(self._ports, states, strict=True):
-            port.restore(state, plain_data)
-            port.arrived = state["reached"]
-            self.epochs.reach(port.index, state["reached"])
-            if state["data ended"]:
-                self.epochs.end(port.index)
-        self.epochs.settle()

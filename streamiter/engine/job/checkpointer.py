@@ -1,7 +1,14 @@
 """The checkpoints of a job, seen from its coordinator: it chooses the first, takes others, and commits them.
 
 A checkpoint has these steps: a barrier collects the state of all tasks; the store saves it; the transaction commits the
-outputs; the store commits the checkpoint and removes old ones. Here is also the check that steps with state have names.
+outputs; the store commits the checkpoint and removes old ones. A job without checkpoints only sends barriers: to be
+suspended, or for a snapshot in memory.
+
+One barrier at a time goes through all processes: the
+:class:`~streamiter.engine.checkpointing.checkpoint_follower.CheckpointFollower` of each sends it into its tasks, and
+answers when it has passed them and their state is taken. If that takes too long, the checkpoint is *abandoned*: its
+barrier still passes all tasks, but their state is dropped. Before a barrier, the workers of each parameter server stop
+at the same clock (:class:`~streamiter.engine.tasks.task_barriers.ClockAlignment`).
 """
 
 from __future__ import annotations
@@ -12,12 +19,19 @@ import logging
 import platform
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Final, final
 
+import msgspec
 import numpy as np
 
-from streamiter.engine.checkpointing.checkpoint_follower import ALL_ENDED, ALL_OPEN, BEGUN, CHOSEN, GIVEN_UP, OVER
-from streamiter.engine.checkpointing.commit import JobTransaction, output_to_commit_with
+from streamiter.engine.checkpointing.checkpoint_follower import ALL_ENDED, ALL_OPEN, BEGUN, CHOSEN, GIVEN_UP, OVER, some
+from streamiter.engine.checkpointing.commit import (
+    JobSnapshot,
+    JobTransaction,
+    output_to_commit_with,
+    snapshot_in_memory,
+)
 from streamiter.engine.checkpointing.committed import (
     PositionsByStep,
     SourcePositions,
@@ -27,25 +41,38 @@ from streamiter.engine.checkpointing.committed import (
     joined_positions,
 )
 from streamiter.engine.checkpointing.reading_on import ENDLESS
-from streamiter.engine.checkpointing.restore import JobRestore
-from streamiter.engine.graph.graph import Step
+from streamiter.engine.checkpointing.restore import JobRestore, stateful_steps
 from streamiter.engine.graph.statistics import CheckpointStatistics, Histogram
-from streamiter.engine.job.barriers import Barriers, CheckpointTimedOut, JobIsOver, WorkersApart
 from streamiter.engine.job.follower import JobFollower
 from streamiter.engine.plan.job_settings import JobOptions
-from streamiter.engine.storage.snapshot import CheckpointId, SnapshotHeader, StepState
+from streamiter.engine.plan.messages import ProcessAnswers
+from streamiter.engine.storage.snapshot import CheckpointId, PartsFile, SnapshotHeader, StepState
 from streamiter.engine.storage.store import Checkpoints, CheckpointStore, store_at
 from streamiter.engine.tasks.failures import reason_in
-from streamiter.engine.tasks.instance import OperatorInstance
-from streamiter.engine.tasks.task import Task
 from streamiter.engine.tasks.task_barriers import TakenParts, release_taken
-from streamiter.errors import GraphError, ProducerFenced, StorageFull, StoreUnavailable, StreamiterError
-from streamiter.operators.operator import Operator, known_of
-from streamiter.topics.source_and_sink import Outputs, TopicSink
+from streamiter.errors import CheckpointError, ProducerFenced, StorageFull, StoreUnavailable, StreamiterError
+from streamiter.topics.source_and_sink import Outputs
+from streamiter.values.deferred import PlainValue
+from streamiter.values.helpers.clock import in_time
 from streamiter.values.helpers.closing import close_all
 from streamiter.values.plain_data import PlainData
 
 _log = logging.getLogger("streamiter.job")
+
+FIRST_CHECKPOINT: Final = 1
+
+
+class CheckpointTimedOut(CheckpointError):
+    """A barrier did not pass all tasks in time."""
+
+
+class WorkersApart(CheckpointTimedOut):
+    """The workers of a parameter server did not reach the same clock in time, so no barrier was sent."""
+
+
+class JobIsOver(CheckpointError):
+    """The last checkpoint of the job is taken."""
+
 
 # After these errors the job continues without the checkpoint.
 _GIVEN_UP: Final = (CheckpointTimedOut, *GIVEN_UP)
@@ -60,6 +87,29 @@ _SLOW_S: Final = 2.0
 _DURATION_BOUNDS_S: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
 
+class _Sent:
+    """The last barrier that was sent."""
+
+    def __init__(self, checkpoint: int, processes: int, *, suspends: bool) -> None:
+        self.checkpoint = checkpoint
+        self.suspends = suspends
+        self.is_abandoned = False
+        self.passed = ProcessAnswers(processes)
+        """By process that it has passed, also if the checkpoint was abandoned: whether tasks still run there, or were
+        suspended."""
+        self.parts: TakenParts = {}
+        """The state of the tasks of this process."""
+        self.taken_here = asyncio.Event()
+        """Set when this process has answered."""
+        self.taken = ProcessAnswers(processes)
+        """What each process has taken: the file with its state, the positions of its sources, an error."""
+
+    @property
+    def runs(self) -> bool:
+        """Whether tasks still run, or were suspended, in a process that it has passed."""
+        return any(self.passed.by_process())
+
+
 @final
 class Checkpointer:
     """Takes the checkpoints of one job; ``conduct`` is an asyncio task of the coordinator."""
@@ -67,20 +117,28 @@ class Checkpointer:
     def __init__(
         self,
         flow: str,
-        settings: Checkpoints,
+        settings: Checkpoints | None,
         options: JobOptions,
         *,
         beside: JobFollower,
-        barriers: Barriers,
         plain_data: PlainData,
     ) -> None:
         """``beside`` is the follower of process 0, which has a subtask of each step."""
         self._flow = flow
-        self._settings = settings
+        self.settings = settings
+        """None for a job without checkpoints."""
         self._options = options
         self._beside = beside
         self._tasks = beside.tasks
-        self._barriers = barriers
+        self._exchange = exchange = beside.exchange
+        exchange.handle("checkpoint passed", self._has_passed)
+        exchange.handle("checkpoint taken", self._has_taken)
+        self._next = FIRST_CHECKPOINT
+        self._sent: _Sent | None = None
+        self._any_suspended = False
+        """Whether a barrier has stopped a task, in any process."""
+        self._one_at_a_time = asyncio.Lock()
+        """Held from the barrier until the collected state is committed or dropped."""
         self._plain_data = plain_data
         self._clock = options.clock
         self._run_id = options.new_id()
@@ -101,19 +159,7 @@ class Checkpointer:
         self._has_warned_of_slowness = False
         self._durations_s = Histogram(_DURATION_BOUNDS_S)
         self._started_at_s = self._clock.monotonic_s()
-        self._statistics = CheckpointStatistics(
-            run=self._run_id,
-            restored=None,
-            committed=None,
-            taken=0,
-            given_up=0,
-            last_duration_s=0.0,
-            last_alignment_s=0.0,
-            last_size_bytes=0,
-            durations_s=self._durations_s.statistics(),
-            committed_at_ms=None,
-            committed_after_s=0.0,
-        )
+        self._statistics = CheckpointStatistics(self._run_id, self._durations_s.statistics())
 
     # -- start -----------------------------------------------------------------------------------------
 
@@ -122,20 +168,20 @@ class Checkpointer:
         self._steps = {**stateful_steps(self._tasks), **self._beside.services.steps()}
         await join_commit_domains(self._tasks)
         output = output_to_commit_with(self._flow, self._tasks)
-        if self._settings.store is None:
+        if self._checkpoints.store is None:
             check_one_source_of_each_topic(self._tasks)
             self._positions = SourcePositions(self._flow, self._tasks, run=self._run_id, clock=self._clock)
             # Without transactional outputs, the transaction of the positions shuts out older runs.
             output = output or self._positions.first_topic
         else:
-            self._store = store_at(self._settings.store)
+            self._store = store_at(self._checkpoints.store)
         if output is not None:
-            self._settings.check_transactions(self._flow)
+            self._checkpoints.check_transactions(self._flow)
             self._transaction = JobTransaction(
                 self._flow,
                 output,
                 clock=self._clock,
-                timeout_s=self._settings.transaction_timeout_s,
+                timeout_s=self._checkpoints.transaction_timeout_s,
                 plain_data=self._plain_data,
                 is_newest_run=self._is_newest_run,
                 positions=self._positions,
@@ -143,7 +189,7 @@ class Checkpointer:
             self._beside.scope.put(Outputs, self._transaction)
         if self._positions is not None and self._transaction is not None:
             await self._transaction.open()
-            await self._positions.open_others(self._transaction.commit_domain, self._settings.transaction_timeout_s)
+            await self._positions.open_others(self._transaction.commit_domain, self._checkpoints.transaction_timeout_s)
             self._beside.meeting.open(CHOSEN, None, None, {})
             return
         self._job_restore = JobRestore(
@@ -155,7 +201,7 @@ class Checkpointer:
             run_id=self._run_id,
         )
         self._beside.checkpoints.snapshot, dropped = await self._job_restore.choose(self._tasks)
-        self._barriers.number_after(self._job_restore.highest_number)
+        self._next = max(self._next, self._job_restore.highest_number + 1)
         chosen = self._job_restore.checkpoint
         self._beside.meeting.open(
             CHOSEN, self._run_id, None if chosen is None else [chosen.number, chosen.run], dropped
@@ -163,12 +209,16 @@ class Checkpointer:
 
     async def _is_newest_run(self) -> bool:
         try:
-            if self._positions is not None:
-                return set(await self._positions.runs()) == {self._run_id}
-            pointer = await self._opened_store.pointer(self._flow)
+            return {*await self._owners()} == {self._run_id}
         except StreamiterError:  # It is unknown.
             return False
-        return pointer is not None and pointer.run == self._run_id
+
+    async def _owners(self) -> Sequence[str | None]:
+        """Return the runs that have claimed the flow, or the positions of its sources, last."""
+        if self._positions is not None:  # A run commits where it begins, so its successor is seen at once.
+            return await self._positions.runs()
+        pointer = await self._opened_store.pointer(self._flow)
+        return [None if pointer is None else pointer.run]
 
     async def restored(self, found: Sequence[tuple[PositionsByStep, int]]) -> None:
         """All tasks have restored their states: confirm the chosen checkpoint, or commit where the sources begin.
@@ -218,7 +268,7 @@ class Checkpointer:
         raise self._failure
 
     async def _take_every_interval(self) -> None:
-        interval_s = self._settings.interval_s
+        interval_s = self._checkpoints.interval_s
         began_s = self._clock.monotonic_s()
         while True:
             rest_s = interval_s - (self._clock.monotonic_s() - began_s)
@@ -238,20 +288,16 @@ class Checkpointer:
 
     async def _check_owner(self) -> None:
         """Raise ProducerFenced if a newer run has claimed the flow, or its positions; unknown is no reason."""
-        runs: list[str | None] = []
+        runs: Sequence[str | None] = ()
         with contextlib.suppress(StreamiterError):
-            if self._store is not None:
-                pointer = await self._store.pointer(self._flow)
-                runs = [None if pointer is None else pointer.run]
-            elif self._positions is not None:  # A run commits where it begins, so its successor is seen at once.
-                runs = await self._positions.runs()
+            runs = await self._owners()
         if newer := next((run for run in runs if run and run != self._run_id), None):
             raise ProducerFenced(f"another run of the flow, {newer}, has taken over, so this one must end")
 
     def _warn_if_slow(self) -> None:
         """Warn once if a checkpoint takes longer than the interval: outputs are delayed, and a crash costs more."""
         took_s, aligned_s = self._statistics.last_duration_s, self._statistics.last_alignment_s
-        if took_s <= max(self._settings.interval_s, _SLOW_S) or self._has_warned_of_slowness:
+        if took_s <= max(self._checkpoints.interval_s, _SLOW_S) or self._has_warned_of_slowness:
             return
         self._has_warned_of_slowness = True
         _log.warning(
@@ -259,13 +305,13 @@ class Checkpointer:
             "the records before it, the rest to store and commit it",
             self._flow,
             took_s,
-            self._settings.interval_s,
+            self._checkpoints.interval_s,
             aligned_s,
         )
 
     async def take(self, *, suspend: bool = False, is_last: bool = False) -> int:
         """Take a checkpoint and commit it; return its number. Raises JobIsOver after the last one."""
-        async with self._barriers.one_at_a_time:
+        async with self._one_at_a_time:
             if self._failure is not None:
                 # Records that sinks held for that checkpoint would be missing in this one.
                 raise self._failure
@@ -303,19 +349,19 @@ class Checkpointer:
 
     async def _take(self, *, suspend: bool, is_last: bool) -> int:
         began_s = self._clock.monotonic_s()
-        timeout_s = None if suspend or is_last else self._settings.alignment_timeout_s
-        parts = await self._barriers.take(
+        timeout_s = None if suspend or is_last else self._checkpoints.alignment_timeout_s
+        sent = await self._send_barrier(
             suspend=suspend,
             timeout_s=timeout_s,
-            stand_still_timeout_s=self._settings.alignment_timeout_s,
-            on_begin=self._seal_sinks,
+            stand_still_timeout_s=self._checkpoints.alignment_timeout_s,
+            seals_sinks=True,
         )
-        if self.waits_at_end and await self._still_waits(parts):
+        if self.waits_at_end and await self._still_waits(sent):
             assert self._statistics.committed is not None
             return self._statistics.committed
-        checkpoint = CheckpointId(self._barriers.last_number, self._run_id)
+        checkpoint = CheckpointId(sent.checkpoint, self._run_id)
         aligned_s = self._clock.monotonic_s()
-        size_bytes = await self._save(checkpoint, parts)
+        size_bytes = await self._save(checkpoint, sent)
         await self._commit(checkpoint, continues=not (suspend or is_last))
         committed_s = self._clock.monotonic_s()
         self._durations_s.observe(committed_s - began_s)
@@ -331,7 +377,7 @@ class Checkpointer:
             committed_after_s=committed_s - self._started_at_s,
         )
         if self._positions is None:  # Otherwise they are committed already.
-            self._beside.exchange.tell("checkpoint committed", checkpoint.number)
+            self._exchange.tell("checkpoint committed", checkpoint.number)
         return checkpoint.number
 
     @property
@@ -339,12 +385,12 @@ class Checkpointer:
         """Whether the inputs had ended before this run, and it has read nothing more up to the last barrier."""
         return self._ends_at is not None
 
-    async def _still_waits(self, taken: TakenParts) -> bool:
+    async def _still_waits(self, sent: _Sent) -> bool:
         """Return whether nothing was read up to this barrier: then the last checkpoint, which knows the end, stays."""
-        if await self._barriers.positions() != self._ends_at:
+        if await self._positions_at(sent) != self._ends_at:
             self._ends_at = None
             return False
-        release_taken(taken)
+        release_taken(sent.parts)
         if self._transaction is not None:
             await self._transaction.checkpoint_over()
         after_s = self._clock.monotonic_s() - self._started_at_s
@@ -355,26 +401,26 @@ class Checkpointer:
         if self._transaction is not None:
             self._transaction.checkpoint_begins()
 
-    async def _save(self, checkpoint: CheckpointId, taken: TakenParts) -> int:
+    async def _save(self, checkpoint: CheckpointId, sent: _Sent) -> int:
         header = SnapshotHeader(
             flow=self._flow,
             id=checkpoint,
             created_at_ms=self._clock.now_ms(),
             steps=self._steps,
-            job_ended=self._barriers.all_ended,
+            job_ended=not sent.runs,
             notes=self._notes(),
         )
-        parts = [part for of_task in taken.values() for part in of_task]
+        parts = [part for of_task in sent.parts.values() for part in of_task]
         try:
             if self._positions is not None:
-                self._positions.now = await self._barriers.positions()
+                self._positions.now = await self._positions_at(sent)
             if self._store is None:
                 return 0
             return await self._store.save(
-                header, parts, self._barriers.files if self._beside.exchange.processes > 1 else None
+                header, parts, partial(self._files_of, sent) if self._exchange.processes > 1 else None
             )
         finally:
-            release_taken(taken)
+            release_taken(sent.parts)
 
     async def _commit(self, checkpoint: CheckpointId, *, continues: bool) -> None:
         if self._transaction is not None:
@@ -382,7 +428,7 @@ class Checkpointer:
                 await self._transaction.commit(checkpoint, continues=continues)
             except StorageFull:  # So the checkpoint is known not to be committed.
                 if self._store is not None and self._store_knows_commit:
-                    await self._store.prune(self._flow, keep=self._settings.keep)
+                    await self._store.prune(self._flow, keep=self._checkpoints.keep)
                 raise
         if self._positions is not None:
             await self._positions.commit_others()
@@ -393,22 +439,151 @@ class Checkpointer:
         try:
             await self._opened_store.commit(self._flow, checkpoint)
             is_committed = self._store_knows_commit = True
-            await self._opened_store.prune(self._flow, keep=self._settings.keep)
+            await self._opened_store.prune(self._flow, keep=self._checkpoints.keep)
         except (StorageFull, StoreUnavailable) as error:
             if not is_committed:
                 raise
             _log.warning("flow %r: %s", self._flow, reason_in(self._flow, error))
 
+    # -- barriers --------------------------------------------------------------------------------------
+
+    async def snapshot(self) -> JobSnapshot:
+        """Send a barrier through a job of one process; return the state of its tasks."""
+        async with self._one_at_a_time:
+            return snapshot_in_memory((await self._send_barrier()).parts, self._plain_data)
+
+    async def suspend(self) -> None:
+        """End all tasks at a barrier, and keep nothing of their state."""
+        async with self._one_at_a_time:
+            release_taken((await self._send_barrier(suspend=True, keeps_state=False)).parts)
+
+    async def _send_barrier(
+        self,
+        *,
+        suspend: bool = False,
+        timeout_s: float | None = None,
+        stand_still_timeout_s: float | None = None,
+        keeps_state: bool = True,
+        seals_sinks: bool = False,
+    ) -> _Sent:
+        """Send a barrier through the job; return it with the state of this process, which the caller releases.
+
+        A task that ended before the barrier gives its state at its end. With ``seals_sinks``, sinks hold back the
+        records behind it. Raises CheckpointTimedOut after ``timeout_s`` seconds; then, and if the
+        call is cancelled, the checkpoint is abandoned. If the state of parameter servers is kept (``keeps_state``), all
+        their workers must reach the same clock first, within ``stand_still_timeout_s``.
+        """
+        due_s = None if timeout_s is None else self._clock.monotonic_s() + timeout_s
+        if self._sent is not None:
+            # A second barrier in a loop would end the feedback log of the one before it.
+            await self._until_passed(self._sent, due_s)
+        if keeps_state and self._beside.services:
+            await self._align_workers(self._sooner(due_s, stand_still_timeout_s))
+        sent = self._sent = _Sent(self._next, self._exchange.processes, suspends=suspend)
+        self._next += 1
+        if seals_sinks:
+            self._seal_sinks()
+        try:
+            self._exchange.tell("checkpoint barrier", sent.checkpoint, suspend, keeps_state)
+            await self._until_passed(sent, due_s)
+            await sent.taken_here.wait()
+        except BaseException as error:
+            self._abandon(sent, is_late=isinstance(error, CheckpointTimedOut))
+            raise
+        return sent
+
+    def _sooner(self, due_s: float | None, timeout_s: float | None) -> float | None:
+        if timeout_s is None:
+            return due_s
+        then_s = self._clock.monotonic_s() + timeout_s
+        return then_s if due_s is None else min(due_s, then_s)
+
+    async def _align_workers(self, due_s: float | None) -> None:
+        """Wait until all workers of parameter servers stop at one clock. Raises WorkersApart at ``due_s``."""
+        services = self._beside.services
+        try:
+            have_stopped = await in_time(services.stop_reading(), self._clock, due_s)
+        except BaseException:
+            services.resume_reading()
+            raise
+        if not have_stopped:
+            behind = services.behind()
+            services.resume_reading()
+            raise WorkersApart(
+                f"checkpoint {self._next}: expected all workers of a parameter server at the same clock, given "
+                f"{some(behind)} behind the others; check whether their input has stopped, or raise "
+                "alignment_timeout_s"
+            )
+
+    async def _until_passed(self, sent: _Sent, due_s: float | None) -> None:
+        passed = sent.passed.are_given
+        if passed.is_set() or await in_time(passed.wait(), self._clock, due_s):
+            return
+        if missing := sent.passed.missing():
+            others = [f"process {process}" for process in missing if process]
+            late = some([*others, *self._beside.checkpoints.delayed_by(sent.checkpoint)])
+            raise CheckpointTimedOut(
+                f"checkpoint {sent.checkpoint}: its barrier has not passed {late} in time; "
+                "check what delays these tasks, or raise alignment_timeout_s"
+            )
+
+    def _abandon(self, sent: _Sent, *, is_late: bool) -> None:
+        """Drop the state of a checkpoint. If its barrier has not passed all tasks, it still passes the others."""
+        if sent.is_abandoned:
+            return
+        sent.is_abandoned = True
+        release_taken(sent.parts)
+        self._exchange.tell("checkpoint abandoned", sent.checkpoint, is_late)
+        self._beside.services.resume_reading()
+        for loop in self._beside.loops if sent.passed.missing() else ():
+            loop.checkpoint_abandoned(self._beside.scope, sent.checkpoint)
+
+    def _has_passed(self, process: int, checkpoint: int, runs: bool) -> None:
+        sent = self._sent
+        if sent is not None and sent.checkpoint == checkpoint:
+            sent.passed.give(process, runs)
+            self._any_suspended |= sent.suspends and sent.passed.are_given.is_set() and sent.runs
+
+    def _has_taken(
+        self, process: int, checkpoint: int, state: PlainValue, positions: PlainValue, error: PlainValue
+    ) -> None:
+        sent, is_here = self._sent, process == self._exchange.own
+        if sent is None or sent.checkpoint != checkpoint or sent.is_abandoned:
+            if is_here:
+                release_taken(state)
+            return
+        if is_here:
+            sent.parts, state = state, None
+            sent.taken_here.set()
+        sent.taken.give(process, [state, positions, error])
+
+    async def _taken_at(self, sent: _Sent) -> Sequence[list[PlainValue]]:
+        await sent.taken.are_given.wait()
+        return sent.taken.by_process()
+
+    async def _files_of(self, sent: _Sent) -> list[PartsFile]:
+        """Return the files of the other processes. Raises the error of a process that had no room for its file."""
+        taken = await self._taken_at(sent)
+        for process, [_, _, error] in enumerate(taken):
+            if error is not None:
+                kind, text = error
+                raise GIVEN_UP[kind](f"process {process}: {text}")
+        return [msgspec.convert(file, PartsFile) for [file, _, _] in taken if file is not None]
+
+    async def _positions_at(self, sent: _Sent) -> PositionsByStep:
+        """Return the positions of the sources of all processes."""
+        return joined_positions(positions for [_, positions, _] in await self._taken_at(sent))
+
     # -- end -------------------------------------------------------------------------------------------
 
     async def finish(self) -> None:
         """All tasks have ended: take the last checkpoint; after a suspension, wait for the one that is being taken."""
-        if not self._barriers.any_suspended:
+        if not self._any_suspended:
             # A suspension after the end of all tasks has taken the last checkpoint already.
             with contextlib.suppress(JobIsOver):
                 await self.take(is_last=True)
                 return
-        async with self._barriers.one_at_a_time:
+        async with self._one_at_a_time:
             if self._failure is not None:  # The caller of stop() gets the same error.
                 raise self._failure
 
@@ -418,8 +593,9 @@ class Checkpointer:
         owned = (self._transaction, self._positions, store)
         await close_all(each.close for each in owned if each is not None)
 
-    def statistics(self) -> CheckpointStatistics:
-        return self._statistics
+    def statistics(self) -> CheckpointStatistics | None:
+        """Return the numbers of the checkpoints; None for a job without them."""
+        return None if self.settings is None else self._statistics
 
     def _notes(self) -> dict[str, str]:
         notes = {"python": platform.python_version(), "numpy": np.__version__}
@@ -428,53 +604,11 @@ class Checkpointer:
         return notes
 
     @property
+    def _checkpoints(self) -> Checkpoints:
+        assert self.settings is not None
+        return self.settings
+
+    @property
     def _opened_store(self) -> CheckpointStore:
         assert self._store is not None
         return self._store
-
-
-def stateful_steps(tasks: Sequence[Task]) -> dict[str, StepState]:
-    """Return the steps with state by name.
-
-    Raises GraphError for such a step without ``name=``: after an edit of the flow, another step could get its name.
-    """
-    steps: dict[str, StepState] = {}
-    unnamed: dict[str, Step] = {}
-    for task in tasks:
-        for instance in task.instances:
-            step = instance.step
-            if not _keeps_state(instance):
-                continue
-            source = None if step.source is None or task.feeder is None else task.feeder.source
-            steps[step.name] = StepState(
-                step.parallelism,
-                type(instance.operator).__name__,
-                is_source=source is not None,
-                definition=instance.definition() if source is None else {"kind": type(source).__name__},
-                keeps=known_of(instance.operator).keeps if source is None else "where it has read to",
-            )
-            if not step.has_lasting_name:
-                unnamed[step.name] = step
-    _check_names(list(unnamed.values()))
-    return steps
-
-
-def _check_names(unnamed: Sequence[Step]) -> None:
-    if not unnamed:
-        return
-    first, *others = unnamed
-    also = f" (nor have {', '.join(f'{step.name!r} at {step.where}' for step in others)})" if others else ""
-    raise GraphError(
-        f"step {first.name!r}: expected a name= for a step that keeps state, given none{also}; checkpoints find state "
-        "by the name of its step, and this one may go to another step when the flow is edited",
-        where=first.where,
-    )
-
-
-def _keeps_state(instance: OperatorInstance) -> bool:
-    step, operator = instance.step, instance.operator
-    if step.source is not None or step.keys is not None or hasattr(operator, "on_event_timer"):
-        return True
-    if known_of(operator).is_stateless or type(operator) is TopicSink:
-        return False
-    return type(operator).snapshot is not Operator.snapshot

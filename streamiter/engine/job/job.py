@@ -17,31 +17,27 @@ import logging
 from collections.abc import Collection, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 import msgspec
 
 from streamiter.engine.checkpointing.checkpoint_follower import BEGUN, CHOSEN, OVER
-from streamiter.engine.checkpointing.commit import JobSnapshot, snapshot_in_memory
+from streamiter.engine.checkpointing.commit import JobSnapshot
 from streamiter.engine.checkpointing.committed import checkpoints_of, warn_of_doubled_outputs
 from streamiter.engine.checkpointing.services import service_key
 from streamiter.engine.graph.graph import Step
 from streamiter.engine.graph.statistics import JobState, JobStatistics, ProcessStatistics, joined_halves
-from streamiter.engine.job.barriers import Barriers
+from streamiter.engine.job.checkpointer import Checkpointer
 from streamiter.engine.job.follower import JobFollower, Report, first_failure_of
 from streamiter.engine.plan.job_settings import JobOptions, OwnProcess
 from streamiter.engine.plan.plan import first_process
 from streamiter.engine.tasks.failures import first_failure
-from streamiter.engine.tasks.task_barriers import release_taken
 from streamiter.errors import CheckpointError, ConfigurationError, StreamiterError
 from streamiter.operators.keyed_state import independent_copy
 from streamiter.values.deferred import PlainValue
 from streamiter.values.helpers.closing import close_each, note_unclosed
 from streamiter.values.plain_data import PlainData
 from streamiter.values.plain_errors import error_from_plain
-
-if TYPE_CHECKING:
-    from streamiter.engine.job.checkpointer import Checkpointer
 
 _log = logging.getLogger("streamiter.job")
 
@@ -88,8 +84,8 @@ class Job:
         beside = self._beside = JobFollower(flow, steps, plain_data, options, own)
         self._tasks, self._loops, self._scope = beside.tasks, beside.loops, beside.scope
         self._exchange, self._meeting = beside.exchange, beside.meeting
-        self._barriers = Barriers(beside, options.clock)
-        self._checkpointer = self._make_checkpointer(options)
+        settings = beside.failures.checkpoints = checkpoints_of(flow, beside.tasks, options)
+        self._checkpointer = Checkpointer(flow, settings, options, beside=beside, plain_data=plain_data)
         self._state: JobState = "running"
         self._is_draining = False
         self._coordinating: asyncio.Task[None] | None = None
@@ -105,17 +101,6 @@ class Job:
         self._exchange.handle("failed", self._has_failed)
         self._exchange.handle("ended", self._has_ended)
 
-    def _make_checkpointer(self, options: JobOptions) -> Checkpointer | None:
-        settings = self._beside.failures.checkpoints = checkpoints_of(self.flow, self._tasks, options)
-        if settings is None:
-            return None
-        # Imported only for jobs with checkpoints.
-        from streamiter.engine.job.checkpointer import Checkpointer
-
-        return Checkpointer(
-            self.flow, settings, options, beside=self._beside, barriers=self._barriers, plain_data=self._plain_data
-        )
-
     # -- start and end ---------------------------------------------------------------------------------
 
     async def start(self, snapshot: JobSnapshot | None = None) -> None:
@@ -124,7 +109,7 @@ class Job:
             self._check_same_tasks(snapshot)
             # Operators keep the state that they restore, and other jobs may start from the same snapshot.
             self._beside.checkpoints.states = independent_copy(snapshot)
-        elif self._checkpointer is None:
+        elif self._checkpointer.settings is None:
             warn_of_doubled_outputs(self.flow, self._tasks)
         conducting = self._conduct()
         self._coordinating = asyncio.create_task(self._coordinate(conducting), name=f"coordinate {self.flow}")
@@ -142,7 +127,7 @@ class Job:
             raise
 
     def _check_same_tasks(self, snapshot: JobSnapshot) -> None:
-        if self._checkpointer is not None:
+        if self._checkpointer.settings is not None:
             raise ConfigurationError(
                 f'flow {self.flow!r}: expected either sources with start="committed" or snapshot=, given both; the '
                 "snapshot has other positions than the topics"
@@ -168,8 +153,8 @@ class Job:
         return self.statistics()
 
     def _conduct(self) -> asyncio.Task[None] | None:
-        """Let the checkpointer tell the followers when to go on; without one, they wait for each other only."""
-        if self._checkpointer is None:
+        """Let the checkpointer tell the followers when to go on; without checkpoints, they wait for each other only."""
+        if self._checkpointer.settings is None:
             self._meeting.open(CHOSEN, None, None, {})
             self._meeting.open(BEGUN)
             self._meeting.open(OVER)
@@ -181,7 +166,7 @@ class Job:
 
     async def _coordinate(self, conducting: asyncio.Task[None] | None) -> None:
         """Wait until all followers have ended, then set the state of the run. Raises the first error of all."""
-        closing = [] if self._checkpointer is None else [self._checkpointer.close]
+        closing = [self._checkpointer.close]
         try:
             if conducting is not None:
                 await self._end_if_failed(conducting)
@@ -196,7 +181,7 @@ class Job:
         unclosed = [self._beside.failures.error_of(error) for error in await close_each(closing)]
         states = {self._beside.state, *(report.statistics.state for _, report in self._reports.values())}
         state: JobState = "aborted" if "aborted" in states else "suspended" if "suspended" in states else "finished"
-        if state == "suspended" and self._checkpointer is not None and self._checkpointer.waits_at_end:
+        if state == "suspended" and self._checkpointer.waits_at_end:
             state = "finished"
         errors = [*self._errors.values()]
         error = first_failure_of([*errors[:1], *unclosed])
@@ -287,7 +272,7 @@ class Job:
         """Return whether the inputs had ended before this run, which has read nothing: a second end would have results
         for nothing.
         """
-        if self._checkpointer is None or not self._checkpointer.waits_at_end:
+        if not self._checkpointer.waits_at_end:
             return False
         # With records, workers of a parameter server may be at several clocks, so a barrier would wait in vain.
         if any(task.steps[0].counts.records_in for task in self.statistics().tasks if task.source is not None):
@@ -339,8 +324,8 @@ class Job:
         self._is_draining = True
 
     async def _suspend(self) -> None:
-        if self._checkpointer is None:
-            await self._while_running(self._suspend_without_state())
+        if self._checkpointer.settings is None:
+            await self._while_running(self._checkpointer.suspend())
             return
         # wait() raises the failure of a job without its last checkpoint.
         with contextlib.suppress(StreamiterError):
@@ -356,7 +341,7 @@ class Job:
                 f"flow {self.flow!r}: expected a job of a single process, given one of {processes}; take "
                 "checkpoints instead, which contain the state of all processes"
             )
-        snapshot = await self._while_running(self._take_snapshot())
+        snapshot = await self._while_running(self._checkpointer.snapshot())
         if snapshot is None:
             await self.wait()  # raises the failure of the job
             raise ConfigurationError(
@@ -370,7 +355,7 @@ class Job:
         Raises ConfigurationError for a job without checkpoints, and CheckpointError if none can be taken now.
         Cancelling this call, for example with ``asyncio.wait_for``, does not cancel the checkpoint.
         """
-        if self._checkpointer is None:
+        if self._checkpointer.settings is None:
             raise ConfigurationError(
                 f"flow {self.flow!r}: expected a job with checkpoints, given one without; "
                 "start it with checkpoints=Checkpoints(…)"
@@ -380,14 +365,6 @@ class Job:
             await self.wait()
             raise CheckpointError(f"flow {self.flow!r}: expected a running job, given one that has ended")
         return number
-
-    async def _take_snapshot(self) -> JobSnapshot:
-        async with self._barriers.one_at_a_time:
-            return snapshot_in_memory(await self._barriers.take(), self._plain_data)
-
-    async def _suspend_without_state(self) -> None:
-        async with self._barriers.one_at_a_time:
-            release_taken(await self._barriers.take(suspend=True, keeps_state=False))
 
     async def _while_running(self, taking: Coroutine[Any, Any, T], *, survives_cancelling: bool = False) -> T | None:
         """Return the result of ``taking``; None if the job ends before it.
@@ -445,7 +422,7 @@ class Job:
                 loop.statistics(self._scope, [share for report in reports for share in report.shares[number]])
                 for number, loop in enumerate(self._loops)
             ),
-            checkpoints=None if self._checkpointer is None else self._checkpointer.statistics(),
+            checkpoints=self._checkpointer.statistics(),
         )
         if self._exchange.processes == 1:
             return own

@@ -81,6 +81,36 @@ class Exchange:
             self.send(process, kind, *contents)
 
 
+@final
+class ProcessAnswers:
+    """What all processes answer to one question of the coordinator.
+
+    >>> answers = ProcessAnswers(2)
+    >>> answers.give(1, "from the other"), answers.missing()
+    (None, [0])
+    """
+
+    def __init__(self, processes: int) -> None:
+        self._processes = processes
+        self._given: dict[int, PlainValue] = {}
+        self.are_given = asyncio.Event()
+        """Set when all processes have answered."""
+
+    def give(self, process: int, answer: PlainValue) -> None:
+        """Note the answer of a process."""
+        self._given[process] = answer
+        if not self.missing():
+            self.are_given.set()
+
+    def missing(self) -> list[int]:
+        """Return the processes that have not answered."""
+        return [process for process in range(self._processes) if process not in self._given]
+
+    def by_process(self) -> list[PlainValue]:
+        """Return the answers, by number of the process."""
+        return [self._given[process] for process in sorted(self._given)]
+
+
 _REACHED: Final = "reached"
 _GO_ON: Final = "go on"
 
@@ -93,7 +123,7 @@ class Meeting:
         """The messages of a run have one meeting in each process."""
         self.process = exchange.own
         self._exchange = exchange
-        self._arrived: dict[str, dict[int, PlainValue]] = {}
+        self._arrived: dict[str, ProcessAnswers] = {}
         """For each point: what each process has found, in process 0."""
         self._told: dict[str, list[PlainValue]] = {}
         """For each point that is passed: what was told there."""
@@ -116,10 +146,10 @@ class Meeting:
         return self._told[point]
 
     def _has_reached(self, process: int, point: str, found: PlainValue) -> None:
-        arrived = self._arrived.setdefault(point, {})
-        arrived[process] = found
-        if len(arrived) == self._exchange.processes:
-            self.open(point, *(arrived[number] for number in sorted(arrived)))
+        arrived = self._arrived.setdefault(point, ProcessAnswers(self._exchange.processes))
+        arrived.give(process, found)
+        if arrived.are_given.is_set():
+            self.open(point, *arrived.by_process())
 
     def _go_on(self, process: int, point: str, told: list[PlainValue]) -> None:
         self._told[point] = told

@@ -235,7 +235,7 @@ class Planner:
                 source.tells_end = is_awaited and not first.bounded
             channel = self._bounded_channel(f"{name} ← source")
             feeder = Feeder(source, channel, first.name, self.options.clock, is_awaited=is_awaited, note=self.own.note)
-            ports = [Port(0, SINGLE_INPUT, feeder.channel, is_feedback=False)]
+            ports = [Port(0, SINGLE_INPUT, feeder.channel)]
             input_names = [SINGLE_INPUT]
         inbox = self._make_inbox(first, name, ports)
         feedback = [port.channel for port in ports if isinstance(port.channel, FeedbackChannel)]
@@ -315,7 +315,6 @@ class Planner:
                             len(ports),
                             edge.input_name,
                             channel,
-                            is_feedback=edge.feedback is not None,
                             one_at_a_time=placed.one_at_a_time,
                             origin=PortOrigin(*key, source),
                         )

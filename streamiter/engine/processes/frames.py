@@ -21,7 +21,8 @@ kind  name     body
 If 128 is added to the encoding, the timestamps of the records (i64 each) follow the records. If 64 is added, too, their
 order (five i64 each) follows the timestamps.
 
-Records have one of five encodings. MSGPACK is one call of msgspec, for types that msgpack keeps exactly. ARRAYS is for
+Records have one of six encodings. MSGPACK is one call of msgspec, for types that msgpack keeps exactly. TUPLES is the
+same for records that are tuples of such values, which are arrays in msgpack. ARRAYS is for
 arrays, ``Columns`` and ``SparseRows`` of the common dtypes: their layout in msgpack, then each array, all filled to a
 multiple of 16 bytes; the layout of a message is the message itself, with an extension object (the character of the
 dtype; the shape) in the place of each array. OUTGOING is the columns of an ``OutgoingBatch`` in msgpack, for a sink in
@@ -86,6 +87,7 @@ _PLAIN: Final = 1
 _ARRAYS: Final = 2
 _LETTERS: Final = 3
 _OUTGOING: Final = 4
+_TUPLES: Final = 5
 _TIMED: Final = 128
 """Added to the encoding of records with timestamps."""
 _ORDERED: Final = 64
@@ -145,6 +147,7 @@ class FrameEncoding:
         self._arrays: list[Array] = []
         """The arrays of the message that is packed."""
         self._unpack = msgspec.msgpack.Decoder().decode
+        self._unpack_tuples = msgspec.msgpack.Decoder(list[tuple[Any, ...]]).decode
 
     def encode_batch(self, batch: DataBatch, size_bytes: int) -> Parts:
         """Return the body of a batch in pieces. Pieces of large arrays are their own memory.
@@ -160,11 +163,12 @@ class FrameEncoding:
         """Return the encoding, the length of the layout, and the records in pieces."""
         if type(records) is list:
             # Mostly, all records are of one type.
-            if (not records or type(records[0]) in _SURVIVORS) and (
-                packed := self._packed(records, self._pack, _SURVIVORS)
-            ) is not None:
+            kind = type(records[0]) if records else NoneType
+            if kind in _SURVIVORS and (packed := self._packed(records, self._pack, _SURVIVORS)) is not None:
                 return _MSGPACK, 0, [packed]
-            if records and type(records[0]) is DeadLetter:
+            if kind is tuple and (packed := self._packed_tuples(records)) is not None:
+                return _TUPLES, 0, [packed]
+            if kind is DeadLetter:
                 return _LETTERS, 0, self._plain_data.batch_parts([self._plain_letter(letter) for letter in records])
         elif type(records) is OutgoingBatch:
             return _OUTGOING, 0, [self._encode_outgoing(records)]
@@ -199,6 +203,8 @@ class FrameEncoding:
         records: Any
         if encoding == _MSGPACK:
             records = self._unpack(given)
+        elif encoding == _TUPLES:
+            records = self._unpack_tuples(given)
         elif encoding == _ARRAYS:
             records = _arrays_in(given, layout, *self._unpack(given[:layout]))
         elif encoding == _OUTGOING:
@@ -279,10 +285,21 @@ class FrameEncoding:
 
         return msgspec.msgpack.Decoder(ext_hook=array).decode(layout)
 
+    def _packed_tuples(self, records: list[Any]) -> bytes | None:
+        """Return the msgpack of records; None if not all are tuples of survivors."""
+        if set(map(type, records)) != {tuple}:
+            return None
+        return self._packed(records, self._pack, _SURVIVORS, within=gc.get_referents(*records))
+
     def _packed(
-        self, value: PlainValue, pack: Callable[[PlainValue], bytes], survivors: frozenset[type[object]]
+        self,
+        value: PlainValue,
+        pack: Callable[[PlainValue], bytes],
+        survivors: frozenset[type[object]],
+        *,
+        within: list[PlainValue] | None = None,
     ) -> bytes | None:
-        """Return the msgpack of a value; None if it contains other types than the survivors."""
+        """Return the msgpack of a value; None if it, or ``within`` if that is given, has other types than survivors."""
         try:
             packed = pack(value)
         except MemoryError:
@@ -290,7 +307,7 @@ class FrameEncoding:
         except Exception:  # Too large an int, a lone surrogate, an unknown type, or too many levels.
             return None
         # After packing, which has refused a value that contains itself, and arrays without an extension.
-        return packed if _survives(value, survivors) else None
+        return packed if _survives(value if within is None else within, survivors) else None
 
 
 _CONTAINERS: Final = frozenset({list, dict})

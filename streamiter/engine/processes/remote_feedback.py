@@ -9,7 +9,7 @@ the head has taken. It spills while either half does, so the head reports the ov
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import final
 
 from streamiter.engine.graph.channels import Intake
@@ -19,6 +19,7 @@ from streamiter.engine.processes.frames import BATCH, TAKEN, Taken
 from streamiter.engine.processes.link import ProcessLink
 from streamiter.engine.processes.remote_channel import TIMES_RECORDS, ArrivingChannel, DepartingChannel
 from streamiter.engine.storage.disk_queue import SpillQueue
+from streamiter.values.deferred import PlainValue
 from streamiter.values.records import Control, DataBatch
 
 
@@ -107,7 +108,7 @@ class _FeedbackWay(DepartingChannel):
 
 @final
 class ArrivingFeedback(FeedbackChannel):
-    """The head's half. ``queue`` holds no more than one window of a channel."""
+    """The head's half. ``queue`` holds no more than one window of a channel, behind restored feedback."""
 
     def __init__(self, name: str, link: ProcessLink, number: int, queue: SpillQueue) -> None:
         super().__init__(name, queue)
@@ -153,6 +154,10 @@ class ArrivingFeedback(FeedbackChannel):
         items = super().take_ahead(above_epoch, batches)
         self._count_taken()
         return items
+
+    def restore(self, items: Iterable[PlainValue], ranges: Iterable[PlainValue]) -> None:
+        super().restore(items, ranges)
+        self._waiting.extendleft([(0, 0)] * self._restored)  # They take no room of the window.
 
     def close(self) -> None:
         """Close the files; feedback is dropped from now on, and frees its room."""

@@ -95,7 +95,8 @@ class SpillLog(abc.ABC):
                 f"and disk_limit_bytes={disk_limit_bytes}; a disk limit of 0 means that nothing is written to disk"
             )
         self._name = name
-        self._memory_limit_bytes = memory_limit_bytes
+        self.memory_limit_bytes = memory_limit_bytes
+        """It holds for items that are added from now on."""
         self._plain_data = plain_data if plain_data is not None else PlainData()
         self._disk = DiskBatches(
             name=name,
@@ -202,7 +203,7 @@ class SpillLog(abc.ABC):
     def _fits(self, size_bytes: int) -> bool:
         """Return whether this many bytes more may be in memory."""
         is_first = self.keeps_one and not self._bytes_in_memory
-        return is_first or self._bytes_in_memory + size_bytes <= self._memory_limit_bytes
+        return is_first or self._bytes_in_memory + size_bytes <= self.memory_limit_bytes
 
     def _add_encoded(self, encoded: EncodedBatch, size_bytes: int | None = None) -> None:
         """Add a batch that is encoded; if one is on disk, it is not decoded. ``size_bytes`` were counted for it."""
@@ -296,7 +297,7 @@ class SpillQueue(SpillLog):
             size_bytes = size_bytes or BATCH_PLACE_BYTES + estimated_bytes(item.records)
             before_bytes = self._bytes_in_memory
             if not self._disk.count and (
-                not before_bytes or before_bytes + size_bytes <= self._memory_limit_bytes
+                not before_bytes or before_bytes + size_bytes <= self.memory_limit_bytes
             ):  # As _fits and _keep do: a loop comes here for each record.
                 self.memory.append((item, size_bytes))
                 self._bytes_in_memory = now_bytes = before_bytes + size_bytes
@@ -360,7 +361,7 @@ class SpillQueue(SpillLog):
 
     def _explain_overflow(self) -> str:
         return (
-            f"({self._disk.count} batches there, {self._bytes_in_memory} of {self._memory_limit_bytes} bytes in "
+            f"({self._disk.count} batches there, {self._bytes_in_memory} of {self.memory_limit_bytes} bytes in "
             "memory); the consumer of the queue is slower than its producer: emit less, make the consumer faster, "
             "or raise the disk limit (of a loop: IterationConfig(feedback_limits=FeedbackLimits(disk_bytes=…)))"
         )

@@ -131,7 +131,7 @@ class ReplayCache(SpillLog):
         """Keep a batch in memory and return True; return False if it does not fit."""
         is_small = _is_small(batch)
         if is_small and self._open is not None:
-            bytes_max = self._memory_limit_bytes - self._bytes_in_memory
+            bytes_max = self.memory_limit_bytes - self._bytes_in_memory
             if self._open.add(batch, bytes_max=bytes_max):
                 return True
         # Before the check of the limit: joined, the open piece takes less memory.
@@ -182,7 +182,7 @@ class ReplayCache(SpillLog):
 
     def _explain_overflow(self) -> str:
         return (
-            f"({self.bytes_in_memory} of {self._memory_limit_bytes} bytes in memory); replay less (filter it, take "
+            f"({self.bytes_in_memory} of {self.memory_limit_bytes} bytes in memory); replay less (filter it, take "
             "narrower types) or raise a limit: "
             "IterationConfig(replay_memory_bytes=…, feedback_limits=FeedbackLimits(disk_bytes=…))"
         )

@@ -13,6 +13,7 @@ from streamiter.errors import (
     JobFailed,
     OffsetOutOfRange,
     StreamiterError,
+    described,
     raising_line,
     shortened,
 )
@@ -174,7 +175,7 @@ class Failures:
                 f"MemoryError: {str(error) or 'no memory is left'}; give this process more memory, or keep less in it"
             )
         if not isinstance(error, StreamiterError):
-            return f"{type(error).__name__}: {error}"
+            return described(error)
         return reason_in(self._flow, error)
 
     def _error_of_step(self, failure: RecordFailure) -> JobFailed:

@@ -310,8 +310,7 @@ class Task:
                     await self._after_handling()
                     await self.clear_lanes()
                     continue
-                self._batches_in_a_row = self._records_in_a_row = 0
-                self._seconds_in_a_row = 0.0
+                self._batches_in_a_row = self._records_in_a_row = self._seconds_in_a_row = 0
                 if self.inbox.has_parked:
                     self._held_since_s = self._now_s()
                 await self.inbox.wait()
@@ -349,13 +348,8 @@ class Task:
                 or self._records_in_a_row >= BATCH_RECORDS
                 or 2 * self._seconds_in_a_row >= TURN_S
             ):
-                self._batches_in_a_row = self._records_in_a_row = 0
-                self._seconds_in_a_row = 0.0
+                self._batches_in_a_row = self._records_in_a_row = self._seconds_in_a_row = 0
                 await _GIVE_WAY
-
-    def _begin_row(self) -> None:
-        self._batches_in_a_row = self._records_in_a_row = 0
-        self._seconds_in_a_row = 0.0
 
     async def _after_handling(self) -> None:
         if not self.ended:
@@ -373,7 +367,7 @@ class Task:
             if lane.waiting:
                 self.waits_for_room_in = lane.channel
                 await lane.clear(self._clock)
-                self._begin_row()
+                self._batches_in_a_row = self._records_in_a_row = self._seconds_in_a_row = 0
                 self.waits_for_room_in = None
 
     def _update_wanted_inputs(self) -> None:
@@ -534,7 +528,7 @@ class Task:
         self.positions = dict(state["positions"] or {})
         restore_turns(self.writers, state["turns"])
         if state["inbox"] is not None:  # None: an input that had ended goes on.
-            self.inbox.restore(state["inbox"], self._plain_data, state.get("logged", ()))
+            self.inbox.restore(state["inbox"], self._plain_data, state.get("logged"))
         self.ended = state["ended"]
 
 

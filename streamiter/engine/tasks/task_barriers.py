@@ -7,10 +7,11 @@ may have other operators in the next run.
 A task may work with a *service*: a parameter server, on which each task is a worker. A worker counts its progress with
 a *clock*, and waits for workers whose clock is behind. If a barrier reached one worker at an earlier clock than
 another, the workers would wait for each other: the one behind the barrier waits for a clock that the other can reach
-only with records that are held behind its own barrier. So :class:`ClockAlignment` stops all workers of a service at the
-same clock before a barrier: a task whose worker is at the highest clock stops reading until the barrier has passed it;
-the others continue until they have reached that clock. A step may move its clock several times within one record and
-wait for the others in between, so every change of a clock is reported at once.
+only with records that are held behind its own barrier. So all workers of a service stop at the same clock before a
+barrier: a :class:`ClockCoordinator`, with a :class:`ClockAlignment` in each process, lets a task whose worker is at the
+highest clock stop reading until the barrier has passed it; the others continue until they have reached that clock. A
+step may move its clock several times within one record and wait for the others in between, so every change of a clock
+is reported at once.
 """
 
 from __future__ import annotations
@@ -151,7 +152,7 @@ class TaskBarriers:
             self._inbox.only_feedback()
         returned = self._inbox.start_feedback_log(barrier)
         if barrier.checkpoint <= self._abandoned:
-            self._inbox.feedback.drop()
+            self._inbox.feedback.close()
         if returned is not None:
             self.barrier_returned(returned)
 
@@ -176,7 +177,7 @@ class TaskBarriers:
         """Drop the state for this checkpoint. The task still passes its barrier on."""
         self._abandoned = max(self._abandoned, checkpoint)
         if self._pending is not None and self._pending.checkpoint <= checkpoint:
-            self._inbox.feedback.drop()
+            self._inbox.feedback.close()
             self.release()
 
     def release(self) -> None:
@@ -304,53 +305,31 @@ class _Member:
 class ClockAlignment:
     """The alignment for one service in one process. Tasks ask it after every batch, and workers report every clock.
 
-    It reports what happens to the alignments of all processes, so each alignment knows the highest clocks. The
-    alignment of process 0 starts it, and knows when all tasks have stopped.
+    It reports to the :class:`ClockCoordinator` in process 0, which tells all processes the highest clocks.
     """
 
-    def __init__(self, processes: int, tell: Callable[[int, Mapping[str, int] | None, list[str]], object]) -> None:
-        """``tell`` calls ``told`` in all processes, with the number of this one."""
-        self._processes = processes
-        self._tell = tell
+    def __init__(self, report: Callable[[int, Mapping[str, int], list[str]], object]) -> None:
+        """``report`` calls ``reported`` of the coordinator, with the number of this process."""
+        self._report = report
         self._members: dict[str, _Member] = {}
         self._number = 0
         self._furthest: dict[str, int] = {}
         self._reported: tuple[dict[str, int], list[str]] | None = None
-        self._reports: dict[int, tuple[Mapping[str, int], list[str]]] = {}
-        """The last report of each process: the highest clocks that it knows, and its tasks that have not stopped."""
         self._is_aligning = False
-        self._all_stopped: asyncio.Event | None = None
-        """In process 0, set when all tasks of all processes have stopped at the same clock."""
 
     def add(self, task: str, worker: ServiceWorker, call_again: Callable[[], None]) -> None:
         self._members[task] = _Member(task, worker, call_again)
         worker.call_when_further(lambda: self.further(task))
 
-    def seek(self) -> asyncio.Event:
-        """Start an alignment of all processes; the event is set when all tasks have stopped at the same clock."""
-        stopped = self._all_stopped = asyncio.Event()
-        self._begin(self._number + 1)
-        return stopped
-
-    def give_up(self) -> None:
-        """No barrier is sent, or no worker waits for another: let all tasks of all processes continue."""
-        self._tell(self._number, None, [])
-
-    def behind(self) -> list[str]:
-        """Return the tasks that the others wait for, and the processes that have not answered."""
-        silent = [f"process {process}" for process in range(self._processes) if process not in self._reports]
-        return [task for _, behind in self._reports.values() for task in behind] + silent
-
-    def told(self, process: int, number: int, clocks: Mapping[str, int] | None, behind: list[str]) -> None:
-        """Take the report of a process; ``clocks`` are None if the alignment is over. The first report starts it."""
+    def told(self, number: int, clocks: Mapping[str, int] | None) -> None:
+        """Learn the highest clocks of all processes; ``clocks`` are None if the alignment is over."""
         if number > self._number:
             self._begin(number)
-        if number < self._number or not self._is_aligning:
+        if not self._is_aligning:
             return
         if clocks is None:
             self._end()
             return
-        self._reports[process] = clocks, behind
         if further := self._further(clocks):
             self._furthest |= further
             for member in self._members.values():
@@ -359,13 +338,11 @@ class ClockAlignment:
                 ):
                     member.resume()
             self._check()
-        self._check_all()
 
     def _begin(self, number: int) -> None:
         self._number = number
         self._is_aligning = True
         self._reported = None
-        self._reports = {}
         self._furthest = {}
         for member in self._members.values():
             member.reading = _Reading.MOVING
@@ -447,11 +424,50 @@ class ClockAlignment:
         now = dict(self._furthest), self._behind()
         if now != self._reported:
             self._reported = now
-            self._tell(self._number, *now)
+            self._report(self._number, *now)
 
-    def _check_all(self) -> None:
-        """In process 0, note whether the tasks of all processes have stopped at the same clock."""
-        if self._all_stopped is None or self._all_stopped.is_set() or len(self._reports) < self._processes:
+
+@final
+class ClockCoordinator:
+    """Starts the alignments for one service in all processes, and knows when all tasks have stopped at one clock."""
+
+    def __init__(self, processes: int, tell: Callable[[int, Mapping[str, int] | None], object]) -> None:
+        """``tell`` calls ``told`` of the alignments in all processes."""
+        self._processes = processes
+        self._tell = tell
+        self._number = 0
+        self._furthest: dict[str, int] = {}
+        self._reports: dict[int, tuple[Mapping[str, int], list[str]]] = {}
+        """The last report of each process: the highest clocks that it knows, and its tasks that have not stopped."""
+        self._all_stopped = asyncio.Event()
+
+    def seek(self) -> asyncio.Event:
+        """Start an alignment; the event is set when all tasks of all processes have stopped at the same clock."""
+        stopped = self._all_stopped = asyncio.Event()
+        self._number += 1
+        self._furthest, self._reports = {}, {}
+        self._tell(self._number, {})
+        return stopped
+
+    def give_up(self) -> None:
+        """No barrier is sent, or no worker waits for another: let all tasks of all processes continue."""
+        self._tell(self._number, None)
+
+    def behind(self) -> list[str]:
+        """Return the tasks that the others wait for, and the processes that have not answered."""
+        silent = [f"process {process}" for process in range(self._processes) if process not in self._reports]
+        return [task for _, behind in self._reports.values() for task in behind] + silent
+
+    def reported(self, process: int, number: int, clocks: Mapping[str, int], behind: list[str]) -> None:
+        """Take the report of a process."""
+        if number != self._number or self._all_stopped.is_set():
+            return
+        self._reports[process] = clocks, behind
+        if any(clock > self._furthest.get(name, -1) for name, clock in clocks.items()):
+            for name, clock in clocks.items():
+                self._furthest[name] = max(clock, self._furthest.get(name, -1))
+            self._tell(number, dict(self._furthest))
+        if self._all_stopped.is_set() or len(self._reports) < self._processes:
             return
         if not self._furthest:  # No worker waits for another, so the barrier may reach each at any clock.
             self._all_stopped.set()

@@ -64,7 +64,7 @@ def make_entry(
 ) -> Entry:
     """Return the entry of an operator that the engine calls directly; ``timing`` is None without event time.
 
-    The entries without keys and event time, and no other ones, count what they are given.
+    Entries without keys and event time count their records themselves; for all others the caller counts.
     """
     method, whole_batches = handler_of(operator, input_name, step=context.name, keyed=key_of is not None)
     handle, known = getattr(operator, method), known_of(operator)

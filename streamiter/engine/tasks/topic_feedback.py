@@ -8,7 +8,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Final, final
@@ -94,14 +93,11 @@ class TopicFeedback:
     def _inlet(self, outlet: FeedbackOutlet) -> TopicReturnPath:
         """Make the way from the topic to the head for the feedback of an outlet."""
         name = f"{outlet.step} → {self._step.name}[{outlet.head}]"
-        # It never spills: above its limit, the feedback waits in the topic.
-        limits = FeedbackLimits(memory_bytes=sys.maxsize, directory=self._limits.directory)
         inlet = self._inlets[outlet.head][outlet.producer] = TopicReturnPath(
             self._back[outlet.head],
             outlet.channel,
-            self._plain_data,
             name=name,
-            queue=spill_queue(name, limits, self._plain_data),
+            queue=spill_queue(name, self._limits, self._plain_data),
             topic=self._topic.name,
             run=self._run_id,
             producer=outlet.producer,

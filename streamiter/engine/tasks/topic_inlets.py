@@ -22,7 +22,6 @@ from streamiter.engine.graph.feedback import (
     RecordPoint,
     ReturnPath,
     TopicRange,
-    TrackMark,
     check_range_in_topic,
     missing_records_error,
 )
@@ -88,7 +87,8 @@ class ReturningPump:
             self._room.set()
 
     def _is_full(self, channel: FeedbackChannel) -> bool:
-        return len(channel.queue) > 0 and channel.queue.bytes_in_memory >= self._memory_bytes
+        queue = channel.queue
+        return len(queue) > 0 and (queue.bytes_in_memory >= self._memory_bytes or queue.bytes_on_disk > 0)
 
     async def _bring_restored(self) -> None:
         """Bring the first range of each channel, then the second, and so on: they are of consecutive runs."""
@@ -173,6 +173,16 @@ class ReturningPump:
             self.on_limit()
 
 
+class TrackMark(NamedTuple):
+    """The place of an item in the topic: the number of its part, and its point there.
+
+    Parts are the restored ranges, in order; the last part is the feedback of this run.
+    """
+
+    part: int
+    at: RecordPoint
+
+
 @final
 class TopicReturnPath(ReturnPath):
     """The way of feedback through the topic into one channel of a head.
@@ -185,7 +195,6 @@ class TopicReturnPath(ReturnPath):
         self,
         pump: ReturningPump,
         outgoing: FeedbackChannel,
-        plain_data: PlainData,
         *,
         name: str,
         queue: SpillQueue,
@@ -203,17 +212,23 @@ class TopicReturnPath(ReturnPath):
         """The range of this run, up to the record that was read last."""
         self._pump = pump
         self._outgoing = outgoing
-        self._plain_data = plain_data
         self._restored_records = 0
         self._waiting: deque[TrackMark] = deque()
         """The places of the items in the channel."""
         self._last: TrackMark | None = None
         """The place of the last item taken from the channel."""
+        self._logged_from = TrackMark(0, RecordPoint(0, 0))
+        """The place of the item with which the last log has begun."""
         self._is_closed = False
 
     # -- by the pump -------------------------------------------------------------------------------------
 
     def begin(self, partition: int, offset: int) -> None:
+        """Begin to read a partition from an offset on.
+
+        From now on the channel never spills: above its limit, the feedback waits in the topic.
+        """
+        self.channel.queue.memory_limit_bytes = sys.maxsize
         self.own.following = RecordPoint(offset, 0)
         self.own.range = replace(self.own.range, partition=partition, start=self.own.following)
 
@@ -259,21 +274,22 @@ class TopicReturnPath(ReturnPath):
     def restore(self, ranges: Iterable[TopicRange]) -> None:
         self.restored += [Track(topic_range, topic_range.start) for topic_range in ranges]
 
-    def mark(self) -> TrackMark:
+    def start_log(self) -> None:
         if self._waiting:
-            return self._waiting[0]
+            self._logged_from = self._waiting[0]
+            return
         part, track = next(each for each in enumerate(self._tracks) if not each[1].is_read)
-        return TrackMark(part, track.following)
+        self._logged_from = TrackMark(part, track.following)
 
-    def since(self, mark: TrackMark) -> list[bytes]:
+    def end_log(self) -> Sequence[TopicRange]:
+        mark = self._logged_from
         last = self._last
         assert last is not None
         assert last.part == len(self.restored)
         ranges = [track.range for track in self._tracks[mark.part :]]
         ranges[0] = replace(ranges[0], start=mark.at)
         ranges[-1] = replace(ranges[-1], stop=last.at)
-        frame = [topic_range.plain() for topic_range in ranges if not topic_range.is_empty]
-        return [self._plain_data.encode(frame)] if frame else []
+        return [topic_range for topic_range in ranges if not topic_range.is_empty]
 
     @property
     def _tracks(self) -> list[Track]:

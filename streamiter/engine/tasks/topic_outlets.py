@@ -50,7 +50,7 @@ class FeedbackOutlet:
         self.step = step
         self.head = head
         self.channel = channel
-        self.queue = Port(0, "feedback", channel, is_feedback=True)
+        self.queue = Port(0, "feedback", channel)
         self.partitions: Sequence[int] = ()
         self.home = 0
         self._sequences: dict[int, int] = {}

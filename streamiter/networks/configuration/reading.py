@@ -170,7 +170,7 @@ class _Tidy:
             if isinstance(value, _Object):
                 self._lines.setdefault((*path, name), value.lines[spelled])
             if name in found:
-                self._document.refuse((*path, name), f"expected it once, given {spelled!r} too; keep one")
+                self._document.refuse((*path, name), f"expected this key once, given it as {spelled!r} too; keep one")
             found[name] = self._tidy(item, (*path, name))
         if path[:-1] == ("layers",) and found.setdefault("name", path[-1]) != path[-1]:
             given = shown_value(found["name"])

@@ -157,6 +157,12 @@ def read_layers(document: SettingsDocument, defaults: Defaults, train: TrainSett
     return list(found.values())
 
 
+def _layer_name_of(value: Any) -> str:
+    if isinstance(value, str) and value.strip():
+        return value
+    raise WrongValue("the name of one layer", "write it in quotes, or use a layer type that has inputlayers")
+
+
 _SIZE: Final = whole_of(1)
 _SIZES: Final = items_of(_SIZE, "whole numbers")
 
@@ -213,7 +219,7 @@ class _Layer:
         keys = {"name": Setting(any_of), "type": Setting(any_of)}
         end, sizes = ("s", _SIZES) if is_several else ("", _SIZE)
         if kind.inputs == "one":
-            keys["inputlayer"] = Setting(text_of, is_required=True)
+            keys["inputlayer"] = Setting(_layer_name_of, is_required=True)
         elif kind.inputs == "many":
             keys["inputlayers"] = Setting(items_of(text_of, "names of layers"), is_required=True)
         if kind.is_trainable:
@@ -240,9 +246,9 @@ class _Layer:
                 fits = f"{other}s" if base == "outputdims" else other.removesuffix("s")
                 self.document.refuse(
                     self._path(other),
-                    f"expected {fits!r} with {base!r}, given {other!r}"
+                    f"expected {fits!r} with {base!r}, given {other!r}; rename it"
                     if fits != base
-                    else f"expected one of {base!r} and {other!r}, given both",
+                    else f"expected one of {base!r} and {other!r}, given both; keep one",
                 )
 
     def _check_inputs(self, kind: LayerKind, names: Sequence[str]) -> None:
@@ -250,7 +256,8 @@ class _Layer:
         if names and kind.inputs == "many" and not least <= len(names) <= (most or len(names)):
             bounds = f"{least}" if least == most else f"at least {least}"
             self.document.refuse(
-                self._path("inputlayers"), f"expected {bounds} layers, given {len(names)}: {', '.join(names)}"
+                self._path("inputlayers"),
+                f"expected {bounds} layers, given {len(names)}: {', '.join(names)}; name {bounds}, or use another type",
             )
 
     def _transfer_function(self, *below: str) -> FunctionSettings:
@@ -265,7 +272,10 @@ class _Layer:
         if "transfuncs" in settings:
             given = settings["transfuncs"]
             if not isinstance(given, list):
-                self.document.refuse_value(self._path("transfuncs"), WrongValue("an array of transfer functions"))
+                self.document.refuse_value(
+                    self._path("transfuncs"),
+                    WrongValue("an array of transfer functions", "write one for each of outputdims between [ and ]"),
+                )
                 return []
             transfer_functions = [self._transfer_function("transfuncs", f"[{at}]") for at in range(len(given))]
         for key, values in (("transfuncs", transfer_functions), ("weightdims", weight_dims)):

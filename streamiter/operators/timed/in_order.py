@@ -201,7 +201,7 @@ class InOrder(DeclaredOperator, KeepsRecords):
             self._release(MIN_TIME if self._context.event_time is None else self._context.event_time, out)
 
     def on_event_time_watermark(self, watermark: int, out: Output) -> int:
-        """Emit the records whose turn has come; hold the watermark back to where the first other record has it."""
+        """Emit the records whose turn has come; while others wait, the watermark is that of the last one emitted."""
         self._release(watermark, out)
         return min(watermark, self._order.reached) if self._order.held else watermark
 

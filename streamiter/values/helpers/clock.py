@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Final, Protocol
 
 
@@ -33,6 +33,21 @@ class Clock(Protocol):
 
 # A rounding error of time plus delay must not delay what is due.
 _ROUNDING_S: Final = 1e-6
+
+
+async def in_time(waiting: Coroutine[object, object, object], clock: Clock, due_s: float | None) -> bool:
+    """Wait until a coroutine is done or the clock is at ``due_s``; return whether it is done, and cancel it if not."""
+    if due_s is None:
+        await waiting
+        return True
+    limit = clock.sleep(max(0.0, due_s - clock.monotonic_s()))
+    done, late = asyncio.ensure_future(waiting), asyncio.ensure_future(limit)
+    try:
+        await asyncio.wait([done, late], return_when=asyncio.FIRST_COMPLETED)
+        return done.done()
+    finally:
+        late.cancel()
+        done.cancel()
 
 
 def is_due(left_s: float) -> bool:
