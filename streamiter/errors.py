@@ -63,6 +63,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import FrameType, MappingProxyType
 from typing import Any, Final
 
+DOCUMENTATION: Final = "https://streamiter.github.io/streamiter/newest"
+"""The website of the pages in ``docs``, which a wheel does not contain: ``/service.html`` is ``docs/service.md``."""
+
 
 class StreamiterError(Exception):
     """The base class of all errors that streamiter raises."""

@@ -70,8 +70,8 @@ def test_the_links_of_the_page_on_the_package_index_have_targets(metadata: Metad
     assert [name for name in named + pictures if not (ROOT / name).exists()] == []
     assert [link for link in links if not link.startswith("https://")] == []
     assert "mermaid" not in page
-    assert "pip install 'streamiter[kafka]'\n" in page
-    assert not re.search(r'"\.\[|not yet on PyPI', page)
+    assert "pip install 'streamiter[standard]'\n" in page
+    assert not re.search(r'"\.\[|git\+|not yet on PyPI', page)
 
 
 def test_the_schema_of_updates_is_in_the_wheel(wheel: Path) -> None:

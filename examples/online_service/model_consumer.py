@@ -1,6 +1,6 @@
 """Predict which departing flights will arrive late, with the newest model. The program has no flow.
 
-    pip install "streamiter[kafka]"
+    pip install ".[kafka]"
     KAFKA=127.0.0.1:9092 python examples/online_service/model_consumer.py
 
 Environment variables, in addition to those of service.py::

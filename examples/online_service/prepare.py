@@ -1,6 +1,6 @@
 """Create what the stack needs before its other programs start: the topics, and a token for the service.
 
-    pip install "streamiter[kafka]"
+    pip install ".[kafka]"
     KAFKA=127.0.0.1:9092 TOKEN_FILE=token python examples/online_service/prepare.py
 
 Environment variables, in addition to those of service.py::

@@ -1,6 +1,6 @@
 """Write the flights of 2013 to Kafka as if they left and arrived now; start again after the last one.
 
-    pip install "streamiter[kafka,demo]"
+    pip install ".[kafka,demo]"
     KAFKA=127.0.0.1:9092 EVENTS_PER_SECOND=100 python examples/online_service/producer.py
 
 Environment variables, in addition to those of service.py::

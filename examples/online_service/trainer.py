@@ -1,6 +1,6 @@
 """Learn from the flights in Kafka without end, and publish the model several times a second.
 
-    pip install "streamiter[kafka,demo]"
+    pip install ".[kafka,demo]"
     KAFKA=127.0.0.1:9092 python examples/online_service/trainer.py
 
 The first run starts with the first event of the topic. Each later run resumes at the last checkpoint, however the run

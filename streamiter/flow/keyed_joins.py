@@ -117,7 +117,7 @@ class KeyedJoins(Stream[Record], Generic[Key, Record]):
         - ``time="processing"``: a record has the time of the clock when it arrives, and of two records the one that
           arrives first is earlier. At the end of the input no partner can come any more.
 
-        See docs/joins.md.
+        The guide: https://streamiter.github.io/streamiter/newest/joins.html
 
         >>> from streamiter import Flow
         >>> flow = Flow("labels")

@@ -161,7 +161,9 @@ class KeyedStream(KeyedJoins[Key, Record]):
           the end of the input are given then.
 
         After ``key_by_batch``, records in ``Columns`` are counted and summed by numpy. The state of a key is its open
-        windows. See docs/windows.md.
+        windows.
+
+        The guide: https://streamiter.github.io/streamiter/newest/windows.html
         """
         label = options.get("name") or "window"
         check_step_options("window", options)

@@ -327,7 +327,9 @@ class Stream(Outlets, Generic[Record]):
           When all are silent, time stops, or advances with the clock (``when_idle="advance"``).
         - ``max_ahead_s`` refuses times so far ahead of the clock. One such record would make all others late.
 
-        A second ``event_time`` replaces the first one. See docs/event-time.md.
+        A second ``event_time`` replaces the first one.
+
+        The guide: https://streamiter.github.io/streamiter/newest/event-time.html
 
         >>> from streamiter import Flow, Operator
         >>> class Reminders(Operator):

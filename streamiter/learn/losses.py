@@ -120,7 +120,7 @@ class SquaredLoss(_IdentityLoss):
 
 @dataclass(frozen=True)
 class HuberLoss(_IdentityLoss):
-    """½ d² for distances d = |prediction − target| up to ``delta``, then delta · (d − ½ delta): robust to outliers.
+    """½ d² for distances ``d = |prediction − target|`` up to ``delta``, then delta · (d − ½ delta): robust to outliers.
 
     A row pulls at the weights with at most ``delta``, which is in the unit of the targets. Source: Huber (1964).
 

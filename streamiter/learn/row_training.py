@@ -37,7 +37,8 @@ from streamiter.learn.validation import PredictedRows, ValidationKind, loss_of
 from streamiter.operators.declared_state import COPIED, NESTED, Form, declared
 from streamiter.operators.definitions import Definition
 from streamiter.operators.operator import Context, KeepsRecords
-from streamiter.operators.output import Output
+from streamiter.operators.output import Output, detach
+from streamiter.values.helpers.compiled import is_compiling
 from streamiter.values.numbers import Floats, Indices
 from streamiter.values.records import Batch
 from streamiter.values.times import MIN_TIME
@@ -47,6 +48,8 @@ _ROWS_FOR_A_COLUMN: Final = 0.25
 # Measured for 82,078 columns: 4 ms, and 16 ms with the state of the learner.
 _TIMES_WITH_STATE: Final = 4
 _MANY_COLUMNS: Final = 1_000
+# Compiled steps leave the interpreter to other threads. A thread for a mini-batch costs as much as a hundred rows.
+_LEARNED_IN_THREAD: Final = 1_000
 _PUBLISHED_AFTER_S: Final = 1.0
 
 
@@ -111,7 +114,7 @@ class RowOwner(ModelOwner, KeepsRecords):
         return {**super().definition(), **self._model.definition(), **come}
 
     async def open(self, context: Context) -> None:
-        """Compile in a thread, where that is needed: it takes ten seconds, in which all other tasks continue."""
+        """Compile in a thread, where that is needed: it takes six seconds, in which all other tasks continue."""
         if self._labels is not None:
             self._labels.open(context)
         await asyncio.to_thread(ExpertWeights, "binary", scores=1, hashed=1, rates=self._model.rates)
@@ -136,12 +139,18 @@ class RowOwner(ModelOwner, KeepsRecords):
     def state(self) -> dict[str, object]:
         return {"model": self._model.state()}
 
-    def process_rows(self, given: RowsToLearn | EventsToLearn, out: Output) -> None:
+    async def process_rows(self, given: RowsToLearn | EventsToLearn, out: Output) -> None:
         """Learn from a mini-batch, or keep it until its epoch ends, or until earlier mini-batches have arrived."""
         if self._in_epochs:
             self._held.append(given)
         elif "is_answer" not in given:
-            self._learn(given, out)
+            if len(given["numbers"]) < _LEARNED_IN_THREAD or not is_compiling():
+                self._learn(given, out)
+            else:
+                self.take_over_rollback()  # in the event loop, where rollbacks arrive
+                attach = detach(out)
+                await asyncio.to_thread(self._learn_rows, given, out)
+                attach()
             self.count_step(out)
         else:
             self._held.append(given)
@@ -198,9 +207,9 @@ class RowOwner(ModelOwner, KeepsRecords):
 
     def _learn(self, given: RowsToLearn | EventsToLearn, out: Output) -> None:
         self.take_over_rollback()
-        self._model.fields.leave_out(given["label_fields"])
         if "is_answer" in given:
             assert self._labels is not None
+            self._model.fields.leave_out(given["label_fields"])
             self._next_event = given["position"][1] + given["count"]
             self._learn_events(given, self._labels.now(), out)
             self._labels.wait()
@@ -210,6 +219,7 @@ class RowOwner(ModelOwner, KeepsRecords):
     # ---- rows with their labels
 
     def _learn_rows(self, given: RowsToLearn, out: Output) -> None:
+        self._model.fields.leave_out(given["label_fields"])
         all_features, all_labels = features_of_record(given["features"]), given["labels"]
 
         def learn(records: Batch, places: Indices) -> None:

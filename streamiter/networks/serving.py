@@ -317,11 +317,11 @@ _RESULTS: Final = "results.json"
 class SavedNetwork:
     """A network that was saved in a folder; it predicts, or its parameters are the ``start=`` of another training.
 
-    =========================  ==========================================================================
-    ``network.json``           the network, its number of features included
-    ``parameters.safetensors`` the parameters by name, which any safetensors library reads
-    ``results.json``           the results of its epochs
-    =========================  ==========================================================================
+    ==========================  ==========================================================================
+    ``network.json``            the network, its number of features included
+    ``parameters.safetensors``  the parameters by name, which any safetensors library reads
+    ``results.json``            the results of its epochs
+    ==========================  ==========================================================================
 
     The state of the optimizers is not saved: training from a saved model starts with new slots, at step 1.
     """

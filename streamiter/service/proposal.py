@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 
 import orjson
 
-from streamiter.errors import DecodeError
+from streamiter.errors import DOCUMENTATION, DecodeError
 from streamiter.service.labels import milliseconds_of
 from streamiter.service.settings import ANSWER, ANSWERS_FIELD, FeatureKind, FieldComparison, LearningKind
 from streamiter.topics import Decoder, Json, ReadRequest, Topic
@@ -411,6 +411,7 @@ def proposal_of(
         kind=_toml(kind),
         label=label,
         features=_features(features),
+        documentation=DOCUMENTATION,
     )
     return Proposal(text, notes)
 
@@ -443,7 +444,8 @@ def _answers_without_event(rows: Sequence[Mapping[str, Any]], label: set[str]) -
         if is_key and len(answers.intersection(map(str, of_questions[name].values))) >= _MATCHES_MIN:
             return [
                 f"records with {' and '.join(sorted(label))} seem to be answers to others with the same {name}: let a "
-                "field of each record, such as event, tell which it is, and write label as docs/service.md says"
+                "field of each record, such as event, tell which it is, and write label as this page says: "
+                f"{DOCUMENTATION}/service.html#labels"
             ]
     return []
 
@@ -523,7 +525,8 @@ def _toml(value: object) -> str:
 
 
 _FILE: Final = """\
-# A service of streamiter. All keys: docs/service.md of streamiter. Times and sizes have units: "250ms", "36h", "1 MiB".
+# A service of streamiter. Times and sizes have units: "250ms", "36h", "1 MiB".
+# All keys: {documentation}/service.html#the-file
 
 [service]
 name = {name} # the name of the model, of its flow and its checkpoints

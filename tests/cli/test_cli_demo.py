@@ -75,12 +75,14 @@ def test_the_first_run_writes_events_trains_and_prints_the_results(demo):
     """A new user's first output had figures that cannot be believed, or no line for each step."""
     assert (demo.first.returncode, demo.first.stderr) == (0, "")
     lines = demo.first.stdout.splitlines()
-    assert lines[0].startswith(
+    assert lines[0].startswith("A model will learn which flights will be late. First, 5,000 flights that left")
+    assert lines[1].startswith(
         "Wrote 5,000 flights of 2013 as 9,949 events in time order (arrival: scheduled departure + delay there + time "
         "in the air) to data/streamiter.db in "
     )
-    assert re.fullmatch(r"While it learns, its page is http://127.0.0.1:\d+/ .*", lines[1])
-    assert lines[2].startswith("Trained on 9,949 events in ")
+    assert lines[2].startswith("Learning from 9,949 events: ")
+    assert re.fullmatch(r"While it learns, its page is http://127.0.0.1:\d+/ .*", lines[3])
+    assert lines[4].startswith("Trained on 9,949 events in ")
     assert figure(demo.first.stdout, "flights predicted") == FLIGHTS
     assert figure(demo.first.stdout, "learned from") == EVENTS - FLIGHTS
     assert figure(demo.first.stdout, "model updates") == 10

@@ -68,11 +68,22 @@ def test_urls_with_a_question_mark_are_quoted_in_examples(tmp_path, command):
     assert all(re.fullmatch(r"'[^']*'", url) for url in urls)
 
 
-def test_the_program_without_arguments_prints_the_help(tmp_path):
-    """The program without arguments printed nothing, so a new user did not see the commands."""
+def test_the_program_without_arguments_says_what_to_do_first(tmp_path):
+    """A new user saw ten commands in the order of the alphabet, and did not know where to begin."""
     ran = streamiter(cwd=tmp_path)
-    assert ran.returncode == 2
-    assert "Commands:" in ran.stdout + ran.stderr
+    assert (ran.returncode, ran.stderr) == (2, "")
+    commands = re.findall(r"^ {7}(streamiter .+)$", ran.stdout, re.MULTILINE)
+    assert [command.split()[1] for command in commands] == ["demo", "run", "serve"]
+    assert "streamiter --help" in ran.stdout
+
+
+def test_the_first_flow_that_the_program_shows_runs(tmp_path):
+    """The first flow that a new user pasted failed."""
+    shown = streamiter(cwd=tmp_path).stdout
+    lines = re.findall(r"^ {7}((?:from|flow).+)$", shown, re.MULTILINE)
+    (tmp_path / "words.py").write_text("\n".join(lines) + "\n")
+    ran = streamiter("run", "words.py:flow", cwd=tmp_path)
+    assert (ran.returncode, ran.stdout.splitlines()[:2]) == (0, ["to", "be"])
 
 
 @pytest.mark.parametrize(

@@ -251,4 +251,4 @@ def test_compiling_is_said_before_it_begins_and_only_once(caplog: pytest.LogCapt
     for _ in range(2):
         with saying_that_it_compiles("the ninth"):
             assert ninth(18.0) == 2.0
-    assert caplog.messages == ["compiling the ninth; this takes about 10 s, once if a directory can be written"]
+    assert caplog.messages == ["compiling the ninth; this takes about 6 s, once if a directory can be written"]

@@ -32,6 +32,7 @@ def mounts_of(service: str) -> dict[str, str]:
     [
         ("vendor.compose-spec", "docker-compose.yml"),
         ("vendor.github-workflows", ".github/workflows/newest-aiokafka.yml"),
+        ("vendor.github-workflows", ".github/workflows/site.yml"),
     ],
 )
 def test_a_file_follows_its_specification(schema: str, file: str) -> None:

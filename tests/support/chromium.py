@@ -11,10 +11,10 @@ import pytest_asyncio
 from playwright.async_api import Browser, Page, async_playwright
 from support.programs import system_program
 
-__all__ = ["Visit", "chromium", "visit"]
+__all__ = ["FLAGS", "Visit", "chromium", "visit"]
 
 # It asks no other host for anything; without a sandbox it also runs as root.
-_FLAGS = [
+FLAGS = [
     *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
     *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
 ]
@@ -48,7 +48,7 @@ async def chromium() -> AsyncIterator[Browser]:
     """A browser for all tests of a module, which share its event loop."""
     path = system_program("chromium", "chromium")
     async with async_playwright() as playwright:
-        browser = await playwright.chromium.launch(executable_path=path, args=_FLAGS)
+        browser = await playwright.chromium.launch(executable_path=path, args=FLAGS)
         yield browser
         await browser.close()
 

@@ -63,8 +63,9 @@ class RocksState:
     """Keeps the states of keys in RocksDB, on a local disk: more of them than there is memory for.
 
     ``Flow(…, state=RocksState("folder"))``; the extra ``[rocks]`` is needed. Results are the same as with states in
-    memory, to the bit. Checkpoints store only the files that have changed since the last one. See
-    ``docs/checkpoints.md``.
+    memory, to the bit. Checkpoints store only the files that have changed since the last one.
+
+    The guide: https://streamiter.github.io/streamiter/newest/checkpoints.html#state-on-disk
 
     >>> import tempfile
     >>> from streamiter import Flow

@@ -104,7 +104,8 @@ def _split(
 class Increment(_WithArray, ufunc=np.add, by_columns="add"):
     """Row += ``delta``, or some of its ``columns`` += ``delta``; a column that is named twice gets both.
 
-    :meth:`Client.add` does the same, but waits where the consistency says so; ``Increment`` never waits.
+    :meth:`~streamiter.parameter_server.Client.add` does the same, but waits where the consistency says so;
+    ``Increment`` never waits.
 
     >>> Increment("w", row=0, delta=[1.0, 2.0])
     Increment(matrix='w', row=0, delta=array([1., 2.]), columns=None)
