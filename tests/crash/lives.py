@@ -1,20 +1,146 @@
-"""Kill a program several times while events arrive, and restart it each time."""
+"""Kill a program several times while events arrive, in each way in which a process dies, and restart it each time."""
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import signal
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
+from typing import Final, Protocol
 
-from crash.deaths import AtPlace, Death, Running, deaths
 from crash.feed import Feed
-from crash.places import Place
-from crash.programs import Program, running
+from crash.places import CHECKPOINT, RESTORE, SHUTDOWN, Place
+from crash.programs import Process, Program, running
 
-__all__ = ["KilledProgram"]
+# A process works for at most this time after its start; it takes a checkpoint every tenth of a second.
+_RUNNING_S: Final = 0.5
+_STOPPING_S: Final = 0.1
+# A process dies at one of its first checkpoints; later checkpoints are no different.
+_CHECKPOINTS: Final = 4
+
+
+class Death(Protocol):
+    """One way to die."""
+
+    @property
+    def place(self) -> Place | None:
+        """Return the place where the process kills itself."""
+
+    @property
+    def number(self) -> int:
+        """Return the number of the call."""
+
+    @property
+    def may_be_too_late(self) -> bool:
+        """Return whether the process may have ended normally before its death."""
+
+    async def kill(self, process: Process, start_s: float) -> None:
+        """Kill the process in time, or give it the arguments for its place; a process starts in about
+        ``start_s`` seconds.
+        """
+
+
+@dataclass(frozen=True)
+class AtPlace:
+    """Kills the process when it reaches the place."""
+
+    place: Place
+    number: int
+    is_terminated: bool = False
+    may_be_too_late: bool = False
+
+    @property
+    def needs_commit(self) -> bool:
+        """Return whether only a run that resumes from a checkpoint reaches this place."""
+        return self.place.function.endswith("._load")
+
+    async def kill(self, process: Process, start_s: float) -> None:
+        if self.is_terminated and await process.until(process.has_committed):
+            process.send(signal.SIGTERM)
+
+
+@dataclass(frozen=True)
+class _Timed:
+    """Kills the process at a ``moment`` from 0 to 1 of a time span."""
+
+    moment: float
+    place: None = None
+    number: int = 1
+    may_be_too_late: bool = False
+
+
+class Starting(_Timed):
+    """Kills the process between its start and the first records."""
+
+    async def kill(self, process: Process, start_s: float) -> None:
+        await process.lives_for(1.2 * start_s * self.moment)
+        process.send(signal.SIGKILL)
+
+
+class Running(_Timed):
+    """Kills the process while it works."""
+
+    async def kill(self, process: Process, start_s: float) -> None:
+        await process.until(process.has_taken_over)
+        await process.lives_for(_RUNNING_S * self.moment)
+        process.send(signal.SIGKILL)
+
+
+class Writing(_Timed):
+    """Kills the process when a snapshot in the folder is half written, if the folder has one."""
+
+    async def kill(self, process: Process, start_s: float) -> None:
+        await process.until(process.has_taken_over)
+        await process.until(process.program.is_writing, limit_s=2 * _RUNNING_S)
+        process.send(signal.SIGKILL)
+
+
+@dataclass(frozen=True)
+class Stopping(_Timed):
+    """Kills the process while it stops."""
+
+    may_be_too_late: bool = True
+
+    async def kill(self, process: Process, start_s: float) -> None:
+        await process.until(process.has_committed)
+        process.send(signal.SIGTERM)
+        await process.lives_for(_STOPPING_S * self.moment)
+        process.send(signal.SIGKILL)
+
+
+def deaths(count: int, random: Random, commit: Sequence[Place]) -> list[Death]:
+    """Return this many deaths in random order; seven of ten are at places.
+
+    The moments right before and right after a commit are always among ten deaths, because errors in the order
+    of actions show there. The other places are used in turn. ``commit`` has the places of a commit, these two
+    first; it is empty if no place is in a transaction.
+    """
+    has_transactions = any(_is_of_transaction(place) for place in commit)
+    restore, checkpoint, committing, shutdown = (
+        itertools.cycle(random.sample(there, len(there)))
+        for there in (
+            [place for place in places if has_transactions or not _is_of_transaction(place)]
+            for places in (RESTORE, CHECKPOINT, commit[2:], SHUTDOWN)
+        )
+    )
+    found: list[Death] = []
+    while len(found) < count:
+        at_checkpoint = [*commit[:2], next(committing), next(checkpoint), next(checkpoint)]
+        ten: list[Death] = [
+            *(AtPlace(place, random.randint(1, _CHECKPOINTS)) for place in at_checkpoint),
+            AtPlace(next(restore), 1),
+            AtPlace(next(shutdown), 1, is_terminated=True),
+            *(timed(random.random()) for timed in (Starting, random.choice((Running, Writing)), Stopping)),
+        ]
+        found += random.sample(ten, len(ten))
+    return found[:count]
+
+
+def _is_of_transaction(place: Place) -> bool:
+    return "transaction" in place.function.lower()
 
 
 @dataclass(frozen=True)

@@ -244,7 +244,7 @@ async def test_the_synchronous_example_on_kafka_survives_kill_9(kafka: Case) -> 
     """The model of a service that was restarted several times differed from the model of a service without
     restarts.
     """
-    await check_synchronous_example(kafka, KILLS)
+    await check_synchronous_example(kafka, FEWER_KILLS)
 
 
 async def test_the_asynchronous_example_on_kafka_survives_kill_9(kafka: Case) -> None:

@@ -1,21 +1,46 @@
-"""The code in the documents runs, and the names in the documents exist."""
+"""The code in the documents runs, the names in them exist, and their tables are complete."""
 
 from __future__ import annotations
 
 import ast
 import builtins
+import dataclasses
 import importlib
+import json
 import re
 import sys
+import tomllib
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 import typer.main
+import yaml
 from support.processes import forked_run
 from support.waiting import PATIENCE_S
+from topics.contract_lifecycle import LifecycleContract
+from topics.contract_range import RangeContract
+from topics.contract_reading import ReadingContract
+from topics.contract_writing import WritingContract
+from topics.topic_case import TopicCase
 
+import streamiter.errors
+from streamiter import errors
 from streamiter.cli.app import app
+from streamiter.networks import Network
+from streamiter.networks.configuration.layer_kinds import ALIASES, LAYER_KINDS, LayerKind
+from streamiter.networks.configuration.sections import LOSSES, OPTIMIZERS, TRANSFER_FUNCTIONS, FunctionKinds
+from streamiter.networks.settings import LEARNING_RATES
+from streamiter.parameter_server import Matrix, psf
+from streamiter.service import service
+from streamiter.service.logs import figures_of
+from streamiter.service.observations import Observations
+from streamiter.topics import topic
+from streamiter.topics.urls import ENTRY_POINT_GROUP
+from streamiter_kafka.options import KafkaOptions
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [
@@ -130,3 +155,259 @@ def test_links_between_documents_have_targets(document: Path) -> None:
     """A page was renamed, and links still had its old name."""
     for target in re.findall(r"\]\(([^)#:]+)\)", document.read_text(encoding="utf-8")):
         assert (document.parent / target).exists(), target
+
+
+CONNECTOR_PAGE = (Path(__file__).parents[2] / "docs" / "your-own-connector.md").read_text(encoding="utf-8")
+
+
+def first_block(language: str) -> str:
+    """Return the first code block of a language."""
+    found = re.search(rf"^```{language}\n(.*?)^```", CONNECTOR_PAGE, re.MULTILINE | re.DOTALL)
+    assert found is not None
+    return found[1]
+
+
+class TestConnectorOfThePage(WritingContract, RangeContract, ReadingContract, LifecycleContract):
+    """A reader copied a connector that lost records, and that no URL led to."""
+
+    @pytest.fixture
+    def case(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TopicCase]:
+        [(scheme, value)] = tomllib.loads(first_block("toml"))["project"]["entry-points"][ENTRY_POINT_GROUP].items()
+        module = value.partition(":")[0]
+        (tmp_path / f"{module}.py").write_text(first_block("python"), encoding="utf-8")
+        metadata = tmp_path / f"{module}-1.dist-info"
+        metadata.mkdir()
+        (metadata / "METADATA").write_text(f"Name: {module}\nVersion: 1\n", encoding="utf-8")
+        entry_point = f"[{ENTRY_POINT_GROUP}]\n{scheme} = {value}\n"
+        (metadata / "entry_points.txt").write_text(entry_point, encoding="utf-8")
+        monkeypatch.syspath_prepend(tmp_path)
+        yield TopicCase(handle=lambda name: topic(f"{scheme}://{name}"))
+        sys.modules.pop(module, None)
+
+
+KAFKA_PAGE = Path(__file__).parents[2] / "docs" / "kafka.md"
+
+
+def test_the_page_has_every_option_and_its_default() -> None:
+    """A page had other defaults than the code, and lacked the options of a year."""
+    section = KAFKA_PAGE.read_text(encoding="utf-8").partition("## Options")[2].partition("## Reading")[0]
+    documented = dict(re.findall(r"^\| `(\w+)` \| (.+?) \|", section, re.MULTILINE))
+    assert documented == {option.name: shown(option.default) for option in fields(KafkaOptions)}
+
+
+def shown(default: object) -> str:
+    match default:
+        case None:
+            return "–"
+        case bool():
+            return f"`{str(default).lower()}`"
+        case int() | float():
+            return f"{default:,.10g}"
+    return f"`{default}`"
+
+
+NETWORKS_PAGE = (Path(__file__).parents[2] / "docs" / "networks.md").read_text(encoding="utf-8")
+
+SMALLEST: Mapping[str, Any] = {
+    "layers": {
+        "wide": {"type": "simpleinputlayer", "outputdim": 1},
+        "loss": {"type": "losslayer", "inputlayer": "wide"},
+    }
+}
+
+
+def rows_of_networks(heading: str, head: str = "") -> list[list[str]]:
+    """Return the rows of the tables below a heading whose first line begins with ``head``, without that line."""
+    [section] = re.findall(rf"^#+ {re.escape(heading)}\n(.*?)(?=^#|\Z)", NETWORKS_PAGE, re.MULTILINE | re.DOTALL)
+    tables = re.findall(rf"^\| {re.escape(head)}.*?\n\|[-|]+\n((?:\|.*\n)+)", section, re.MULTILINE)
+    return [
+        [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for table in tables for line in table.splitlines()
+    ]
+
+
+def codes(cell: str) -> list[str]:
+    """Return the code in a cell."""
+    return re.findall(r"`(.*?)`", cell)
+
+
+def test_each_type_of_layer_is_in_the_table() -> None:
+    """A type of layer was missing in the table, or had its old name."""
+    named = [name.lower() for row in rows_of_networks("Layers", "type") for name in codes(row[0])]
+    assert sorted(named) == sorted([*(kind.lower() for kind in LAYER_KINDS), *ALIASES])
+
+
+@pytest.mark.parametrize("name", LAYER_KINDS)
+def test_each_type_of_layer_has_its_keys_in_the_table(name: str) -> None:
+    """A key in the table was unknown to the reader, or a required key was missing in the table."""
+    [row] = [row for row in rows_of_networks("Layers", "type") if codes(row[0])[0] == name]
+    assert set(codes(row[2])) == keys_of(LAYER_KINDS[name])
+
+
+def keys_of(kind: LayerKind) -> set[str]:
+    """Return all keys that the reader asks for, except ``name`` and ``type``."""
+    keys = {"outputdim"}
+    if kind.inputs != "none":
+        keys.add("inputlayer" if kind.inputs == "one" else "inputlayers")
+    if kind.folded:
+        keys |= {"outputdims", "transfuncs"}
+    if kind.has_transfer_function:
+        keys.add("transfunc")
+    if kind.is_trainable:
+        keys.add("optimizer")
+    if kind.has_factors:
+        keys.add("numfactors")
+    if kind.has_weight_dims:
+        keys |= {"weightdim", "weightdims"}
+    if kind.is_loss:
+        keys.add("lossfunc")
+    return keys
+
+
+@pytest.mark.parametrize(
+    ("heading", "kinds", "common"),
+    [
+        ("Transfer functions", TRANSFER_FUNCTIONS, set()),
+        ("Losses", LOSSES, set()),
+        ("Optimizers", OPTIMIZERS, {"reg1", "reg2"}),
+    ],
+)
+def test_functions_are_in_their_tables_with_their_defaults(
+    heading: str, kinds: FunctionKinds, common: set[str]
+) -> None:
+    """A function was missing in the table, or its default had changed."""
+    listed = {codes(row[0])[0]: parameters(row[-1]) for row in rows_of_networks(heading, "type")}
+    assert listed == {
+        name: {key: default for key, (default, _) in numbers.items() if key not in common}
+        for name, (_, numbers) in kinds.kinds.items()
+    }
+
+
+def parameters(cell: str) -> dict[str, float]:
+    """Return the names in code with the number that follows each of them."""
+    return {name: float(number) for name, number in re.findall(r"`(\w+)` ([\d.]+)", cell)}
+
+
+@pytest.mark.parametrize("section", ["data", "model", "train"])
+def test_each_key_of_a_section_is_in_its_table_with_its_default(section: str) -> None:
+    """A key was missing in the table, or its default had changed."""
+    listed = {codes(row[0])[0]: row[2] for row in rows_of_networks("The file", f"key of `{section}`")}
+    canonical = Network.from_json(SMALLEST).to_json()[section]
+    # The canonical form leaves these keys out if the file does not have them.
+    left_out = {"data": {"path"}, "model": {"loadpath", "savepath", "init"}, "train": set()}[section]
+    assert set(listed) == set(canonical) | left_out
+    for key, value in canonical.items():
+        assert json.loads(codes(listed[key])[0]) == value, key
+
+
+@pytest.mark.parametrize("section", ["data", "model"])
+def test_keys_that_have_no_default_are_known(section: str) -> None:
+    """A key in the table caused a warning."""
+    listed = {codes(row[0])[0]: row[2] for row in rows_of_networks("The file", f"key of `{section}`")}
+    optional = {key: "somewhere" for key, default in listed.items() if default == "–"}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Network.from_json({**SMALLEST, section: optional})
+
+
+def test_the_keys_of_the_file_are_known() -> None:
+    """A key in the table caused a warning, or was required under another name."""
+    listed = {codes(row[0])[0]: codes(row[2]) for row in rows_of_networks("The file", "key of the file")}
+    assert set(listed) == {"data", "default_optimizer", "default_transfunc", "default_lossfunc", "layers"}
+    document = dict(SMALLEST)
+    document |= {key: default[0] for key, default in listed.items() if key.startswith("default_")}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        network = Network.from_json(document)
+    assert network.to_json() == Network.from_json(SMALLEST).to_json()
+
+
+def test_each_learning_rate_and_each_initialization_is_in_its_table() -> None:
+    """A name that is valid in the file was missing in the table."""
+    assert [codes(row[0])[0] for row in rows_of_networks("Learning rates")] == list(LEARNING_RATES)
+    assert [codes(row[0])[0] for row in rows_of_networks("Initial values")] == ['"xavier"', '"angel"']
+
+
+OPERATIONS_ROOT = Path(__file__).parents[2]
+OPERATIONS_PAGE = (OPERATIONS_ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+RULES = OPERATIONS_ROOT / "examples" / "online_service" / "prometheus" / "rules.yaml"
+
+
+def rows_of_operations(title: str) -> list[str]:
+    """Return the names in the first column of the first table below a title."""
+    section = OPERATIONS_PAGE.split(f"\n## {title}\n")[1].split("\n## ")[0]
+    cells = re.findall(r"^\| ([^|]+) \|", section, re.MULTILINE)
+    return [name for cell in cells for name in re.findall(r"`(\w+)[`{]", cell)]
+
+
+def test_the_page_says_what_to_do_for_each_error() -> None:
+    """An error came at night, and the page for the people on duty did not have it."""
+    tree = re.findall(r"^[│ ]*[├└]── (\w+) ", streamiter.errors.__doc__ or "", re.MULTILINE)
+    assert rows_of_operations("Errors") == ["StreamiterError", *tree]
+
+
+def test_the_page_explains_each_alert() -> None:
+    """An alert fired, and no page explained it."""
+    [group] = yaml.safe_load(RULES.read_text(encoding="utf-8"))["groups"]
+    alerts = [rule["alert"] for rule in group["rules"]]
+    assert [name for name in rows_of_operations("Metrics") if name in alerts] == alerts
+
+
+def test_the_page_has_all_fields_of_the_log() -> None:
+    """A panel of the log showed nothing, because a field had another name than on the page."""
+    figures = figures_of(Observations("clicks"), 30.0)
+    assert rows_of_operations("Logs") == ["time", "level", "logger", "message", "traceback", *figures]
+
+
+def test_the_page_has_all_exit_codes() -> None:
+    """A supervisor restarted a service that another run had replaced, and the two took over from each other."""
+    section = OPERATIONS_PAGE.split("\n## Exit codes\n")[1].split("\n## ")[0]
+    codes = {int(code) for code in re.findall(r"^\| (\d+) \|", section, re.MULTILINE)}
+    ends = {service.SUCCEEDED, service.FAILED, service.STALLED, service.TAKEN_OVER, service.ABORTED}
+    assert codes == ends | {2}  # 2 is the code of a wrong command line.
+
+
+SERVER_PAGE = (Path(__file__).parents[2] / "docs" / "parameter-server.md").read_text(encoding="utf-8")
+
+BASE_CLASSES = {"PartitionFunction", "UpdateFunction", "GetFunction"}
+FUNCTIONS = sorted(set(psf.__all__) - BASE_CLASSES)
+
+
+def first_cells(heading: str) -> list[str]:
+    """Return the code in the first column of the tables below a heading."""
+    [section] = re.findall(rf"^#+ {re.escape(heading)}\n(.*?)(?=^#|\Z)", SERVER_PAGE, re.MULTILINE | re.DOTALL)
+    cells = re.findall(r"^\| (.*?) \|", section, re.MULTILINE)
+    return [code for cell in cells for code in re.findall(r"`(.*?)`", cell)]
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_each_function_is_in_one_table_with_its_arguments(name: str) -> None:
+    """A function was missing in the tables, or its arguments had other names."""
+    cells = first_cells("Functions where the parameters are")
+    [given] = [cell for cell in cells if cell.startswith(f"{name}(")]
+    fields = [field.name for field in dataclasses.fields(getattr(psf, name)) if field.init]
+    expected = [field for field in fields if field not in ("matrix", "_")]
+    listed = [argument for argument in given.removeprefix(f"{name}(").removesuffix(")").split(", ") if argument]
+    assert sorted(listed) == sorted(expected)
+
+
+def test_the_tables_name_only_existing_functions() -> None:
+    """A function was renamed, and the table still had its old name."""
+    named = [cell.split("(")[0] for cell in first_cells("Functions where the parameters are") if "(" in cell]
+    assert sorted(named) == FUNCTIONS
+
+
+def test_each_setting_of_a_matrix_is_in_the_table() -> None:
+    """A setting was missing in the table."""
+    settings = [field.name for field in dataclasses.fields(Matrix) if field.name != "name"]
+    assert sorted(first_cells("Matrices")) == sorted(settings)
+
+
+def test_each_error_of_the_parameter_server_is_in_the_table() -> None:
+    """A user had an error, and the page did not say what to do."""
+    raised = {
+        name
+        for name, error in vars(errors).items()
+        if isinstance(error, type) and issubclass(error, errors.ParameterServerError)
+    }
+    named = {cell for cell in first_cells("When something is wrong") if hasattr(errors, cell)}
+    assert named == raised

@@ -23,11 +23,9 @@ from streamiter import (
     hopping,
     iterate_bounded_streams_until_termination,
     replayed,
-    session,
-    sliding,
     tumbling,
 )
-from streamiter.errors import GraphError, JobFailed
+from streamiter.errors import JobFailed
 from streamiter.flow.keyed_stream import KeyedStream
 from streamiter.operators import Context, Output, Source, SourceBatch
 from streamiter.testing import VirtualClock
@@ -257,108 +255,6 @@ def test_a_value_that_is_no_number_ends_the_job_with_the_reason() -> None:
     by_key(flow, [Record("a", 1, "x")]).window(tumbling(1)).aggregate(("sum", "value")).collect()
     with pytest.raises(JobFailed, match="sum: expected a number, given 'x'; filter such records"):
         flow.run()
-
-
-def timed(flow: Flow) -> KeyedStream:
-    return by_key(flow, [])
-
-
-def untimed(flow: Flow) -> KeyedStream:
-    return flow.from_items([1]).key_by(lambda n: n)
-
-
-WRONG: dict[str, tuple[Callable[[Flow], Any], str]] = {
-    "no keys": (
-        lambda flow: flow.from_items([1]).window(tumbling(1)),  # type: ignore[attr-defined]
-        "window: expected a stream with keys, given 'items' without; put .key_by(f) right before .window(…)",
-    ),
-    "no event time": (
-        lambda flow: untimed(flow).window(tumbling(1)),
-        "window: expected a stream with event time, given 'items' without; put .event_time(…) before it",
-    ),
-    "no window": (
-        lambda flow: timed(flow).window(60),  # type: ignore[arg-type]
-        "step 'window': expected a window such as tumbling(60), hopping, sliding, session or calendar, given 60",
-    ),
-    "results": (
-        lambda flow: timed(flow).window(tumbling(1), results="all"),  # type: ignore[arg-type]
-        "step 'window': expected results= to be one of \"accumulating\", \"retracting\", given 'all'; choose one",
-    ),
-    "lateness": (
-        lambda flow: timed(flow).window(tumbling(1), allowed_lateness_s=-1),
-        "step 'window': allowed_lateness_s: expected seconds of at least 0, in whole milliseconds, given -1",
-    ),
-    "late": (
-        lambda flow: timed(flow).window(tumbling(1), late="late"),  # type: ignore[arg-type]
-        "step 'window': expected late= to be an OutputTag, given 'late'; write OutputTag(\"late\")",
-    ),
-    "late by the clock": (
-        lambda flow: untimed(flow).window(tumbling(1), time="processing", late=LATE),
-        "step 'window': expected no allowed_lateness_s= and no late= in processing time, where nothing is late",
-    ),
-    "late duplicates by the clock": (
-        lambda flow: untimed(flow).deduplicate("id", within_s=1, time="processing", late=LATE),
-        "step 'deduplicate': expected no allowed_lateness_s= and no late= in processing time, where nothing is late",
-    ),
-    "late pairs by the clock": (
-        lambda flow: untimed(flow).window_join(
-            untimed(flow), tumbling(1), time="processing", allowed_lateness_s=1, name="pairs"
-        ),
-        "step 'pairs': expected no allowed_lateness_s= and no late= in processing time, where nothing is late, given",
-    ),
-    "another time": (
-        lambda flow: timed(flow).deduplicate("id", within_s=1, time="clock"),  # type: ignore[arg-type]
-        "step 'deduplicate': expected time= to be one of \"event\", \"processing\", given 'clock'; choose one",
-    ),
-    "no aggregate": (
-        lambda flow: timed(flow).window(tumbling(1)).collect(),  # type: ignore[attr-defined]
-        'collect: expected a stream, given windows without an aggregate; write .aggregate("count") before .collect(…)',
-    ),
-    "session without merge": (
-        lambda flow: timed(flow).window(session(1)).aggregate(fold(0, lambda a, b: a + b)),
-        "step 'window': expected an aggregate that merges, as sessions do, given a fold without; write fold(",
-    ),
-    "unkeyed partner": (
-        lambda flow: timed(flow).interval_join(flow.from_items([1]), lower_s=0, upper_s=1),
-        "step 'interval_join': expected a stream with keys as its input 'right', given Stream(",
-    ),
-    "partner without event time": (
-        lambda flow: timed(flow).interval_join(untimed(flow), lower_s=0, upper_s=1),
-        "interval_join: expected a stream with event time, given 'items' without",
-    ),
-    "empty interval": (
-        lambda flow: timed(flow).interval_join(timed(flow), lower_s=2, upper_s=1),
-        "step 'interval_join': expected lower_s of at most upper_s, given 2 and 1; exchange them",
-    ),
-    "late join by the clock": (
-        lambda flow: untimed(flow).interval_join(
-            untimed(flow), lower_s=0, upper_s=1, time="processing", allowed_lateness_s=1
-        ),
-        "step 'interval_join': expected no allowed_lateness_s= and no late= in processing time",
-    ),
-    "nothing kept": (
-        lambda flow: timed(flow).interval_join(timed(flow), lower_s=0, upper_s=None, kept_max=0),
-        "step 'interval_join': kept_max: expected a whole number of at least 1, given 0",
-    ),
-    "sliding join": (
-        lambda flow: timed(flow).window_join(timed(flow), sliding(1)),
-        "step 'window_join': expected a window of both streams: tumbling, hopping, session or calendar, given Sliding(",
-    ),
-    "strict by the clock": (
-        lambda flow: untimed(flow).join_table(untimed(flow), time="processing", strict=True),
-        "step 'join_table': expected strict=, late= and allowed_lateness_s= only in event time",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", WRONG)
-def test_a_wrong_setting_is_refused_at_the_users_line(name: str) -> None:
-    build, message = WRONG[name]
-    flow = Flow("wrong")
-    with pytest.raises(GraphError) as refused:
-        build(flow)
-    assert message in str(refused.value)
-    assert "test_timed_jobs.py:" in str(refused.value)
 
 
 def test_statistics_count_late_records_and_what_is_kept() -> None:

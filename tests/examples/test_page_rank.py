@@ -1,15 +1,75 @@
-"""PageRank as a flow is compared with power iteration on a dense matrix."""
+"""PageRank is compared with power iteration, and random walks with the theory and with themselves."""
 
 from __future__ import annotations
 
+import importlib.util
+import itertools
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
-from examples.graph_support import interrupted_and_restored, links, loaded, printed_by, stream_of
-from iteration.iteration_support import SMALL, run
+from iteration.iteration_support import SMALL, ended, run
+from support.processes import forked_run
+from support.waiting import PATIENCE_S, until
 
-from streamiter import Columns, Flow
+from streamiter import Columns, Flow, Stream
+from streamiter.operators.source import Collected
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def loaded(name: str) -> ModuleType:
+    """Load an example, and return its module."""
+    specification = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
+    assert specification is not None
+    assert specification.loader is not None
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    return module
+
+
+def printed_by(name: str) -> list[str]:
+    """Run the example as a user does, and return the lines that it prints."""
+    done = forked_run([sys.executable, str(EXAMPLES / f"{name}.py")], limit_s=PATIENCE_S, check=True)
+    assert done.stderr == ""
+    return done.stdout.splitlines()
+
+
+async def interrupted_and_restored(make: Callable[[], tuple[Flow, Collected]]) -> list[Any]:
+    """Stop a flow's job after some rounds, resume it from a snapshot, and return its result."""
+    first, _ = make()
+    job = await first.start()
+    await until(lambda: job.statistics().loops[0].epoch_complete >= 3)
+    snapshot = await job.snapshot()
+    await job.stop("abort")
+    second, collected = make()
+    await ended(await second.start(snapshot=snapshot))
+    return collected.items
+
+
+def links(pairs: Any) -> Columns:
+    """Return columns of pairs (from, to)."""
+    array = np.array(pairs, dtype=int).reshape(-1, 2)
+    return Columns({"from": array[:, 0], "to": array[:, 1]})
+
+
+def stream_of(flow: Flow, columns: Columns, schedule: int | None) -> Stream:
+    """Return a stream of the records; with a schedule, in a random order, in random pieces and in two subtasks."""
+    if schedule is None:
+        return flow.from_items(columns)
+    order = np.random.default_rng(schedule).permutation(len(columns))
+    pieces = [columns[part] for part in np.array_split(order, min(len(order), 7))]
+    return flow.from_items(pieces, parallelism=2).flat_map(list).map_batch(as_columns)
+
+
+def as_columns(records: Any) -> Columns:
+    """Return the rows as columns."""
+    return Columns({name: np.array([record[name] for record in records]) for name in records[0]})
+
 
 PROGRAM = loaded("page_rank")
 
@@ -98,8 +158,112 @@ def test_without_links_there_are_no_pages() -> None:
     assert ranks_of(links([])) == {}
 
 
-def test_it_runs_without_arguments() -> None:
+def test_ranks_are_printed_without_arguments() -> None:
     """The example failed when a user ran it without arguments."""
     lines = printed_by("page_rank")
     assert lines[0] == "999 pages, of ranks that sum to 1.000000"
+    assert len(lines) == 6
+
+
+WALKS = loaded("random_walk")
+
+Visit = tuple[int, int, int]
+"""A visit: walker, step and place."""
+
+
+def visits_of(
+    graph: Columns, walkers: Columns, *, subtasks: int = 2, schedule: int | None = None, **options: Any
+) -> list[Visit]:
+    flow = Flow("random walk")
+    edges, start = stream_of(flow, graph, schedule), stream_of(flow, walkers, schedule)
+    visits = WALKS.random_walk(edges, start, subtasks=subtasks, **options).collect()
+    run(flow, seed=schedule or 0, limits=None if schedule is None else SMALL)
+    return as_tuples(visits.items)
+
+
+def as_tuples(visits: Any) -> list[Visit]:
+    return sorted((int(visit["walker"]), int(visit["step"]), int(visit["place"])) for visit in visits)
+
+
+def test_the_same_seed_gives_the_same_walks_at_any_parallelism() -> None:
+    """The walks changed with the number of subtasks, or did not change with the seed."""
+    graph, walkers = WALKS.made_up_edges(20, 60), WALKS.new_walkers(50, 20)
+    expected = visits_of(graph, walkers, steps=30, subtasks=1)
+    for subtasks in (2, 3, 7):
+        assert visits_of(graph, walkers, steps=30, subtasks=subtasks) == expected
+    assert visits_of(graph, walkers, steps=30, seed=WALKS.SEED + 1) != expected
+
+
+def test_neither_the_schedule_nor_the_order_of_edges_changes_a_walk() -> None:
+    """All walkers shared a random generator, so the walks depended on the order of the walkers."""
+    graph, walkers = WALKS.made_up_edges(12, 30), WALKS.new_walkers(20, 12)
+    expected = visits_of(graph, walkers, steps=10)
+    for schedule in range(5):
+        assert visits_of(graph, walkers, steps=10, schedule=schedule) == expected
+
+
+async def test_a_job_restored_continues_with_the_same_walks() -> None:
+    """A restored job lost or doubled walkers, or gave them other walks."""
+    graph, walkers = WALKS.made_up_edges(12, 30), WALKS.new_walkers(20, 12)
+
+    def make() -> tuple[Flow, Any]:
+        flow = Flow("random walk")
+        visits = WALKS.random_walk(flow.from_items(graph), flow.from_items(walkers), steps=200)
+        return flow, visits.collect()
+
+    uninterrupted, expected = make()
+    await ended(await uninterrupted.start())
+    visits = await interrupted_and_restored(make)
+    assert as_tuples(visits) == as_tuples(expected.items)
+
+
+def test_a_walk_follows_edges_for_all_its_steps() -> None:
+    """A walk jumped to a place without an edge, or ended before its last step."""
+    graph, walkers = WALKS.made_up_edges(20, 20), WALKS.new_walkers(30, 20)
+    edges = set(zip(graph["from"].tolist(), graph["to"].tolist(), strict=True))
+    visits = visits_of(graph, walkers, steps=15)
+    assert [visit[:2] for visit in visits] == [(walker, step) for walker in range(30) for step in range(16)]
+    assert [place for _, step, place in visits if step == 0] == walkers["place"].tolist()
+    hops = itertools.pairwise(visits)
+    assert all((a[2], b[2]) in edges for a, b in hops if a[0] == b[0])
+
+
+def test_a_walk_ends_at_a_place_without_edges() -> None:
+    """A walk failed at a place without edges, or in a graph without places."""
+    walkers = WALKS.new_walkers(4, 4)
+    visits = visits_of(links([(0, 1), (1, 2), (3, 3)]), walkers, steps=3)
+    assert [place for walker, _, place in visits if walker == 0] == [0, 1, 2]
+    assert [place for walker, _, place in visits if walker == 2] == [2]
+    assert [place for walker, _, place in visits if walker == 3] == [3, 3, 3, 3]
+    assert len(visits_of(links([]), walkers, steps=3)) == 4
+    assert len(visits_of(links([(0, 1)]), walkers, steps=0)) == 4
+
+
+def test_in_the_long_run_places_are_visited_as_often_as_theory_says() -> None:
+    """Places were not visited as often as their degrees say, which is the theory for edges in both directions."""
+    graph = WALKS.made_up_edges(20, 40)
+    visits = np.array(visits_of(graph, WALKS.new_walkers(400, 20), steps=100))
+    late = visits[visits[:, 1] > 20][:, 2]
+    frequencies = np.bincount(late, minlength=20) / len(late)
+    expected = np.bincount(graph["from"], minlength=20) / len(graph)
+    # With 32,000 visits, a frequency near 0.05 deviates by about 0.002, because visits of a walk are not independent.
+    assert frequencies == pytest.approx(expected, abs=0.008)
+
+
+def test_each_walker_has_its_own_random_numbers() -> None:
+    """The numbers of one walker or step predicted the next ones, or were not evenly distributed."""
+    walkers, steps = (each.ravel() for each in np.meshgrid(np.arange(300), np.arange(300)))
+    drawn = WALKS.drawn_numbers(1, walkers, steps).reshape(300, 300)
+    assert len(np.unique(drawn)) == drawn.size
+    assert 0.0 <= drawn.min() < drawn.max() < 1.0
+    counts = np.bincount((drawn * 20).astype(int).ravel(), minlength=20)
+    assert counts == pytest.approx(np.full(20, 4_500), abs=5 * np.sqrt(4_500))
+    for one, other in [(drawn[1:], drawn[:-1]), (drawn[:, 1:], drawn[:, :-1])]:
+        assert abs(np.corrcoef(one.ravel(), other.ravel())[0, 1]) < 0.02
+
+
+def test_walks_run_without_arguments() -> None:
+    """The example failed when a user ran it without arguments."""
+    lines = printed_by("random_walk")
+    assert lines[0] == "101000 visits of 50 places; the most visited:"
     assert len(lines) == 6

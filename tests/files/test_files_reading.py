@@ -1,4 +1,4 @@
-"""A reader of files returns records from positions and partitions, also after a cancelled read."""
+"""Files are read in any pieces, and tasks that wait for blocking calls may be cancelled."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import gzip
 import os
 import tempfile
+import threading
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
@@ -21,6 +22,7 @@ from streamiter.errors import ConfigurationError, OffsetOutOfRange, RecordTooLar
 from streamiter.topics.joined_values import JoinedValues
 from streamiter.topics.topic import ReadRequest
 from streamiter_files import chunks
+from streamiter_files.chunks import OneAtATime
 
 
 @pytest.mark.parametrize(
@@ -361,3 +363,47 @@ async def test_a_file_without_lines_is_refused_before_it_fills_the_memory(tmp_pa
     os.truncate(path, 200 << 20)  # a hole takes no room on the disk
     with pytest.raises(RecordTooLarge, match="Is this a file of lines"):
         await values_of(topic_at(path, chunk_bytes=32 << 20))
+
+
+async def test_a_call_waits_for_the_one_whose_waiter_was_cancelled() -> None:
+    """Two appends ran at once and mixed their lines, because the cancelling of a task does not stop its thread."""
+    calls = OneAtATime()
+    may_end, order = threading.Event(), []
+    began = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def slow() -> None:
+        loop.call_soon_threadsafe(began.set)
+        may_end.wait()
+        order.append("slow")
+
+    waiting = asyncio.ensure_future(calls.run(slow))
+    await began.wait()
+    waiting.cancel()
+    await asyncio.wait([waiting])
+    second = asyncio.ensure_future(calls.run(lambda: order.append("second")))
+    for _ in range(10):
+        await asyncio.sleep(0)
+    may_end.set()
+    await second
+    assert waiting.cancelled()
+    assert order == ["slow", "second"]
+
+
+async def test_the_error_of_an_abandoned_call_is_raised_by_the_next_once() -> None:
+    """An append failed after its flush was cancelled, and its records counted as stored."""
+    calls = OneAtATime()
+    may_end = threading.Event()
+
+    def failing() -> None:
+        may_end.wait()
+        raise OSError("disk")
+
+    waiting = asyncio.ensure_future(calls.run(failing))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    await asyncio.wait([waiting])
+    may_end.set()
+    with pytest.raises(OSError, match="disk"):
+        await calls.run(int)
+    assert await calls.run(int) == 0

@@ -1,21 +1,25 @@
-"""Sinks write files, also several sinks at once, and refuse wrong records."""
+"""Sinks write files, flows read and write them, and their URLs, options and formats are accepted or refused."""
 
 from __future__ import annotations
 
 import asyncio
 import gzip
+import json
 import os
 import zlib
 from pathlib import Path
 from typing import Any
 
 import pytest
-from files.files_support import append, batches_of, topic_at, values_of
+from files.files_support import append, batches_of, data_file, records_of, topic_at, values_of
 from topics.topic_case import created
 
-from streamiter.errors import ConfigurationError, TopicError, TopicNotFound
-from streamiter.topics.formats import Json
+from streamiter.errors import ConfigurationError, JobFailed, TopicError, TopicNotFound
+from streamiter.flow.flow import Flow
+from streamiter.topics.formats import Json, Text
 from streamiter.topics.topic import OutgoingBatch
+from streamiter.topics.urls import topic
+from streamiter_files import Csv, Dummy, FilesConnector, FilesTopic, Libsvm
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz"])
@@ -180,3 +184,120 @@ async def test_a_cancelled_write_or_flush_writes_its_records_once(tmp_path: Path
         flushing.cancel()
     await writer.close()
     assert await values_of(topic) == values
+
+
+def test_a_flow_over_a_file_ends_by_itself_and_writes_all_of_it(tmp_path: Path) -> None:
+    """A flow over a file never ended without a stop position."""
+    path = data_file("a9a/a9a_123d_test.dummy")
+    flow = Flow("count")
+    examples = flow.source(topic(f"file://{path}"))
+    counts = examples.map(lambda example: {"label": example["label"], "ones": len(example["indices"])})
+    counts.sink(topic(f"file:{tmp_path}/counts.jsonl.gz"), parallelism=2)
+    flow.run()
+    lines = gzip.decompress((tmp_path / "counts.jsonl.gz").read_bytes()).splitlines()
+    expected = [(float(line.split()[0]), len(line.split()) - 1) for line in path.read_text().splitlines()]
+    assert sorted((record["label"], record["ones"]) for record in map(json.loads, lines)) == sorted(expected)
+
+
+def test_a_bad_line_is_reported_with_file_and_offset_or_skipped(tmp_path: Path) -> None:
+    """One of a million lines was broken, and the error did not name it, or no policy could skip it."""
+    (tmp_path / "a.csv").write_text("a,b\n1,2\n\n3,x\n5,6\n")
+    url = f"file:{tmp_path}/a.csv"
+    decode = Csv({"b": int})
+    failing = Flow("failing")
+    failing.source(topic(url), decode=decode).collect()
+    with pytest.raises(JobFailed) as caught:
+        failing.run()
+    printed = f"{caught.value} {caught.value.__cause__}"
+    assert url in printed
+    assert "offset 1" in printed
+    assert "column 'b': expected int64, given 'x'" in printed
+    skipping = Flow("skipping")
+    collected = skipping.source(topic(url), decode=decode, on_error="skip").collect()
+    skipping.run()
+    assert collected.items == [{"a": "1", "b": 2}, {"a": "5", "b": 6}]
+
+
+async def test_absolute_and_relative_urls_name_the_same_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process changed its folder, and a relative URL meant another file."""
+    (tmp_path / "a.txt").write_bytes(b"x\n")
+    monkeypatch.chdir(tmp_path)
+    topics = [
+        FilesConnector().topic(url, {})
+        for url in (f"file://{tmp_path}/a.txt", f"file:{tmp_path}/a.txt", "file:a.txt", "file:./a.txt")
+    ]
+    monkeypatch.chdir("/")
+    assert [await values_of(topic) for topic in topics] == [[b"x"]] * 4
+
+
+async def test_both_forms_of_url_are_found_by_their_scheme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`topic("file:data/clicks.jsonl")` was refused, because the look-up asked for two slashes."""
+    (tmp_path / "a.txt").write_bytes(b"x\n")
+    monkeypatch.chdir(tmp_path)
+    for url in ("file:a.txt", f"file://{tmp_path}/a.txt", f"FILE:{tmp_path}/a.txt"):
+        found = topic(url)
+        assert isinstance(found, FilesTopic)
+        assert await values_of(found) == [b"x"]
+
+
+async def test_names_with_reserved_characters_are_written_in_percent_codes(tmp_path: Path) -> None:
+    """A '?' in a file's name began the options, and the file was never found."""
+    (tmp_path / "what? 100%#.txt").write_bytes(b"x\n")
+    topic = FilesConnector().topic(f"file://{tmp_path}/what%3F%20100%25%23.txt", {})
+    assert await values_of(topic) == [b"x"]
+
+
+async def test_an_existing_file_is_never_taken_for_a_pattern(tmp_path: Path) -> None:
+    """The copy `a[1].txt` was taken for a pattern, and a1.txt was read instead."""
+    (tmp_path / "a[1].txt").write_bytes(b"copy\n")
+    (tmp_path / "a1.txt").write_bytes(b"other\n")
+    assert await values_of(topic_at(tmp_path / "a[1].txt")) == [b"copy"]
+
+
+@pytest.mark.parametrize(
+    ("name", "decoder"),
+    [
+        ("a.jsonl", Json),
+        ("a.ndjson", Json),
+        ("a.json.gz", Json),
+        ("a.csv", Csv),
+        ("a.tsv.gz", Csv),
+        ("a.libsvm", Libsvm),
+        ("a.dummy.gz", Dummy),
+        ("a.txt", Text),
+    ],
+)
+def test_the_suffix_decides_the_default_decoder(tmp_path: Path, name: str, decoder: type) -> None:
+    """A LIBSVM file was read as JSON, and failed at its first line."""
+    assert type(topic_at(tmp_path / name).default_decoder()) is decoder
+
+
+async def test_the_option_format_overrides_the_suffix(tmp_path: Path) -> None:
+    """A data set with its own suffix, such as .data, could not be read."""
+    (tmp_path / "a9a.data").write_bytes(b"1 3:1\n")
+    [record] = await records_of(topic_at(tmp_path / "a9a.data", format="libsvm"))
+    assert record["indices"].tolist() == [2]
+
+
+async def test_options_may_be_in_the_url(tmp_path: Path) -> None:
+    """A service could not set options, because its configuration file has only the URL."""
+    (tmp_path / "a.data").write_bytes(b"1;2\n")
+    topic = topic_at(f"{tmp_path}/a.data?format=csv&delimiter=;&header=false&columns=a,b")
+    assert await records_of(topic) == [{"a": "1", "b": "2"}]
+
+
+async def test_topics_of_a_folder_are_its_files_of_known_formats(tmp_path: Path) -> None:
+    """Hidden files and notes were in the list of topics from which users choose."""
+    for name in ("part-10.csv", "part-9.csv", ".part-9.csv.torn", "_SUCCESS", "readme.md", "b.jsonl.gz"):
+        (tmp_path / name).touch()
+    connector = FilesConnector()
+    expected = ["b.jsonl.gz", "part-9.csv", "part-10.csv"]
+    assert await connector.list_topics(f"file://{tmp_path}", {}) == expected
+    assert await connector.list_topics(f"file://{tmp_path}/part-9.csv", {}) == expected
+
+
+def test_a_file_topic_says_that_it_is_bounded(tmp_path: Path) -> None:
+    """A flow waited for ever at the end of a file, because it did not know that a file is bounded."""
+    topic = topic_at(tmp_path / "a.jsonl")
+    assert topic.bounded is True
+    assert topic.commit_domain != topic_at(tmp_path / "b.jsonl").commit_domain

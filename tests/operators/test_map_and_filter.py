@@ -1,17 +1,38 @@
-"""Map and Filter call a function for each record, and name the record if the function fails."""
+"""Map, Filter and FlatMap of records and of batches: calls of a function, its results, and records that it refuses."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Any
 
 import numpy as np
 import pytest
-from operators.operator_harness import KINDS, Driven, as_kind, frozen, number_in
+from hypothesis import given
+from hypothesis import strategies as st
+from operators.operator_harness import KINDS, Driven, as_kind, frozen, number_in, quick
 
-from streamiter.errors import RejectRecords
-from streamiter.operators import Filter, Map
+from streamiter import Flow, Stream
+from streamiter.errors import JobFailed, RejectRecords
+from streamiter.operators import (
+    Filter,
+    FilterBatch,
+    FlatMap,
+    FunctionResultError,
+    Identity,
+    Join,
+    KeyedReduce,
+    Map,
+    MapBatch,
+    Operator,
+    Output,
+    ReduceAll,
+    Sort,
+    StatefulMap,
+)
 from streamiter.operators.output import RecordFailure
 from streamiter.values.records import Columns
+from streamiter.values.subtasks import check_keys
 
 
 def inverse(record: Any) -> float:
@@ -112,3 +133,225 @@ def test_sequences_whose_iterators_know_no_length_are_searched_as_well() -> None
     with pytest.raises(RecordFailure) as failure:
         Driven(Map(inverse)).feed(Countdown())  # type: ignore[arg-type]
     assert failure.value.record == 0
+
+
+COLUMNS = Columns({"x": np.arange(4), "y": np.array(["a", "b", "c", "d"])})
+
+
+@pytest.mark.parametrize("result", [[1, 2], np.zeros((3, 2)), COLUMNS, []])
+def test_map_batch_emits_the_result_of_the_function(result: Any) -> None:
+    """The result may have any length and type, and must not be copied."""
+    driven = Driven(MapBatch(lambda batch: result)).feed([1])
+    assert all(batch is result for batch in driven.batches)
+    assert len(driven.batches) == (1 if len(result) else 0)
+
+
+@pytest.mark.parametrize("operator", [MapBatch, FilterBatch])
+def test_the_function_may_refuse_records(operator: Any) -> None:
+    """The engine reads the indices and calls again with the other records, so no record may be emitted before."""
+
+    def refuse(batch: Any) -> Any:
+        raise RejectRecords([1], "bad")
+
+    driven = Driven(operator(refuse))
+    with pytest.raises(RejectRecords):
+        driven.feed([1, 2])
+    assert driven.batches == []
+
+
+@pytest.mark.parametrize("operator", [MapBatch, FilterBatch])
+def test_the_function_is_never_given_an_empty_batch(operator: Any) -> None:
+    """A batch whose records were all refused is empty, and np.stack([]) is an error."""
+
+    def unprepared(batch: Any) -> Any:
+        raise AssertionError
+
+    assert Driven(operator(unprepared)).feed([], np.zeros(0), COLUMNS[0:0]).batches == []
+
+
+@pytest.mark.parametrize("batch", [[5, 6, 7, 8], np.arange(4), COLUMNS])
+@pytest.mark.parametrize("as_mask", [list, np.array])
+def test_filter_batch_keeps_the_kind(batch: Any, as_mask: Any) -> None:
+    """The batch must stay a list, an array or columns."""
+    driven = Driven(FilterBatch(lambda batch: as_mask([True, False, False, True])))
+    expected = [batch[0], batch[3]] if isinstance(batch, list) else batch[np.array([0, 3])]
+    assert frozen(driven.feed(batch).batches) == frozen([expected])
+
+
+def test_filter_batch_passes_on_the_same_batch_when_all_is_kept() -> None:
+    """A copy of an unchanged batch costs more than the mask."""
+    assert Driven(FilterBatch(lambda batch: batch["x"] >= 0)).feed(COLUMNS).batches[0] is COLUMNS
+
+
+def test_identity_passes_on_the_same_batches() -> None:
+    """A step that only names or repartitions a stream uses the identity, so it must not copy."""
+    array = np.arange(3)
+    driven = Driven(Identity()).feed(array, [1])
+    assert driven.batches[0] is array
+    assert driven.batches[1] == [1]
+
+
+LENGTHS = st.lists(st.sampled_from([0, 1, 2, 1023, 1024, 1025, 3000]), max_size=6)
+
+
+@pytest.mark.parametrize("policy", ["fail", "skip"])
+@pytest.mark.parametrize("iterable", [list, tuple, iter])
+@quick
+@given(lengths=LENGTHS)
+def test_all_items_come_in_order(policy: str, iterable: Any, lengths: list[int]) -> None:
+    """At lengths close to the size of a piece, an item could be lost or repeated."""
+    driven = Driven(FlatMap(lambda length: iterable(range(length))), policy=policy).feed(lengths)
+    assert driven.records == [item for length in lengths for item in range(length)]
+    assert max(map(len, driven.batches), default=0) <= 1024 + 3000
+
+
+@pytest.mark.parametrize("policy", ["fail", "skip"])
+def test_a_huge_iterable_flows_out_in_pieces(policy: Any) -> None:
+    """All items of one record were collected first, and filled the memory."""
+    made = 0
+    ahead = []
+
+    def endless(record: int) -> Iterator[int]:
+        nonlocal made
+        while True:
+            made += 1
+            yield made
+
+    class EnoughError(Exception):
+        pass
+
+    def receive(batch: Any) -> None:
+        ahead.append(made - batch[0] + 1)
+        if made > 100_000:
+            raise EnoughError
+
+    out = Output("the step", policy)
+    out.connect(receive, None)
+    with pytest.raises(EnoughError):
+        FlatMap(endless).process_batch([1, 2], out)
+    assert max(ahead) <= 1024
+
+
+@pytest.mark.parametrize("policy", ["fail", "skip"])
+def test_a_failure_further_down_is_not_blamed_on_the_record(policy: Any) -> None:
+    """Pieces are emitted while the function's iterable is open; its error handling must not catch their errors."""
+
+    def broken(batch: Any) -> None:
+        raise ConnectionError("the sink")
+
+    out = Output("the step", policy)
+    out.connect(broken, None)
+    with pytest.raises(ConnectionError, match="the sink"):
+        FlatMap(lambda record: range(5000)).process_batch([1], out)
+    assert out.rejected == 0
+
+
+def test_what_a_refused_record_emits_does_not_depend_on_the_records_before_it() -> None:
+    """Pieces must start again with each record, so that cuts have no meaning."""
+
+    def fails_late(record: int) -> Iterator[int]:
+        yield from range(1500)
+        raise ValueError
+
+    emitted = [
+        Driven(FlatMap(lambda r: range(r) if r else fails_late(r)), policy="skip").feed(*batches).records
+        for batches in ([[1000, 0]], [[1000], [0]], [[0]])
+    ]
+    assert emitted[0] == emitted[1]
+    assert emitted[0][1000:] == emitted[2] == list(range(1024))
+
+
+@pytest.mark.parametrize("bad", [1, 2, 3])
+@pytest.mark.parametrize("policy", ["fail", "skip"])
+def test_a_function_that_raises_stop_iteration_loses_no_records(bad: int, policy: str) -> None:
+    """In map() a StopIteration looks like the end of the batch, so all later records were lost without an error."""
+
+    def first_two(record: int) -> Any:
+        return next(iter(())) if record == bad else islice([record, record, record], 2)
+
+    driven = Driven(FlatMap(first_two), policy=policy)
+    if policy == "fail":
+        with pytest.raises(RecordFailure) as failure:
+            driven.feed([1, 2, 3])
+        assert failure.value.record == bad
+    else:
+        driven.feed([1, 2, 3])
+        assert driven.records == [record for record in (1, 1, 2, 2, 3, 3) if record != bad]
+
+
+def halting(record: int) -> Iterator[int]:
+    yield record
+    if record == 0:
+        raise ValueError("zero")
+    yield record
+
+
+def keyed(key_of: Callable[[int], Any]) -> list[Callable[[], Operator]]:
+    return [
+        lambda: KeyedReduce(key_of, lambda total, record: total + 6 // record, check_keys=check_keys),
+        lambda: StatefulMap(key_of, lambda total, record: ((total or 0) + 6 // record,) * 2, check_keys=check_keys),
+        lambda: KeyedReduce(key_of, lambda total, record: total + 6 // record),  # the dictionary checks the keys
+    ]
+
+
+NUMBERS = [
+    # The function, its iterable or its result may be the cause of the failure.
+    lambda: FlatMap(halting),
+    lambda: FlatMap(lambda record: [6 // record]),
+    lambda: FlatMap(lambda record: (record,) if record else None),  # type: ignore[arg-type,return-value]
+    lambda: ReduceAll(lambda total, record: total + 6 // record),
+    *keyed(lambda record: "all"),
+    *keyed(lambda record: 1 // record),
+    # A float key may be rounded differently later, and then no longer finds its state.
+    *keyed(lambda record: record or 0.5)[:2],
+    *keyed(lambda record: [] if record == 0 else 0),
+]
+FIELDS: list[tuple[Callable[[], Operator], dict[str, Any], str]] = [
+    (lambda: Sort("x"), {"y": 2}, "input"),
+    *((lambda: Join("x"), bad, side) for bad in ({"y": 1}, {"x": [1]}) for side in ("left", "right")),
+]
+CASES: list[tuple[Callable[[], Operator], list[Any], int, str]] = [
+    *((make, [6, 3, 0, 2], 2, "input") for make in NUMBERS),
+    *((make, [{"x": 2}, bad, {"x": 1}], 1, side) for make, bad, side in FIELDS),
+]
+
+
+@pytest.mark.parametrize(("make", "records", "place", "side"), CASES)
+def test_a_record_that_is_refused_is_named_and_leaves_nothing(
+    make: Callable[[], Operator], records: list[Any], place: int, side: str
+) -> None:
+    """After a dead letter, half of the record's items were emitted, or the sum of its key had changed."""
+
+    def fed(given: list[Any], policy: str = "fail") -> Driven:
+        driven = Driven(make(), policy=policy)
+        if side == "input":
+            return driven.feed(given).finish()
+        other = "right" if side == "left" else "left"
+        return driven.feed(given, to=side).feed([{"x": 1}, {"x": 2}], to=other).finish()
+
+    with pytest.raises(RecordFailure) as failure:
+        fed(records)
+    assert failure.value.record == records[place]
+    driven = fed(records, "dead_letter")
+    assert driven.records == fed(records[:place] + records[place + 1 :]).records
+    assert [letter.record for letter in driven.dead_letters] == [records[place]]
+    assert fed(records, "skip").out.rejected == 1
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        lambda stream: stream.map_batch(lambda batch: 3),
+        lambda stream: stream.filter_batch(lambda batch: "no mask"),
+        lambda stream: stream.key_by(str).stateful_map(lambda state, record: state, 0),
+    ],
+    ids=["map_batch", "filter_batch", "stateful_map"],
+)
+def test_a_result_that_a_step_cannot_take_is_a_type_error(step: Callable[[Stream], Stream]) -> None:
+    """The docstrings promise a ``TypeError``; programs that caught one would have missed an error of another class."""
+    flow = Flow("f")
+    step(flow.from_items([1, 2])).collect()
+    with pytest.raises(JobFailed) as failed:
+        flow.run()
+    causes = [failed.value.__cause__, failed.value.__cause__.__cause__] if failed.value.__cause__ else []
+    assert any(isinstance(cause, FunctionResultError) and isinstance(cause, TypeError) for cause in causes)

@@ -1,14 +1,15 @@
-"""The update rules, compared with their formulas written out one number at a time."""
+"""Update rules and learning rates, compared with their formulas, in all ways to apply a gradient."""
 
 import inspect
+import math
 import tracemalloc
 from typing import ClassVar
 
 import numpy as np
 import pytest
 from optimizers import written_out
-from optimizers.rules import RULES
 
+from streamiter.errors import ConfigurationError
 from streamiter.parameter_server.optimizers import (
     FTRL,
     SGD,
@@ -17,13 +18,47 @@ from streamiter.parameter_server.optimizers import (
     Adam,
     Constant,
     Correction,
+    GradientDescent,
+    Inverse,
     InverseSquareRoot,
     Momentum,
     Optimizer,
     RMSProp,
     WarmRestarts,
+    checked_optimizer,
     view_of,
 )
+
+SOME_NUMPY = np.float32(0.1)
+"""A numpy scalar, as settings may come from arrays."""
+
+RULES = [
+    SGD(),
+    SGD(0.1, l2=0.3),
+    SGD(0.1, l1=0.2),
+    SGD(InverseSquareRoot(0.3, decay=0.5), l1=0.02, l2=0.1),
+    SGD(SOME_NUMPY, l1=np.float32(0.02), l2=np.float32(0.3)),
+    SGD(InverseSquareRoot(np.float32(0.3), decay=SOME_NUMPY), l2=np.int64(1)),
+    GradientDescent(0.1, l1=0.02, l2=0.3),
+    FTRL(),
+    FTRL(0.3, 0.0),
+    FTRL(0.1, 0.1, l1=0.1, l2=0.1),
+    FTRL(0.5, 1.0, l1=2.0, keep_start=True),
+    FTRL(np.float32(0.3), SOME_NUMPY, l1=SOME_NUMPY, l2=SOME_NUMPY),
+    Momentum(),
+    Momentum(Correction(0.3, decay=0.1, beta=0.5), momentum=0.5, l1=0.02, l2=0.3),
+    Momentum(SOME_NUMPY, momentum=np.float32(0.7), l1=SOME_NUMPY, l2=SOME_NUMPY),
+    AdaGrad(),
+    AdaGrad(0.3, epsilon=0.1, l1=0.02, l2=0.3),
+    RMSProp(),
+    RMSProp(InverseSquareRoot(0.3), beta=0.5, epsilon=0.1, l1=0.02, l2=0.3),
+    AdaDelta(),
+    AdaDelta(0.5, alpha=0.7, beta=0.6, epsilon=1e-3, l1=0.01, l2=0.3),
+    Adam(),
+    Adam(WarmRestarts(0.3, interval=3), beta=0.8, gamma=0.95, epsilon=1e-3, l1=0.02, l2=0.3),
+    Adam(np.float32(0.3), beta=np.float32(0.8), gamma=np.float32(0.95), l1=SOME_NUMPY),
+]
+
 
 START = [1.0, -1.0, 0.5, 0.0, 2.0, -0.1]
 RATE = InverseSquareRoot(0.4, decay=0.3)
@@ -241,3 +276,166 @@ def test_ftrl_of_float32_differs_from_the_formula_by_rounding_only(gradients):
     assert weights == pytest.approx(expected, rel=1e-3, abs=1e-4)
     assert slots["z"] == pytest.approx(expected_slots["z"], rel=1e-3, abs=1e-3)
     assert slots["n"] == pytest.approx(expected_slots["n"], rel=1e-4)
+
+
+def test_without_regularization_keeps_the_rest():
+    """The intercept learned at another rate than the model's own."""
+    assert SGD(0.2, l1=1.0, l2=1.0).without_regularization() == SGD(0.2)
+    assert GradientDescent(0.2, l1=1.0, l2=1.0).without_regularization() == GradientDescent(0.2)
+    assert FTRL(0.2, 0.3, 1.0, 1.0, True).without_regularization() == FTRL(0.2, 0.3, keep_start=True)
+    for rule, other in ((Momentum, {"momentum": 0.5}), (AdaGrad, {"epsilon": 0.1}), (RMSProp, {"beta": 0.3})):
+        assert rule(0.2, l1=1.0, l2=1.0, **other).without_regularization() == rule(0.2, **other)
+    for rule, other in ((AdaDelta, {"alpha": 0.5, "beta": 0.3}), (Adam, {"beta": 0.5, "gamma": 0.3})):
+        assert rule(0.2, l1=1.0, l2=1.0, **other).without_regularization() == rule(0.2, **other)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (Adam, r"fit\(optimizer=\): expected an Optimizer, given the class Adam; make one of it: Adam\(\)"),
+        ("adam", r"given 'adam'; take one of streamiter.learn: SGD\(…\), Adam\(…\), FTRL\(…\), …"),
+    ],
+)
+def test_an_object_that_is_no_optimizer_is_refused_with_a_remedy(given, message):
+    """A class instead of an object failed at the first step, with Python's error about a missing self."""
+    with pytest.raises(ConfigurationError, match=message):
+        checked_optimizer("fit", given)
+    assert checked_optimizer("fit", rule := Adam()) is rule
+
+
+@pytest.fixture
+def gradients_of_ways():
+    return np.random.default_rng(3).normal(size=(20, 6))
+
+
+@pytest.mark.parametrize("optimizer", RULES, ids=str)
+def test_the_three_ways_to_update_agree_to_the_last_bit(optimizer, gradients_of_ways):
+    """The size of a mini-batch decides how a gradient is applied, and so changed the model."""
+    named = np.array([1, 4, 5, 7, 8, 10])
+    start = np.random.default_rng(1).normal(size=12)
+    ways = {}
+    for way in ("dense", "at", "few"):
+        weights = start.copy()
+        slots = optimizer.new_slots(weights)
+        for step, gradient in enumerate(gradients_of_ways, start=1):
+            if way == "dense":
+                part = weights[named]
+                part_slots = {name: slot[named] for name, slot in slots.items()}
+                optimizer.update(part, gradient, part_slots, step)
+                weights[named] = part
+                for name, slot in part_slots.items():
+                    slots[name][named] = slot
+            elif way == "at":
+                optimizer.update_at(named, weights, gradient, slots, step)
+            else:
+                views = [view_of(slots[name]) for name in optimizer.slot_names]
+                optimizer.update_few(named.tolist(), view_of(weights), gradient.tolist(), views, step)
+        ways[way] = [weights.tobytes(), *(slots[name].tobytes() for name in optimizer.slot_names)]
+        others = np.setdiff1d(np.arange(12), named)
+        assert weights[others].tolist() == start[others].tolist()
+    assert ways["dense"] == ways["at"] == ways["few"]
+
+
+@pytest.mark.parametrize("optimizer", RULES, ids=str)
+def test_the_inherited_update_of_few_weights_equals_the_quick_one(optimizer, gradients_of_ways):
+    """A new rule implements only ``update``, and an inherited method did not change the caller's arrays."""
+    start = np.random.default_rng(2).normal(size=6)
+    results = []
+    for update_few in (optimizer.update_few, lambda *given: Optimizer.update_few(optimizer, *given)):
+        weights, slots = start.copy(), optimizer.new_slots(start)
+        views = [view_of(slots[name]) for name in optimizer.slot_names]
+        for step, gradient in enumerate(gradients_of_ways, start=1):
+            update_few([0, 2, 5], view_of(weights), gradient[:3].tolist(), views, step)
+        results.append(weights.tobytes())
+    assert results[0] == results[1]
+
+
+@pytest.mark.parametrize("optimizer", RULES, ids=str)
+def test_the_gradient_is_not_changed(optimizer, gradients_of_ways):
+    """The gradient was shared with another consumer of the same batch, which read changed values."""
+    before = gradients_of_ways.copy()
+    weights = np.ones(6)
+    slots = optimizer.new_slots(weights)
+    optimizer.update(weights, gradients_of_ways[0], slots, 1)
+    optimizer.update_at(np.arange(6), weights, gradients_of_ways[1], slots, 2)
+    assert np.array_equal(gradients_of_ways, before)
+
+
+@pytest.mark.parametrize("optimizer", RULES, ids=str)
+def test_float32_is_updated_equally_as_a_whole_and_in_part(optimizer, gradients_of_ways):
+    """A shard that updated a row in pieces, or only columns with a gradient, got other weights."""
+    start = np.random.default_rng(4).normal(size=6).astype(np.float32)
+    whole, some = start.copy(), start.copy()
+    whole_slots, some_slots = optimizer.new_slots(whole), optimizer.new_slots(some)
+    for step, gradient in enumerate(gradients_of_ways.astype(np.float32), start=1):
+        optimizer.update(whole, gradient, whole_slots, step)
+        for at in (np.array([4, 0, 1]), np.array([2, 5, 3])):
+            optimizer.update_at(at, some, gradient[at], some_slots, step)
+    assert whole.tobytes() == some.tobytes()
+    assert all(whole_slots[name].tobytes() == some_slots[name].tobytes() for name in optimizer.slot_names)
+
+
+def test_single_numbers_are_taken_from_float64_only():
+    """Plain floats computed float32 weights in float64, with other bits than ``update_at``."""
+    with pytest.raises(ConfigurationError, match="expected an array of float64, given float32; use update_at"):
+        view_of(np.zeros(3, np.float32))
+
+
+def test_rates_count_updates_from_1():
+    """A rate that started at step 0 made a first step that was too large."""
+    assert Constant(0.5).at(1) == Constant(0.5).at(1000) == 0.5
+    assert InverseSquareRoot(0.5, decay=3.0).at(1) == 0.25
+    assert InverseSquareRoot(0.5, decay=3.0).at(5) == 0.125
+    assert Inverse(0.5, decay=3.0).at(1) == 0.125
+    assert Inverse(0.5, decay=3.0).at(5) == 0.03125
+
+
+@pytest.mark.parametrize(("lr", "alpha", "beta"), [(0.5, 0.001, 0.9), (1.0, 2.0, 0.0), (0.1, 0.0, 0.99)])
+def test_the_correction_equals_its_formula(lr, alpha, beta):
+    """With t from 0 the first rate divided by 0; with t from 2 the first steps were half as large as they should be."""
+    rate = Correction(lr, decay=alpha, beta=beta)
+    for t in [1, 2, 3, 10, 1000, 100_000]:
+        assert rate.at(t) == pytest.approx(lr / math.sqrt(1 + alpha * t) * (1 - beta) / (1 - beta**t), rel=1e-12)
+
+
+def test_a_corrected_rate_makes_equal_steps_of_equal_gradients():
+    """With a wrong correction, lr·v did not stay lr·g while the velocity grew tenfold."""
+    rate, velocity = Correction(0.5, decay=0.0, beta=0.9), 0.0
+    for t in range(1, 50):
+        velocity = 0.9 * velocity + 1.0
+        assert rate.at(t) * velocity == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize(("lr", "alpha", "interval"), [(0.5, 0.001, 100), (1.0, 0.0, 1), (0.2, 3.0, 7), (1.0, 20.0, 2)])
+def test_warm_restarts_equal_a_scheduler_that_counts(lr, alpha, interval):
+    """The pure function found a wrong interval, or did not divide again at each restart."""
+    rate = WarmRestarts(lr, decay=alpha, interval=interval)
+    expected = list(written_out.warm_restarts(lr, alpha, interval, steps=3000))
+    assert [rate.at(t) for t in range(1, 3001)] == pytest.approx(expected, rel=1e-12)
+
+
+def test_warm_restarts_go_from_the_initial_rate_to_a_tenth_and_start_again():
+    """The last step of an interval did not have the lowest rate, or the next step did not restart near the highest."""
+    rate = WarmRestarts(0.5, decay=0.5)
+    assert rate.at(50) == pytest.approx(0.05 + 0.45 / 2)
+    assert rate.at(100) == pytest.approx(0.05)
+    once, twice = 0.5 / math.sqrt(1.5), 0.5 / math.sqrt(1.5) / math.sqrt(2.0)
+    assert rate.at(200) == pytest.approx((once + 0.05) / 2)
+    assert rate.at(300) == pytest.approx(0.05)
+    assert rate.at(500) == pytest.approx((twice + 0.05) / 2)
+    assert rate.at(700) == pytest.approx(0.05)
+    assert WarmRestarts(0.5).at(1) == pytest.approx(0.5, rel=1e-3)
+
+
+def test_rates_do_not_depend_on_earlier_calls():
+    """A rate depended on earlier calls, and a restored model, whose first call is for step 250, got a wrong rate."""
+    for rate in (Correction(0.5), WarmRestarts(0.5, interval=10), InverseSquareRoot(0.5)):
+        late = rate.at(250)
+        assert [rate.at(t) for t in range(1, 251)][-1] == rate.at(250) == late
+        assert rate == type(rate)(0.5, **({"interval": 10} if isinstance(rate, WarmRestarts) else {}))
+
+
+def test_defaults_are_the_values_of_angel():
+    """A default was changed by accident and changed every model that relied on it."""
+    assert Correction(0.5) == Correction(0.5, decay=0.001, beta=0.9)
+    assert WarmRestarts(0.5) == WarmRestarts(0.5, decay=0.001, interval=100)

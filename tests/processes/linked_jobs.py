@@ -8,8 +8,7 @@ from itertools import combinations
 from random import Random
 from typing import Any
 
-from processes.looped import MovingPipe
-from processes.pipes import Owner, identity
+from processes.pipes import MovingPipe, Owner, identity
 
 from streamiter import Flow
 from streamiter.engine.job.follower import JobFollower

@@ -123,6 +123,32 @@ class Pipe:
             quiet = 0 if self.deliver(1 - sender, random.choice((1, 20, 5000))) or moved else quiet + 1
 
 
+class MovingPipe(Pipe):
+    """Delivers by itself, a random piece in each turn of the event loop."""
+
+    def __init__(self, first: ProcessLink, second: ProcessLink, random: Random) -> None:
+        self._random = random
+        super().__init__(first, second)
+        self._is_moving = False
+        while any(end.waiting for end in self.ends):  # The handshake.
+            self.deliver(0, 1000)
+            self.deliver(1, 1000)
+        for end in self.ends:
+            end.on_write = self._move
+
+    def _move(self) -> None:
+        if not self._is_moving:
+            self._is_moving = True
+            asyncio.get_running_loop().call_soon(self._deliver)
+
+    def _deliver(self) -> None:
+        self._is_moving = False
+        for sender in self._random.sample((0, 1), 2):
+            self.deliver(sender, self._random.choice((30, 300, 1 << 20)))
+        if any(end.waiting for end in self.ends):
+            self._move()
+
+
 async def open_pipe(random: Random | None = None) -> tuple[ProcessLink, ProcessLink, Owner, Owner, Pipe]:
     """Return two open links, of processes 0 and 1."""
     owners = Owner(), Owner()

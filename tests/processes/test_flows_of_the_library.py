@@ -1,19 +1,20 @@
-"""The flows that the library builds can be divided over processes: contract tests of all learners and loops."""
+"""Flows and learners of the library in several processes have the results, to the last bit, of one process."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
-from iteration.iteration_support import run
+from iteration.iteration_support import cut_items, run
 from learn.frozen_states import frozen
+from learn.online_support import FEATURES, trips
 from learn.parameter_server_support import made_up_rows
 from learn.test_foreign_models import Mean
 from networks.training_support import network, records, rows
-from processes.divided import divide
 
 from streamiter import (
     Columns,
@@ -24,8 +25,17 @@ from streamiter import (
     iterate_bounded_streams_until_termination,
     replayed,
 )
+from streamiter.engine.graph.channels import Channel
+from streamiter.engine.graph.feedback import FeedbackChannel, FeedbackLimits, spill_queue
+from streamiter.engine.graph.graph import Step
+from streamiter.engine.plan import placement, plan
+from streamiter.engine.plan.job_settings import ChannelLimits
+from streamiter.engine.plan.placement import Traits, traits_of
+from streamiter.engine.plan.plan import Planner
+from streamiter.engine.processes.frames import FrameEncoding
 from streamiter.iteration import all_reduce, last_round, map_with, terminate_after
 from streamiter.learn import (
+    SGD,
     DelayedLabels,
     Examples,
     ForeignModel,
@@ -48,19 +58,83 @@ from streamiter.learn import (
 from streamiter.learn.tree_growing import TreeOptions, grow_tree
 from streamiter.models import Rollbacks
 from streamiter.networks import train_network, train_network_online
+from streamiter.operators.operator import Operator
 from streamiter.parameter_server import BSP, ParameterServer
 from streamiter.topics import MemoryBroker
+from streamiter.values.plain_data import PlainData
+from streamiter.values.records import DataBatch, estimated_bytes
+
+
+def over_a_link(batch: DataBatch, plain_data: PlainData) -> DataBatch:
+    """Return the batch as it arrives in another process."""
+    frames = FrameEncoding(plain_data)
+    body = b"".join(frames.encode_batch(batch, estimated_bytes(batch.records)))
+    return frames.decode_batch(memoryview(bytearray(body)))[0]
+
+
+class ChannelOverLink(Channel):
+    plain_data: PlainData
+
+    def try_put(self, batch: DataBatch) -> bool:
+        return super().try_put(over_a_link(batch, self.plain_data))
+
+
+class FeedbackOverLink(FeedbackChannel):
+    plain_data: PlainData
+
+    def put(self, batch: DataBatch) -> None:
+        super().put(over_a_link(batch, self.plain_data))
+
+
+def divide(build: Callable[[], tuple[Flow, Any]], processes: int, patch: pytest.MonkeyPatch) -> tuple[Flow, Any]:
+    """Return a flow whose batches are all encoded between tasks, and what ``build`` returned with it.
+
+    Subtask i has the operator of the flow that ``build`` made in process i modulo ``processes``.
+    """
+    built = [build() for _ in range(processes)]
+    flows = [flow for flow, _ in built]
+    same = {step: [flow.steps[place] for flow in flows] for place, step in enumerate(flows[0].steps)}
+
+    def instantiate(step: Step, subtasks: list[int], first: Operator | None) -> dict[int, Operator]:
+        made = plan.operator_of(step) if first is None else first
+        traits = traits_of(step, made)
+        process = 1 if traits.central or traits.boundary else processes  # A loop's members join the loop of one flow.
+        return {subtask: plan.operator_of(same[step][subtask % process]) if subtask else made for subtask in subtasks}
+
+    def make_channel(planner: Planner, name: str, feedback: FeedbackLimits | None) -> Any:
+        channel: Any
+        if feedback is None:
+            limits = planner.options.channel_limits
+            channel = ChannelOverLink(name, limit_records=limits.records, limit_bytes=limits.size_bytes)
+        else:
+            channel = FeedbackOverLink(name, spill_queue(name, feedback, planner.plain_data))
+        channel.plain_data = planner.plain_data
+        return channel
+
+    is_chained = placement._is_chained
+
+    def is_chained_in_a_process(step: Step, traits: dict[Step, Traits]) -> bool:
+        if not is_chained(step, traits):
+            return False
+        upstream = step.inputs[0].upstream
+        return step.parallelism == 1 or traits[step].central == traits[upstream].central
+
+    patch.setattr(plan, "operators_of", instantiate)
+    patch.setattr(Planner, "_make_channel", make_channel)
+    patch.setattr(placement, "_is_chained", is_chained_in_a_process)
+    return built[0]
+
 
 TRUE_WEIGHTS = np.array([1.0, -2.0, 0.5])
 PROCESSES = 2
 PARALLELISM = 3
 ROWS = 240
-FEATURES = np.random.default_rng(3).normal(size=(ROWS, 3))
-TARGETS = FEATURES @ TRUE_WEIGHTS
-EXAMPLES = Columns({"x": FEATURES, "y": TARGETS})
+WIDTH = np.random.default_rng(3).normal(size=(ROWS, 3))
+TARGETS = WIDTH @ TRUE_WEIGHTS
+EXAMPLES = Columns({"x": WIDTH, "y": TARGETS})
 TRIPS = [
     {"id": n, "km": km, "wind": wind, "town": ["Rome", "Oslo", None][n % 3], "late": km > wind, "minutes": 9 * km}
-    for n, (km, wind, _) in enumerate(FEATURES.tolist())
+    for n, (km, wind, _) in enumerate(WIDTH.tolist())
 ]
 
 Outputs = Sequence[Stream]
@@ -90,7 +164,7 @@ def by_rows(flow: Flow) -> Outputs:
 
 
 def of_columns(flow: Flow) -> Outputs:
-    return online(flow, flow.from_items(Columns({"a": FEATURES[:, 0], "b": FEATURES[:, 1], "y": TARGETS})), label="y")
+    return online(flow, flow.from_items(Columns({"a": WIDTH[:, 0], "b": WIDTH[:, 1], "y": TARGETS})), label="y")
 
 
 def of_sparse_rows(flow: Flow) -> Outputs:
@@ -211,21 +285,21 @@ def fitted_again(flow: Flow) -> Outputs:
 
 
 def centroids(flow: Flow) -> Outputs:
-    return [k_means(flow.from_items(FEATURES), clusters=4, rounds=5, seed=2)]
+    return [k_means(flow.from_items(WIDTH), clusters=4, rounds=5, seed=2)]
 
 
 def centroids_of_a_stream(flow: Flow) -> Outputs:
-    points = flow.from_items(FEATURES, parallelism=1)
-    begun = {"clusters": 4, "mini_batch": 40, "initial": FEATURES[:4], "workers": 3, "name": "by workers"}
+    points = flow.from_items(WIDTH, parallelism=1)
+    begun = {"clusters": 4, "mini_batch": 40, "initial": WIDTH[:4], "workers": 3, "name": "by workers"}
     return [online_k_means(points, clusters=4, mini_batch=40), online_k_means(points, **begun)]
 
 
 def scales_of_a_stream(flow: Flow) -> Outputs:
-    return [online_standard_scaler(flow.from_items(FEATURES, parallelism=1), window=50)]
+    return [online_standard_scaler(flow.from_items(WIDTH, parallelism=1), window=50)]
 
 
 def tree(flow: Flow) -> Outputs:
-    columns = Columns({"features": FEATURES, "label": TARGETS, "weight": np.ones(ROWS)})
+    columns = Columns({"features": WIDTH, "label": TARGETS, "weight": np.ones(ROWS)})
     options = TreeOptions(classes=None, maximum_depth=4, minimum_rows=4, minimum_gain=0.0, maximum_bins=16)
     grown = grow_tree(flow.from_items(columns), options)
     return grown["tree"], grown["leaves"]
@@ -249,7 +323,7 @@ def on_a_server(flow: Flow) -> Outputs:
 
 def centroids_on_a_server(flow: Flow) -> Outputs:
     training = k_means_on_parameter_server(
-        flow.from_items(FEATURES), ParameterServer(), initial=FEATURES[:4], consistency=BSP(), epochs=3
+        flow.from_items(WIDTH), ParameterServer(), initial=WIDTH[:4], consistency=BSP(), epochs=3
     )
     return [training.models]
 
@@ -366,3 +440,141 @@ def test_asynchronous_training_learns_every_row_if_records_travel(
     flow, models = divide(build, PROCESSES, monkeypatch)
     run(flow)
     assert models.items[-1].records == ROWS
+
+
+RECORDS = np.random.default_rng(7).normal(size=(90, 4))
+
+
+def features_and_labels(flow: Flow, parallelism: int = 3) -> Stream:
+    return flow.from_items(RECORDS, parallelism=parallelism)
+
+
+def labelled(batch: Any) -> Examples:
+    batch = np.asarray(batch)
+    return Examples(batch[:, :3], (batch[:, 3] > 0).astype(float), np.abs(batch[:, 3]) + 1)
+
+
+def trained_online(model: Any, **options: Any) -> Callable[[Flow], Stream]:
+    return lambda flow: (
+        train_online(
+            features_and_labels(flow), model, extract=labelled, mode="synchronous", mini_batch=7, workers=3, **options
+        ).models
+    )
+
+
+LEARNERS: dict[str, Callable[[Flow], Stream]] = {
+    "gradients": trained_online(lambda: LogisticRegression(3)),
+    "rows": lambda flow: (
+        train_online(
+            flow.from_items(trips(80), parallelism=2),
+            label="kind",
+            features=FEATURES,
+            mini_batch=9,
+            workers=3,
+            mode="synchronous",
+        ).models
+    ),
+    "offline": lambda flow: (
+        train_offline(
+            features_and_labels(flow),
+            lambda: LogisticRegression(3),
+            extract=labelled,
+            rounds=15,
+            mini_batch=20,
+            workers=3,
+        ).models
+    ),
+    "another library": lambda flow: (
+        train_online(
+            flow.from_items([{"x": x, "y": y} for x, y, *_ in RECORDS.tolist()], parallelism=1),
+            ForeignModel(
+                make=lambda: [0.0, 0],
+                learn=lambda model, row, label: model.__setitem__(slice(None), [model[0] + label, model[1] + 1]),
+                predict=lambda model, row: model[0] / max(model[1], 1),
+                save=lambda model: repr(model).encode(),
+                load=json.loads,
+                task="regression",
+            ),
+            label="y",
+            mini_batch=9,
+        ).models
+    ),
+    "online k-means": lambda flow: online_k_means(
+        features_and_labels(flow), clusters=4, mini_batch=7, decay=0.9, initial=RECORDS[:4], workers=3
+    ),
+    "k-means": lambda flow: k_means(features_and_labels(flow), clusters=4, rounds=8),
+}
+
+
+def models(learner: Callable[[Flow], Stream], processes: int) -> list[Any]:
+    flow = Flow("learn", parallelism=3)
+    collected = learner(flow).collect()
+    run(flow, seed=processes, limits=ChannelLimits(records=50), processes=processes)
+    return [(frozen(model.parameters), model.records) for model in collected.items]
+
+
+@pytest.mark.parametrize("learner", LEARNERS)
+def test_a_model_has_the_same_bits_in_any_number_of_processes(learner: str) -> None:
+    """Gradients of two processes were added in the order of their arrival, and no training could be repeated."""
+    expected = models(LEARNERS[learner], 1)
+    assert expected
+    assert models(LEARNERS[learner], 2) == models(LEARNERS[learner], 3) == expected
+
+
+def test_metrics_have_the_same_bits_in_any_number_of_processes() -> None:
+    """Predictions were counted as they came from the workers, so two runs differed in the last digit of the loss."""
+
+    def metrics(seed: int, processes: int) -> list[Any]:
+        flow = Flow("learn", parallelism=3)
+        training = train_online(
+            features_and_labels(flow),
+            lambda: LogisticRegression(3),
+            extract=labelled,
+            mode="synchronous",
+            mini_batch=7,
+            report_every=20,
+        )
+        collected = training.validation.collect()
+        run(flow, seed=seed, limits=ChannelLimits(records=50), processes=processes)
+        return collected.items
+
+    expected = metrics(0, 1)
+    assert len(expected) == 5
+    assert [metrics(seed, processes) for processes in (1, 2, 3) for seed in (1, 2)] == 6 * [expected]
+
+
+@pytest.mark.parametrize("mini_batch", [None, 20])
+def test_replayed_rows_have_the_same_bits_however_batches_are_cut(mini_batch: int | None) -> None:
+    """Gradients of replayed rows were added by batch, so the last digits depended on the speed of the source."""
+
+    def learner(seed: int) -> Callable[[Flow], Stream]:
+        def replaying(flow: Flow) -> Stream:
+            given = cut_items(flow, RECORDS.tolist(), seed=seed).rebalance()
+            return train_offline(
+                given, lambda: LogisticRegression(3), extract=labelled, rounds=9, mini_batch=mini_batch, replay=True
+            ).models
+
+        return replaying
+
+    expected = models(learner(0), 1)
+    assert expected
+    assert all(models(learner(seed), 1 + seed % 3) == expected for seed in range(1, 5))
+
+
+@pytest.mark.parametrize("processes", [1, 2, 3])
+def test_asynchronous_workers_do_not_learn_from_old_models(processes: int) -> None:
+    """Dozens of gradients of one model were on their way to the owner, and the model oscillated."""
+    for seed in range(3):
+        x, weights = np.random.default_rng(seed).normal(size=(4_500, 4)), np.array([1.0, -2.0, 0.5, 3.0])
+        flow = Flow("learn", parallelism=3)
+        training = train_online(
+            flow.from_items(Columns({"x": x, "y": x @ weights})),
+            lambda: LinearRegression(4, optimizer=SGD(0.2), intercept=False),
+            extract=lambda batch: Examples(batch["x"], batch["y"]),
+            mini_batch=20,
+            report_every=len(x),
+        )
+        metrics, versions = training.validation.collect(), training.models.collect()
+        run(flow, seed=seed, processes=processes)
+        assert metrics.items[-1]["loss"] < 1, seed  # 7 for a model that predicts 0, 36 or more if old models count
+        assert versions.items[-1].parameters["weights"] == pytest.approx(weights, abs=0.01), seed

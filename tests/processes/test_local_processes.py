@@ -248,7 +248,9 @@ def test_topics_that_the_processes_do_not_share_are_refused(
 
 def test_a_program_without_a_guard_starts_no_further_processes() -> None:
     """Each process ran the program, which started processes, and so on until the machine stood still."""
-    with process([sys.executable, PROGRAM, "without a guard"], **PIPES) as started:
+    with process(
+        [sys.executable, PROGRAM, "without a guard"], is_forked=True, env=os.environ | FORKS_PROCESSES, **PIPES
+    ) as started:
         _, errors = started.communicate()
     assert started.returncode == 1
     assert 'put it behind: if __name__ == "__main__":' in errors
@@ -258,7 +260,7 @@ def test_the_command_runs_a_flow_in_several_processes() -> None:
     """The command and the program must not differ in what they can run."""
     command = [sys.executable, "-m", "streamiter", "run", f"{PROGRAM}:made", "--processes", "2"]
     command += ["--silence-s", "30", "--lock-s", "60", "--losses-max", "0", "--losses-within-s", "60"]
-    with process(command, **PIPES) as started:
+    with process(command, is_forked=True, env=os.environ | FORKS_PROCESSES, **PIPES) as started:
         out, errors = started.communicate()
     assert (started.returncode, out) == (0, "")
     assert re.fullmatch(r"made: finished, [\d.]+ s, 4 records read\n", errors)

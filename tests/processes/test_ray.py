@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 from processes import flows_on_hosts, ray_flows
-from support.processes import process
+from support.processes import forked_run, process
 from support.ray_fixtures import TESTS, children, raylet_of
-from support.waiting import PATIENCE_S, until
+from support.waiting import until
 
 from streamiter import Checkpoints, Flow, Ray
 from streamiter.engine.processes.ray_host import NodeFacts
@@ -27,8 +27,7 @@ from streamiter.errors import ConfigurationError, JobFailed, ProcessLost
 pytestmark = [pytest.mark.skipif(sys.platform == "win32", reason="Ray's support for Windows is incomplete")]
 
 
-@pytest.mark.parametrize("is_detached", [False, True])
-def test_the_results_are_those_of_one_process(cluster: Any, is_detached: bool) -> None:
+def test_the_results_are_those_of_one_process(cluster: Any) -> None:
     """Records that were collected stayed in an actor. A function of the program could not be imported by others.
 
     After the loss of a node, a flow that could run with fewer processes waited for a new node.
@@ -37,8 +36,7 @@ def test_the_results_are_those_of_one_process(cluster: Any, is_detached: bool) -
     flow = Flow("squares on Ray", parallelism=2)
     squares = flow.from_items(range(200)).rebalance().map(lambda n: n * n + added).key_by(lambda n: n % 5)
     collected = squares.map(str, name="texts").collect()
-    on = Ray(2, address=cluster.address) if is_detached else Ray(3, min_processes=2)  # There is room for two.
-    statistics = flow.run(on=on)
+    statistics = flow.run(on=Ray(3, address=cluster.address, min_processes=2))  # There is room for two.
     assert sorted(collected.items) == sorted(str(number * number + 7) for number in range(200))
     assert (statistics.state, statistics.step("texts").records_in) == ("finished", 200)
 
@@ -139,7 +137,7 @@ def test_folders_of_the_program_are_sent(tmp_path: Path) -> None:
     package.mkdir()
     (package / "__init__.py").write_text("def double(n):\n    return 2 * n\n")
     program = [sys.executable, "-c", SENDS_A_FOLDER.format(folder=str(tmp_path))]
-    ran = subprocess.run(program, cwd=TESTS, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    ran = forked_run(program, cwd=TESTS)
     assert ran.stdout == "[0, 2, 4, 6]\n", ran.stderr
 
 
@@ -177,7 +175,7 @@ def test_ray_that_is_not_installed_or_does_not_answer_is_named(monkeypatch: pyte
         (dead, r"a Ray cluster that answers, given '127.0.0.1:1' \([\d.]+:1\): .*; start Ray"),
         (absent, r"on=Ray\(…\): expected the package ray, which is not installed; install it with: pip install"),
     ):
-        ran = subprocess.run(program, cwd=TESTS, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+        ran = forked_run(program, cwd=TESTS)
         assert re.search(expected, ran.stderr), ran.stderr
 
 

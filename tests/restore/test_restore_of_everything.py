@@ -1,14 +1,17 @@
-"""Every class with state in this package resumes from a snapshot with equal results, bit for bit."""
+"""Every class with state resumes from a snapshot with equal results, bit for bit, in one to three processes."""
 
 from __future__ import annotations
 
 import importlib
 import inspect
 import pkgutil
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from restore import iteration_cases, learner_cases, operator_cases, parameter_server_cases, topic_cases
+from checkpoints_jobs.parallelism_support import Stops
+from iteration.iteration_support import run_shuffled
+from restore import iteration_cases, learner_cases, model_cases, operator_cases, parameter_server_cases, topic_cases
 from restore.case import Case
 from restore.counted_calls import asked_of, count_calls
 
@@ -16,13 +19,17 @@ import streamiter
 import streamiter_files
 import streamiter_kafka
 import streamiter_sqlite
+from streamiter import Flow, Stream
+from streamiter.models.update import ModelSnapshot
 from streamiter.operators.operator import EngineOperator, Operator
 from streamiter.testing import RestoreProcess, check_flow_restore
+from streamiter.testing.restore.driving import _by_name, _plain_form
 
 CASES: list[Case] = [
     *operator_cases.CASES,
     *iteration_cases.CASES,
     *learner_cases.CASES,
+    *model_cases.CASES,
     *topic_cases.CASES,
     *parameter_server_cases.CASES,
 ]
@@ -46,10 +53,10 @@ ELSEWHERE = {
     "streamiter_files.reader.FilesReader": "test_restore_of_topics",
     "streamiter.engine.tasks.topic_inlets.TopicReturnPath": "test_restore_of_topics",
     "streamiter_sqlite.topic.SqliteReader": "test_restore_of_topics",
-    "streamiter_kafka.reader.KafkaReader": "tests/kafka/test_kafka_restore.py",
+    "streamiter_kafka.reader.KafkaReader": "tests/kafka/test_kafka_contract.py",
     "streamiter.parameter_server.server.ParameterServer": "tests/parameter_server/test_snapshots.py",
     "streamiter.networks.training._Judge": "tests/networks/test_network_training.py",
-    "streamiter.networks.learner.NetworkWorker": "tests/networks/test_network_restarts.py",
+    "streamiter.networks.learner.NetworkWorker": "tests/networks/test_network_online.py",
     "streamiter.learn.clustering.KMeans": "tests/learn/test_saved_objects.py",
     "streamiter.learn.decision_tree.DecisionTree": "tests/learn/test_saved_objects.py",
     "streamiter.learn.labels.LabelReader": "tests/learn/test_adaptive_model.py",
@@ -121,3 +128,75 @@ def test_every_class_with_state_has_a_case() -> None:
     assert sorted(keeping - covered - exempt) == [], "add a case, or a reason in NO_STATE"
     assert sorted(exempt - keeping) == [], "the class no longer exists"
     assert sorted(covered & exempt) == [], "the class has a case, so remove the exception"
+
+
+PARALLELISM = 3
+TURNS = 40
+"""Most cases take a little longer, in turns of the event loop."""
+
+SPEED_DECIDES = {
+    "keyed_reduce",
+    "stateful_map",
+    "timers_of_a_step",
+    "event_time",
+    "event_time_over_channels",
+    "timed_windows",
+    "timed_joins",
+    "awaited_steps",
+    "online_training-asynchronous",
+    "online_training_from_a_start",
+    "online_training_with_delayed_labels",
+    "online_training_behind_a_join-asynchronous",
+    "online_training_by_rows-asynchronous",
+    "online_training_by_rows_with_delayed_labels-asynchronous",
+    "online_training_with_labels_in_event_time-asynchronous",
+    "offline_training-asynchronous",
+    "comparison-asynchronous",
+    "comparison-synchronous",
+    "scaling",
+    "clustering",
+    "clustering_from_a_start",
+}
+"""With several sources, their results depend on the order of arrival or on the clock, in one process too."""
+CASES_IN_PROCESSES = {
+    case.name: case
+    for case in (*operator_cases.CASES, *iteration_cases.CASES, *learner_cases.CASES, *model_cases.CASES)
+    if case.name not in SPEED_DECIDES and not case.name.startswith("parameter_server")
+}
+"""Without parameter servers: their restores are in tests/parameter_server/flows/test_several_processes.py."""
+
+
+def result(case: Case, parallelisms: list[int], seed: int) -> Any:
+    """Return the records of all outputs in any order, of a run that is stopped between these parallelisms."""
+    made: list[tuple[Flow, dict[str, Any]]] = []
+
+    def make_flow(parallelism: int) -> Flow:
+        flow = Flow("case", parallelism=parallelism)
+        flow.register(ModelSnapshot)
+        with flow.graph.adapting(lambda step: replace(step, has_lasting_name=True)):
+            outputs = _by_name(case.build(flow))
+            # The windows of validations follow the order of arrival.
+            collected = {
+                name: each.collect()
+                for name, each in outputs.items()
+                if isinstance(each, Stream) and name != "validation"
+            }
+        made.append((flow, collected))
+        return flow
+
+    run_shuffled(Stops(seed).run(make_flow, parallelisms, turns=TURNS), seed)
+    flow, collected = made[-1]
+    return {
+        name: sorted(flow.plain_data.encode(_plain_form(record)) for record in each.items)
+        for name, each in collected.items()
+    }
+
+
+@pytest.mark.parametrize("name", CASES_IN_PROCESSES)
+def test_a_case_that_resumes_in_other_processes_has_the_result_of_one_process(name: str) -> None:
+    """The state of a step was in a process that the next run did not have, or its records were on their way."""
+    case, first = CASES_IN_PROCESSES[name], 6 * list(CASES_IN_PROCESSES).index(name)
+    expected = result(case, [PARALLELISM], seed=0)
+    assert any(expected.values())
+    for seed in (first + 1, first + 2):  # In 2, 1 and 3 processes, and in 3, 2 and 1.
+        assert result(case, [PARALLELISM] * 3, seed) == expected

@@ -197,6 +197,37 @@ async def test_a_loop_continues_when_its_checkpoint_is_abandoned(
     assert sorted(await written(broker.topic("slow"))) == [0, 1, 2, 3, 100, 101, 102, 103]
 
 
+async def test_a_loop_completes_epochs_while_a_step_before_it_holds_the_abandoned_barrier(
+    broker: MemoryBroker, tmp_path: Path
+) -> None:
+    """Decisions of the loop were kept back until the barrier had passed the slow step, hours later."""
+    clock, door = VirtualClock(), asyncio.Event()
+    flow = Flow("loop behind a slow step")
+    fast = epochs_every(flow.source(broker.topic("fast"), name="read fast"), records=1, name="stamp fast")
+    held = epochs_every(flow.source(broker.topic("slow"), name="read slow"), records=1, name="stamp slow")
+    slow = held.process(lambda: Held(door), name="held")
+
+    def body(variables: Any, data: Any) -> Any:
+        return IterationBodyResult([variables[0].filter(lambda _: False)], [data[0].union(data[1])])
+
+    iterate_unbounded_streams([flow.from_items([], name="initial")], [fast, slow], body)
+    door.set()
+    await write(broker.topic("slow"), *range(4))
+    settings = Checkpoints(tmp_path, interval_s=5.0, alignment_timeout_s=1.0)
+    job = await flow.start(checkpoints=settings, clock=clock)
+    await until(lambda: job.statistics().step("data 1").records_in == 4)
+    door.clear()
+    await write(broker.topic("slow"), 4)
+    await until(lambda: job.statistics().step("held").records_in == 5)
+    await clock.advance(5.0)
+    await clock.advance(1.0)
+    await given_up(job, 1)
+    await write(broker.topic("fast"), *range(3))
+    await until(lambda: job.statistics().loops[0].epoch_complete == 2)
+    assert not door.is_set()
+    await job.stop("abort")
+
+
 async def test_state_that_is_not_plain_data_ends_the_job_and_names_the_step(
     broker: MemoryBroker, tmp_path: Path
 ) -> None:

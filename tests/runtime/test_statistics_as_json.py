@@ -10,7 +10,7 @@ from typing import Any
 
 import orjson
 import pytest
-from restore import iteration_cases, learner_cases, operator_cases, parameter_server_cases, topic_cases
+from restore import iteration_cases, learner_cases, model_cases, operator_cases, parameter_server_cases, topic_cases
 from restore.case import Case
 from simulation.flows import FLOWS, MakeFlow
 from simulation.simulation_runs import settle_s
@@ -23,7 +23,7 @@ from streamiter.topics import MemoryBroker, OutgoingBatch
 
 CASES: dict[str, Case] = {
     case.name: case
-    for module in (operator_cases, iteration_cases, learner_cases, topic_cases, parameter_server_cases)
+    for module in (operator_cases, iteration_cases, learner_cases, model_cases, topic_cases, parameter_server_cases)
     for case in module.CASES
 }
 

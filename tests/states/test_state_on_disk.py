@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import errno
 import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -15,6 +14,7 @@ from typing import Any, NamedTuple
 
 import pytest
 from operators.operator_harness import ManualClock
+from support.processes import forked_run
 from support.waiting import PATIENCE_S
 
 from streamiter import Checkpoints, Flow, Operator, RocksState, Stream, tumbling
@@ -385,7 +385,7 @@ home = DatabaseHome(Path({str(flow)!r}), 16 << 20, flow="clicks")
 Database(home, 0, owner="x").write([(b"a", b"b")])
 {kill}
 """
-    subprocess.run([sys.executable, "-c", program], check=False, timeout=PATIENCE_S)
+    forked_run([sys.executable, "-c", program])
     [dead] = flow.glob("run-*")
     alive, other = home_in(flow), home_in(flow)
     assert alive.folder.exists()

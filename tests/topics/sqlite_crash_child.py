@@ -1,6 +1,6 @@
 """Write to a topic until this process is killed, and print the number of acknowledged records.
 
-`test_sqlite_crash.py` runs this file as a process: ``sqlite_crash_child.py <url> <way of writing>``.
+`test_sqlite_file.py` runs this file as a process: ``sqlite_crash_child.py <url> <way of writing>``.
 """
 
 from __future__ import annotations

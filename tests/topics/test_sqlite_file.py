@@ -1,23 +1,41 @@
-"""The file of SQLite topics: one that is missing, damaged, deleted, locked or of another format."""
+"""The SQLite file of topics: its form, a kill -9 while it is written, and a full disk."""
 
 from __future__ import annotations
 
 import asyncio
+import itertools
+import random
 import re
 import shutil
-from collections.abc import Awaitable
+import sqlite3
+import sys
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
 import pytest
+from support.processes import async_process
 from support.soak import ForEachSeed
+from topics.sqlite_crash_child import SIZES
 from topics.sqlite_support import files_in, opened, sqlite_topic
-from topics.topic_case import numbered, patiently, read_to_end, values_of, write, write_and_flush, write_transaction
+from topics.topic_case import (
+    begun,
+    by_partition,
+    created,
+    numbered,
+    numbers_of,
+    patiently,
+    read_to_end,
+    values_of,
+    write,
+    write_and_flush,
+    write_transaction,
+)
 
 from streamiter import Flow
-from streamiter.errors import JobFailed, TopicDenied, TopicError, TopicNotFound, TopicUnavailable
-from streamiter.topics import OutgoingBatch, ReadRequest, connector_for
+from streamiter.errors import JobFailed, StorageFull, TopicDenied, TopicError, TopicNotFound, TopicUnavailable
+from streamiter.topics import OutgoingBatch, ReadRequest, connector_for, topic
 
 PAGE_BYTES = 4096
 TOPICS = ("clicks", "sums", "views")
@@ -251,3 +269,153 @@ async def test_a_lock_that_is_not_released_is_an_error(tmp_path: Path) -> None:
         connection.execute("ROLLBACK")
     await patiently(writer.close())
     assert values_of(await read_to_end(clicks)) == [b"before", b"during"]
+
+
+CHILD = Path(__file__).with_name("sqlite_crash_child.py")
+
+
+async def killed_after(acknowledgements: int, url: str, way: str, more_lines: random.Random) -> int:
+    """Kill the child some turns after an acknowledgement, and return the number of records that it acknowledged."""
+    command = [sys.executable, CHILD, url, way]
+    async with async_process(command, is_forked=True, stdout=asyncio.subprocess.PIPE) as child:
+        assert child.stdout is not None
+        acknowledged = 0
+        for _ in range(acknowledgements):
+            acknowledged = int(await patiently(child.stdout.readline()))
+        for _ in range(more_lines.randrange(2000)):  # moves the kill to any point of the next commit
+            await asyncio.sleep(0)
+        child.kill()
+        for line in (await patiently(child.stdout.read())).splitlines():
+            acknowledged = int(line)
+        assert await child.wait() == -9
+    return acknowledged
+
+
+@pytest.mark.parametrize(
+    ("way", "acknowledgements"),
+    [*itertools.product(["flush"], [1, 5, 40]), *itertools.product(["transactions"], [1, 2, 17])],
+)
+async def test_a_killed_writer_leaves_all_acknowledged_records_and_no_torn_batch(
+    tmp_path: Path, way: str, acknowledgements: int
+) -> None:
+    """A killed writer lost records that were acknowledged, and that the engine had reported as safe."""
+    clicks = topic(f"sqlite:///{tmp_path}/topics.db?topic=clicks")
+    await clicks.create(partitions=3)
+    acknowledged = await killed_after(acknowledgements, clicks.url, way, random.Random(acknowledgements))
+    records = await read_to_end(clicks)
+    # Each batch is complete or absent, and no batch is absent before a complete one.
+    assert sorted(numbers_of(records)) == list(range(len(records)))
+    assert len(records) >= acknowledged
+    assert len(records) in itertools.takewhile(
+        lambda total: total <= len(records), itertools.accumulate(itertools.cycle(SIZES), initial=0)
+    )
+    for part in by_partition(records).values():
+        assert [record.offset for record in part] == list(range(len(part)))
+    await check_writing_continues(tmp_path, len(records), way)
+
+
+async def check_writing_continues(folder: Path, count: int, way: str) -> None:
+    """Check that the next run writes behind the existing records, and has cleaned up."""
+    clicks = topic(f"sqlite:///{folder}/topics.db?topic=clicks")
+    if way == "transactions":
+        transactions = await clicks.open_transactions("crash")
+        await write_transaction(transactions, clicks, [b"%d" % count], commit=True)
+        await transactions.close()
+    else:
+        writer = await clicks.open_writer()
+        await writer.write(OutgoingBatch([b"%d" % count]))
+        await writer.close()
+    assert sorted(numbers_of(await read_to_end(clicks))) == list(range(count + 1))
+    connection = sqlite3.connect(folder / "topics.db")
+    assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+    orphans = connection.execute(
+        "SELECT count(*) FROM blocks WHERE id NOT IN (SELECT block_id FROM entries)"
+    ).fetchone()
+    assert orphans == (0,)
+    connection.close()
+
+
+MiB = 1 << 20
+
+
+async def test_a_full_disk_stores_nothing_of_the_write_and_the_writer_can_continue(
+    small_disk: tuple[Path, Callable[[], bool]],
+) -> None:
+    """A job stopped on a full disk, and its topics were broken when the disk had room again."""
+    disk, give_more_room = small_disk
+    clicks = await created(topic(f"sqlite:///{disk}/topics.db?topic=clicks"), partitions=2)
+    await write(clicks, [b"before"])
+    writer = await clicks.open_writer()
+    large = [b"%d" % number + b" " * MiB for number in range(6)]
+    await patiently(writer.write(OutgoingBatch(large, partition=0)))
+    for _ in range(2):
+        with pytest.raises(StorageFull, match=r"disk/topics\.db: no room left .*Make room"):
+            await patiently(writer.flush())
+    assert values_of(await read_to_end(clicks)) == [b"before"]
+    assert (await clicks.describe()).offsets == {0: (0, 1), 1: (0, 0)}
+    assert give_more_room()
+    await patiently(writer.flush())
+    await patiently(writer.close())
+    assert values_of(await read_to_end(clicks)) == [b"before", *large]
+
+
+async def test_a_transaction_on_a_full_disk_can_be_tried_again_or_aborted(
+    small_disk: tuple[Path, Callable[[], bool]],
+) -> None:
+    """Records that were staged before the disk was full were visible alone, or were lost."""
+    disk, give_more_room = small_disk
+    clicks = await created(topic(f"sqlite:///{disk}/topics.db?topic=clicks"))
+    transactions = await begun(clicks, "t")
+    large = [b"%d" % number + b" " * (MiB // 2) for number in range(8)]
+
+    async def write_all() -> None:
+        for value in large:
+            await patiently(transactions.write(clicks, OutgoingBatch([value])))
+        await patiently(transactions.commit())
+
+    with pytest.raises(StorageFull):
+        await write_all()
+    with pytest.raises(StorageFull):
+        await patiently(transactions.commit())
+    assert await read_to_end(clicks) == []
+    assert give_more_room()
+    await patiently(transactions.commit())
+    written = values_of(await read_to_end(clicks))
+    assert written == large[: len(written)]
+    assert len(written) > 2
+    await patiently(transactions.close())
+
+
+LIMITED = """
+import asyncio, resource, sys
+from streamiter.errors import StorageFull
+from streamiter.topics import OutgoingBatch, topic
+
+async def main(url):
+    writer = await topic(url).open_writer()
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2 << 20, 2 << 20))
+    await writer.write(OutgoingBatch([b"x" * (1 << 20)] * 6))
+    try:
+        await writer.flush()
+    except StorageFull as error:
+        print("full:", error)
+    try:
+        await writer.close()
+    except StorageFull:
+        print("closed")
+
+asyncio.run(main(sys.argv[1]))
+"""
+
+
+async def test_a_limit_on_file_sizes_counts_as_a_full_disk(tmp_path: Path) -> None:
+    """A quota refused a write with another error than a full disk, and the job did not recognize it."""
+    clicks = await created(topic(f"sqlite:///{tmp_path}/topics.db?topic=clicks"))
+    await write(clicks, [b"before"])
+    command = [sys.executable, "-c", LIMITED, clicks.url]
+    async with async_process(command, is_forked=True, stdout=asyncio.subprocess.PIPE) as child:
+        output, _ = await patiently(child.communicate())
+    assert b"no room left" in output
+    assert output.endswith(b"closed\n")
+    assert child.returncode == 0
+    assert values_of(await read_to_end(clicks)) == [b"before"]

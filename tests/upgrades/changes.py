@@ -11,6 +11,7 @@ from upgrades.changed_flows import (
     Build,
     Change,
     DoubledSums,
+    Inputs,
     Last,
     RenamedSums,
     Sums,
@@ -28,74 +29,115 @@ from upgrades.changed_flows import (
     windows,
 )
 
-from streamiter import Json, OutputTag, calendar, epochs_every, fold, hopping, quantile, session, tumbling
+from streamiter import (
+    Json,
+    KeyedStream,
+    OutputTag,
+    Stream,
+    calendar,
+    epochs_every,
+    fold,
+    hopping,
+    quantile,
+    session,
+    tumbling,
+)
 from streamiter import sliding as sliding_windows
 
 LATE = OutputTag("late")
 N_AND_S = {"n": "count", "s": ("sum", "v")}
 COUNT_AND_SUM = windows(None, **N_AND_S)
 WINDOW, JOIN, TABLE, TABLE_NOW = "`window`", "`interval_join`", "`join_table`", '`join_table`, `time="processing"`'
-BETWEEN = {"lower_s": -10, "upper_s": 10}
+COUNT, SUM_AND_COUNT = windows(None, n="count"), windows(None, s=("sum", "v"), n="count")
+LATER_WINDOWS = windows(options={"allowed_lateness_s": 60})
+EARLY_WINDOWS = windows(options={"early_every_s": 3600, "late": LATE})
+NOW = {"time": "processing", "wait_for_table": False}
+MODES, OF_TIME = "`how`, `one_to_one`, `time`", "the field or function, `unit`, `time_zone`"
+NAME, OF_PYTHON = "its name, or whether it is there", "a function of Python or numpy"
 
 
-def windowed(change: str, before: Build, after: Build, becomes: Any, says: str = "", **more: Any) -> Change:
-    return Change((WINDOW, change), before, after, becomes, says, **more)
+def keep(step: str, change: str, before: Build, after: Build, **more: Any) -> Change:
+    return Change((step, change), before, after, "keep", **more)
+
+
+def drop(step: str, change: str, before: Build, after: Build, **more: Any) -> Change:
+    return Change((step, change), before, after, "drop", **more)
+
+
+def refuse(step: str, change: str, before: Build, after: Build, says: str, **more: Any) -> Change:
+    return Change((step, change), before, after, "refuse", says, **more)
+
+
+def near(**options: Any) -> Build:
+    return joined("interval_join", **{"lower_s": -10, "upper_s": 10, **options})
+
+
+def in_windows(window: Any, **options: Any) -> Build:
+    return joined("window_join", window, **options)
+
+
+def with_table(**options: Any) -> Build:
+    return joined("join_table", **options)
+
+
+def numbers(inputs: Inputs, *, bounded: bool = False) -> Stream:
+    return (inputs.bounded() if bounded else inputs.plain()).map(lambda one: one["v"])
+
+
+def by_key(inputs: Inputs) -> KeyedStream[Any, Any]:
+    return inputs.plain().key_by(lambda one: one["k"])
+
+
+def second_values(pairs: list[Any]) -> list[Any]:
+    return [value for _, value in pairs]
 
 
 OF_STEPS: list[Change] = [
-    windowed("the order of aggregates", COUNT_AND_SUM, windows(None, s=("sum", "v"), n="count"), "keep"),
-    windowed(
+    keep(WINDOW, "the order of aggregates", COUNT_AND_SUM, SUM_AND_COUNT),
+    keep(
+        WINDOW,
         "an aggregate is added",
-        windows(None, n="count"),
+        COUNT,
         COUNT_AND_SUM,
-        "keep",
         results=values,
         expected=[{"n": 3, "s": None}, {"n": 1, "s": 8}, {"n": 1, "s": 16}],
     ),
-    windowed(
+    keep(
+        WINDOW,
         "an aggregate is added",
         windows(session(30), s=("sum", "v")),
         windows(session(30), c=("collect", "v"), s=("sum", "v")),
-        "keep",
         results=values,
         expected=[{"c": None, "s": 15}, {"c": [16], "s": 16}],
     ),
-    windowed(
+    keep(
+        WINDOW,
         "an aggregate is added",
         windows(sliding_windows(9), m=("max", "v")),
         windows(sliding_windows(9), m=("max", "v"), n="count"),
-        "keep",
         results=values,
         expected=[{"m": 1}, {"m": 2, "n": None}, {"m": 4, "n": None}, {"m": 8, "n": None}, {"m": 16, "n": 1}],
     ),
-    windowed("an aggregate is removed or renamed", COUNT_AND_SUM, windows(None, n="count"), "refuse", "'s' .* is gone"),
-    windowed(
-        "an aggregate is removed or renamed",
-        windows(None, n="count"),
-        windows(None, m="count"),
-        "refuse",
-        r"'n' \(count\) is gone",
-    ),
-    windowed(
-        "what an aggregate computes", windows(None, x="count"), windows(None, x=("sum", "v")), "refuse", "'x' was"
-    ),
-    windowed(
+    refuse(WINDOW, "an aggregate is removed or renamed", COUNT_AND_SUM, COUNT, "'s' .* is gone"),
+    refuse(WINDOW, "an aggregate is removed or renamed", COUNT, windows(None, m="count"), r"'n' \(count\) is gone"),
+    refuse(WINDOW, "what an aggregate computes", windows(None, x="count"), windows(None, x=("sum", "v")), "'x' was"),
+    refuse(
+        WINDOW,
         "what an aggregate computes",
         windows(None, ("sum", "v")),
         windows(None, ("sum", "w")),
-        "refuse",
         "'value' was sum of field 'v', now sum of field 'w'",
     ),
-    windowed("`q` of a `quantile`", windows(None, (quantile(0.1), "v")), windows(None, (quantile(0.9), "v")), "keep"),
-    windowed(
+    keep(WINDOW, "`q` of a `quantile`", windows(None, (quantile(0.1), "v")), windows(None, (quantile(0.9), "v"))),
+    keep(
+        WINDOW,
         "functions of your own, such as those of `fold`",
         windows(None, (fold(0, lambda total, v: total + v), lambda record: record["v"])),
         windows(None, (fold(0, lambda total, v: v + total), lambda record: record["v"])),
-        "keep",
     ),
-    windowed("the kind of the window", windows(), windows(session(10)), "refuse", "windows was tumbling, now session"),
+    refuse(WINDOW, "the kind of the window", windows(), windows(session(10)), "windows was tumbling, now session"),
     *(
-        windowed("its length, step, offset, gap, unit or zone", windows(before), windows(after), "refuse", says)
+        refuse(WINDOW, "its length, step, offset, gap, unit or zone", windows(before), windows(after), says)
         for before, after, says in [
             (tumbling(10), tumbling(20), "size_ms was 10000, now 20000"),
             (tumbling(10), tumbling(10, 3), "offset_ms was 0, now 3000"),
@@ -106,269 +148,182 @@ OF_STEPS: list[Change] = [
             (calendar("day", "UTC"), calendar("day", "Europe/Berlin"), "time_zone was UTC, now Europe/Berlin"),
         ]
     ),
-    windowed("the same windows in other words", windows(tumbling(10)), windows(hopping(10, 10, offset_s=20)), "keep"),
-    windowed("`allowed_lateness_s`, shorter", windows(options={"allowed_lateness_s": 60}), windows(), "drop"),
-    windowed(
-        "`allowed_lateness_s`, longer",
-        windows(),
-        windows(options={"allowed_lateness_s": 60}),
-        "refuse",
-        "allowed_lateness_ms was 0, now 60000",
-    ),
-    windowed("`early_every_s`, `late`", windows(), windows(options={"early_every_s": 3600, "late": LATE}), "keep"),
-    windowed("`early_every_s`, `late`", windows(options={"early_every_s": 3600, "late": LATE}), windows(), "keep"),
-    windowed("`results`", windows(), windows(options={"results": "retracting"}), "refuse", "results was accumulating"),
-    windowed("`time`", windows(), windows(options={"time": "processing"}), "refuse", "time was event, now processing"),
-    windowed(
+    keep(WINDOW, "the same windows in other words", windows(tumbling(10)), windows(hopping(10, 10, offset_s=20))),
+    drop(WINDOW, "`allowed_lateness_s`, shorter", LATER_WINDOWS, windows()),
+    refuse(WINDOW, "`allowed_lateness_s`, longer", windows(), LATER_WINDOWS, "allowed_lateness_ms was 0, now 60000"),
+    keep(WINDOW, "`early_every_s`, `late`", windows(), EARLY_WINDOWS),
+    keep(WINDOW, "`early_every_s`, `late`", EARLY_WINDOWS, windows()),
+    refuse(WINDOW, "`results`", windows(), windows(options={"results": "retracting"}), "results was accumulating"),
+    refuse(WINDOW, "`time`", windows(), windows(options={"time": "processing"}), "time was event, now processing"),
+    keep(
+        WINDOW,
         "the order of aggregates",
         windows(tumbling(1e6), options={"time": "processing"}, **N_AND_S),
         windows(tumbling(1e6), options={"time": "processing"}, s=("sum", "v"), n="count"),
-        "keep",
         results=values,
     ),
-    Change(
-        ("`as_of_window`", "`size_s`, shorter"),
+    drop(
+        "`as_of_window`",
+        "`size_s`, shorter",
         before_each(30),
         before_each(3),
-        "drop",
-        results=lambda results: [value["n"] for _, value in results],
+        results=lambda pairs: [value["n"] for _, value in pairs],
         expected=[0, 1, 1, 0, 0],
     ),
-    Change(("`as_of_window`", "`size_s`, longer"), before_each(3), before_each(30), "refuse", "size_ms was 3000"),
-    Change(
-        ("`as_of_window`", "an aggregate is added"),
+    refuse("`as_of_window`", "`size_s`, longer", before_each(3), before_each(30), "size_ms was 3000"),
+    keep(
+        "`as_of_window`",
+        "an aggregate is added",
         before_each(7, n="count"),
         before_each(7, s=("sum", "v"), n="count"),
-        "keep",
-        results=lambda results: [value for _, value in results],
+        results=second_values,
         expected=[{"n": 0}, {"n": 1}, {"s": None, "n": 2}, {"s": 4, "n": 1}, {"s": 0, "n": 0}],
     ),
-    Change(
-        ("`as_of_window`", "other aggregates"),
+    refuse(
+        "`as_of_window`",
+        "other aggregates",
         before_each(5, x="count"),
         before_each(5, x=("max", "v")),
-        "refuse",
         "'x' was count, now max",
     ),
-    Change(
-        (JOIN, "bounds that are nearer"),
-        joined("interval_join", **BETWEEN, how="left"),
-        joined("interval_join", lower_s=-2, upper_s=2, how="left"),
-        "drop",
-        results=later_pairs,
+    drop(
+        JOIN, "bounds that are nearer", near(how="left"), near(lower_s=-2, upper_s=2, how="left"), results=later_pairs
     ),
-    Change(
-        (JOIN, "bounds that are further"),
-        joined("interval_join", **BETWEEN),
-        joined("interval_join", lower_s=-10, upper_s=20),
-        "refuse",
-        "upper_ms was 10000, now 20000",
-    ),
-    Change(
-        (JOIN, "bounds that are further"),
-        joined("interval_join", **BETWEEN),
-        joined("interval_join", lower_s=-20, upper_s=None),
-        "refuse",
+    refuse(JOIN, "bounds that are further", near(), near(lower_s=-10, upper_s=20), "upper_ms was 10000, now 20000"),
+    refuse(
+        JOIN,
+        "bounds that are further",
+        near(),
+        near(lower_s=-20, upper_s=None),
         "lower_ms was -10000, now -20000, upper_ms",
     ),
-    Change(
-        (JOIN, "`how`, `one_to_one`, `time`"),
-        joined("interval_join", **BETWEEN),
-        joined("interval_join", **BETWEEN, how="left"),
-        "refuse",
-        "how was inner, now left",
+    refuse(JOIN, MODES, near(), near(how="left"), "how was inner, now left"),
+    refuse(JOIN, MODES, near(), near(one_to_one=True), "one_to_one was False, now True"),
+    refuse(JOIN, MODES, near(), near(time="processing"), "time was event, now processing"),
+    keep(JOIN, "`kept_max`, `late`", near(), near(kept_max=100, late=LATE), results=later_pairs),
+    drop(
+        "joins by event time", "`allowed_lateness_s`, shorter", near(allowed_lateness_s=60), near(), results=later_pairs
     ),
-    Change(
-        (JOIN, "`how`, `one_to_one`, `time`"),
-        joined("interval_join", **BETWEEN),
-        joined("interval_join", **BETWEEN, one_to_one=True),
-        "refuse",
-        "one_to_one was False, now True",
-    ),
-    Change(
-        (JOIN, "`how`, `one_to_one`, `time`"),
-        joined("interval_join", **BETWEEN),
-        joined("interval_join", **BETWEEN, time="processing"),
-        "refuse",
-        "time was event, now processing",
-    ),
-    Change(
-        (JOIN, "`kept_max`, `late`"),
-        joined("interval_join", **BETWEEN),
-        joined("interval_join", **BETWEEN, kept_max=100, late=LATE),
-        "keep",
-        results=later_pairs,
-    ),
-    Change(
-        ("joins by event time", "`allowed_lateness_s`, shorter"),
-        joined("interval_join", **BETWEEN, allowed_lateness_s=60),
-        joined("interval_join", **BETWEEN),
-        "drop",
-        results=later_pairs,
-    ),
-    Change(
-        ("joins by event time", "`allowed_lateness_s`, longer"),
-        joined("interval_join", **BETWEEN),
-        joined("interval_join", **BETWEEN, allowed_lateness_s=60),
-        "refuse",
+    refuse(
+        "joins by event time",
+        "`allowed_lateness_s`, longer",
+        near(),
+        near(allowed_lateness_s=60),
         "allowed_lateness_ms was 0",
     ),
-    Change(
-        ("`window_join`", "the window, `time`"),
-        joined("window_join", tumbling(10)),
-        joined("window_join", tumbling(20)),
-        "refuse",
+    refuse(
+        "`window_join`",
+        "the window, `time`",
+        in_windows(tumbling(10)),
+        in_windows(tumbling(20)),
         "size_ms was 10000, now 20000",
     ),
-    Change(
-        ("`window_join`", "the window, `time`"),
-        joined("window_join", tumbling(10)),
-        joined("window_join", tumbling(10), time="processing"),
-        "refuse",
+    refuse(
+        "`window_join`",
+        "the window, `time`",
+        in_windows(tumbling(10)),
+        in_windows(tumbling(10), time="processing"),
         "time was event",
     ),
-    Change(
-        ("`window_join`", "`how`"),
-        joined("window_join", tumbling(10)),
-        joined("window_join", tumbling(10), how="full"),
-        "keep",
-        results=later_pairs,
-    ),
-    Change(
-        (TABLE, "`how`, `strict`"),
-        joined("join_table", value="v", how="inner"),
-        joined("join_table", value="v", strict=True),
-        "keep",
-        results=lambda pairs: [value for _, value in pairs],
+    keep("`window_join`", "`how`", in_windows(tumbling(10)), in_windows(tumbling(10), how="full"), results=later_pairs),
+    keep(
+        TABLE,
+        "`how`, `strict`",
+        with_table(value="v", how="inner"),
+        with_table(value="v", strict=True),
+        results=second_values,
         expected=[1, 1, 2, 4, None],
     ),
-    Change(
-        (TABLE, "`value`, `time`"),
-        joined("join_table", value="v"),
-        joined("join_table", value="w"),
-        "refuse",
-        "value was field 'v', now field 'w'",
+    refuse(
+        TABLE, "`value`, `time`", with_table(value="v"), with_table(value="w"), "value was field 'v', now field 'w'"
     ),
-    Change(
-        (TABLE, "`value`, `time`"),
-        joined("join_table", value="v"),
-        joined("join_table", value="v", time="processing"),
-        "refuse",
+    refuse(
+        TABLE,
+        "`value`, `time`",
+        with_table(value="v"),
+        with_table(value="v", time="processing"),
         "time was event, now processing",
     ),
-    Change(
-        (TABLE_NOW, "`value`"),
-        joined("join_table", value="v", time="processing", wait_for_table=False),
-        joined("join_table", time="processing", wait_for_table=False),
-        "refuse",
-        "value was field 'v'",
-    ),
-    Change(
-        (TABLE_NOW, "`how`, `wait_for_table`"),
-        joined("join_table", value="v", time="processing", wait_for_table=False),
-        joined("join_table", value="v", time="processing", how="inner"),
-        "keep",
+    refuse(TABLE_NOW, "`value`", with_table(value="v", **NOW), with_table(**NOW), "value was field 'v'"),
+    keep(
+        TABLE_NOW,
+        "`how`, `wait_for_table`",
+        with_table(value="v", **NOW),
+        with_table(value="v", time="processing", how="inner"),
         results=len,
         expected=5,
     ),
-    Change(("`deduplicate`", "`within_s`, shorter"), once(), once(within_s=4), "drop"),
-    Change(
-        ("`deduplicate`", "`within_s`, longer"), once(within_s=4), once(), "refuse", "within_ms was 4000, now 60000"
-    ),
-    Change(("`deduplicate`", "`by`, `time`"), once(), once("v"), "refuse", "by was field 'id', now field 'v'"),
-    Change(("`deduplicate`", "`by`, `time`"), once(), once(time="processing"), "refuse", "time was event"),
-    Change(("`reduce`", "a function of Python or numpy"), reduced(max), reduced(min), "refuse", "f was max, now min"),
-    Change(("`reduce`", "a function of Python or numpy"), reduced(np.add), reduced(np.maximum), "refuse", "numpy.add"),
-    Change(("`reduce`", "a function of your own"), reduced(lambda a, b: a + b), reduced(lambda a, b: b + a), "keep"),
-    Change(
-        ("`stateful_map`", "its function, `initial`"),
-        lambda inputs: (
-            inputs.plain().key_by(lambda one: one["k"]).stateful_map(lambda n, one: (n + 1, n), 0, name="step")
-        ),
-        lambda inputs: (
-            inputs.plain().key_by(lambda one: one["k"]).stateful_map(lambda n, one: (n + 1, n), 100, name="step")
-        ),
-        "keep",
+    drop("`deduplicate`", "`within_s`, shorter", once(), once(within_s=4)),
+    refuse("`deduplicate`", "`within_s`, longer", once(within_s=4), once(), "within_ms was 4000, now 60000"),
+    refuse("`deduplicate`", "`by`, `time`", once(), once("v"), "by was field 'id', now field 'v'"),
+    refuse("`deduplicate`", "`by`, `time`", once(), once(time="processing"), "time was event"),
+    refuse("`reduce`", OF_PYTHON, reduced(max), reduced(min), "f was max, now min"),
+    refuse("`reduce`", OF_PYTHON, reduced(np.add), reduced(np.maximum), "numpy.add"),
+    keep("`reduce`", "a function of your own", reduced(lambda a, b: a + b), reduced(lambda a, b: b + a)),
+    keep(
+        "`stateful_map`",
+        "its function, `initial`",
+        lambda inputs: by_key(inputs).stateful_map(lambda n, one: (n + 1, n), 0, name="step"),
+        lambda inputs: by_key(inputs).stateful_map(lambda n, one: (n + 1, n), 100, name="step"),
         expected=[0, 1, 2, 3, 100],
     ),
-    Change(
-        ("`process`", "the class of the operator"),
-        processed(Sums),
-        processed(Totals),
-        "refuse",
-        "it was Sums, now Totals",
+    refuse("`process`", "the class of the operator", processed(Sums), processed(Totals), "it was Sums, now Totals"),
+    keep("`process`", "the class, with the old `definition()`", processed(Sums), processed(RenamedSums)),
+    refuse(
+        "`process`", "what its `definition()` returns", processed(RenamedSums), processed(DoubledSums), "factor is new"
     ),
-    Change(("`process`", "the class, with the old `definition()`"), processed(Sums), processed(RenamedSums), "keep"),
-    Change(
-        ("`process`", "what its `definition()` returns"),
-        processed(RenamedSums),
-        processed(DoubledSums),
-        "refuse",
-        "factor is new",
-    ),
-    Change(("`process`", "`time_to_live_s`"), processed(Sums, time_to_live_s=60), processed(Sums), "keep"),
-    Change(("`process`", "`time_to_live_s`"), processed(Sums), processed(Sums, time_to_live_s=60), "keep"),
-    Change(
-        ("`key_by`, `key_by_batch`", "a function of Python"),
+    keep("`process`", "`time_to_live_s`", processed(Sums, time_to_live_s=60), processed(Sums)),
+    keep("`process`", "`time_to_live_s`", processed(Sums), processed(Sums, time_to_live_s=60)),
+    refuse(
+        "`key_by`, `key_by_batch`",
+        "a function of Python",
         lambda inputs: inputs.plain().map(str).key_by(str.lower).reduce(max, name="step"),
         lambda inputs: inputs.plain().map(str).key_by(str.strip).reduce(max, name="step"),
-        "refuse",
         "key was str.lower, now str.strip",
     ),
-    Change(
-        ("`key_by`, `key_by_batch`", "a function of Python"),
-        lambda inputs: inputs.plain().map(lambda one: one["v"]).key_by(abs).process(Last, name="step"),
-        lambda inputs: inputs.plain().map(lambda one: one["v"]).key_by(str).process(Last, name="step"),
-        "refuse",
+    refuse(
+        "`key_by`, `key_by_batch`",
+        "a function of Python",
+        lambda inputs: numbers(inputs).key_by(abs).process(Last, name="step"),
+        lambda inputs: numbers(inputs).key_by(str).process(Last, name="step"),
         "keys: 'input' was abs, now str",
     ),
-    Change(
-        ("`event_time`", "the field or function, `unit`, `time_zone`"),
-        timed(),
-        timed("v"),
-        "refuse",
-        "of was field 't', now field 'v'",
-    ),
-    Change(
-        ("`event_time`", "the field or function, `unit`, `time_zone`"),
-        timed(),
-        timed(unit="ms"),
-        "refuse",
-        "unit was s, now ms",
-    ),
-    Change(
-        ("`event_time`", "`out_of_orderness_s` and all others"),
+    refuse("`event_time`", OF_TIME, timed(), timed("v"), "of was field 't', now field 'v'"),
+    refuse("`event_time`", OF_TIME, timed(), timed(unit="ms"), "unit was s, now ms"),
+    keep(
+        "`event_time`",
+        "`out_of_orderness_s` and all others",
         timed(),
         timed(out_of_orderness_s=30, idle_after_s=1, max_ahead_s=None),
-        "keep",
     ),
-    Change(
-        ("`batch`", "`n`, `timeout_s`"),
+    keep(
+        "`batch`",
+        "`n`, `timeout_s`",
         lambda inputs: inputs.plain().batch(100, name="step"),
         lambda inputs: inputs.plain().batch(4, 3600, name="step"),
-        "keep",
     ),
-    Change(
-        ("`sort`, `join`", "the key, `reverse`"),
+    keep(
+        "`sort`, `join`",
+        "the key, `reverse`",
         lambda inputs: inputs.bounded().sort("v", name="step"),
         lambda inputs: inputs.bounded().sort("w", reverse=True, name="step"),
-        "keep",
     ),
-    Change(
-        ("`sort`, `join`", "the key, `reverse`"),
+    keep(
+        "`sort`, `join`",
+        "the key, `reverse`",
         lambda inputs: inputs.bounded().join(inputs.bounded("right"), on="k", name="step"),
         lambda inputs: inputs.bounded().join(inputs.bounded("right"), on="v", name="step"),
-        "keep",
     ),
-    Change(
-        ("`reduce_all`", "a function of Python or numpy"),
-        lambda inputs: inputs.bounded().map(lambda one: one["v"]).reduce_all(max, name="step"),
-        lambda inputs: inputs.bounded().map(lambda one: one["v"]).reduce_all(min, name="step"),
-        "refuse",
+    refuse(
+        "`reduce_all`",
+        OF_PYTHON,
+        lambda inputs: numbers(inputs, bounded=True).reduce_all(max, name="step"),
+        lambda inputs: numbers(inputs, bounded=True).reduce_all(min, name="step"),
         "f was max, now min",
     ),
-    Change(
-        ("any", "another kind of step"),
+    refuse(
+        "any",
+        "another kind of step",
         reduced(max),
         lambda inputs: (
             inputs.plain()
@@ -376,105 +331,87 @@ OF_STEPS: list[Change] = [
             .key_by(lambda v: v % 2)
             .stateful_map(lambda n, v: (n, v), 0, name="step")
         ),
-        "refuse",
         "it was reduce, now stateful_map",
     ),
-    Change(
-        ("any", "its name, or whether it is there"),
-        reduced(max),
-        lambda inputs: inputs.plain().map(lambda one: one["v"]),
-        "refuse",
-        "no step 'step', whose state it has",
-    ),
-    Change(
-        ("any", "its name, or whether it is there"),
-        lambda inputs: inputs.plain().map(lambda one: one["v"]),
-        reduced(max),
-        "refuse",
-        "a new step 'step', without state in it",
-    ),
-    Change(
-        ("any", "its name, or whether it is there"),
-        lambda inputs: inputs.plain().map(lambda one: one["v"]),
+    refuse("any", NAME, reduced(max), lambda inputs: numbers(inputs), "no step 'step', whose state it has"),
+    refuse("any", NAME, lambda inputs: numbers(inputs), reduced(max), "a new step 'step', without state in it"),
+    refuse(
+        "any",
+        NAME,
+        lambda inputs: numbers(inputs),
         looped(Sums),
-        "refuse",
         "new steps 'variable', .*, 'step', without state in it: .* loses nothing",
         also=("loop: data 0", "loop: variable 0", "variable"),
     ),
-    Change(
-        ("any", "`parallelism`"),
-        COUNT_AND_SUM,
-        windows(None, s=("sum", "v"), n="count", options={"parallelism": 2}),
-        "keep",
-    ),
-    Change(
-        ("any, in a loop", "what is refused outside of a loop"),
+    keep("any", "`parallelism`", COUNT_AND_SUM, windows(None, s=("sum", "v"), n="count", options={"parallelism": 2})),
+    refuse(
+        "any, in a loop",
+        "what is refused outside of a loop",
         looped(Sums),
         looped(Totals),
-        "refuse",
         "it was Sums, now Totals",
         has_remedy=False,
     ),
-    Change(
-        ("a source", "`decode`, `start`, `stop`, `on_error`"),
+    keep(
+        "a source",
+        "`decode`, `start`, `stop`, `on_error`",
         lambda inputs: inputs.plain(),
         lambda inputs: inputs.plain(decode=Json(), start="latest", on_error="skip"),
-        "keep",
         expected=[*FIRST, *REST],
     ),
-    Change(
-        ("a source", "its topic"),
+    refuse(
+        "a source",
+        "its topic",
         lambda inputs: inputs.plain("left", name="step"),
         lambda inputs: inputs.plain("right", name="step"),
-        "refuse",
         "the topic was created again, with other records",
     ),
-    Change(
-        ("a source", 'its topic, with `on_lost="skip"`'),
+    drop(
+        "a source",
+        'its topic, with `on_lost="skip"`',
         lambda inputs: inputs.plain("left", name="step"),
         lambda inputs: inputs.plain("right", name="step", on_lost="skip"),
-        "drop",
         results=len,
         expected=7,
     ),
-    Change(
-        ("a source", "a topic, items, or a source of your own"),
+    refuse(
+        "a source",
+        "a topic, items, or a source of your own",
         lambda inputs: inputs.plain(name="step"),
         lambda inputs: inputs.flow.from_items([*FIRST, *REST], name="step"),
-        "refuse",
         "it was TopicSource, now ItemsSource",
     ),
-    Change(
-        ("`map_async`", "its function and options"),
+    keep(
+        "`map_async`",
+        "its function and options",
         lambda inputs: inputs.plain().map_async(unchanged, name="step"),
         lambda inputs: inputs.plain().map_async(unchanged, 2, ordered=False, retries=3, name="step"),
-        "keep",
     ),
-    Change(
-        ("`epochs_every`", "`records`, `seconds`"),
+    keep(
+        "`epochs_every`",
+        "`records`, `seconds`",
         lambda inputs: epochs_every(inputs.plain(), records=3, name="step"),
         lambda inputs: epochs_every(inputs.plain(), records=1, name="step"),
-        "keep",
     ),
-    Change(
-        ("`from_items`", "the items"),
+    keep(
+        "`from_items`",
+        "the items",
         lambda inputs: inputs.plain().union(inputs.flow.from_items(["a", "b"], name="items")),
         lambda inputs: inputs.plain().union(inputs.flow.from_items(["c", "d", "e"], name="items")),
-        "keep",
         expected=["a", "b", *FIRST, *REST],
     ),
-    Change(
-        ("steps without state", "any"),
+    keep(
+        "steps without state",
+        "any",
         lambda inputs: inputs.plain().map(str),
         lambda inputs: inputs.plain().filter(lambda one: one["v"] > 4),
-        "keep",
         results=len,
         expected=4,
     ),
-    Change(
-        ("`key_by`, `key_by_batch`", "a function of your own"),
+    keep(
+        "`key_by`, `key_by_batch`",
+        "a function of your own",
         reduced(max),
-        lambda inputs: inputs.plain().map(lambda one: one["v"]).key_by(lambda v: v & 1).reduce(max, name="step"),
-        "keep",
+        lambda inputs: numbers(inputs).key_by(lambda v: v & 1).reduce(max, name="step"),
     ),
 ]

@@ -1,10 +1,11 @@
-"""The tests check the meaning of a configuration file: its keys, their defaults, and equivalent forms."""
+"""Configuration files are read with every key, and a file that is none is refused."""
 
 import json
 import random
 from typing import Any
 
 import pytest
+from networks.configuration.refusals import refused
 from networks.published import PUBLISHED, deep_fm, layer, published
 
 from streamiter.networks.configuration import (
@@ -435,3 +436,17 @@ def test_a_cross_entropy_without_a_probability_is_refused(function, is_probabili
         f"which ends with {function.capitalize()}; end it with Sigmoid, or take LogLoss"
     )
     assert read_configuration(document).warnings == (() if is_probability else (expected,))
+
+
+def test_a_file_that_is_no_text_is_refused(tmp_path):
+    """The user gave a saved model instead of its configuration."""
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(b"{\xff")
+    assert refused(path) == "model.safetensors: expected JSON in UTF-8, given a wrong byte at 1"
+
+
+def test_a_missing_file_is_named_with_its_folder(tmp_path):
+    """In most cases the folder is wrong, so the error shows the whole path."""
+    missing = tmp_path / "no.json"
+    assert refused(missing) == f"{missing}: expected a JSON file, given No such file or directory"
+    assert refused(tmp_path) == f"{tmp_path}: expected a JSON file, given Is a directory"

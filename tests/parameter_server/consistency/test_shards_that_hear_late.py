@@ -8,8 +8,7 @@ from random import Random
 
 import numpy as np
 import pytest
-from parameter_server.consistency.client_run import Stir, stirred, turns
-from parameter_server.consistency.late_links import LateServer
+from parameter_server.consistency.client_run import LateServer, Stir, stirred, turns
 
 from streamiter.parameter_server.client import Client
 from streamiter.parameter_server.consistency import BSP, SSP
