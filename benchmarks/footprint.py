@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from itertools import chain, repeat
@@ -91,7 +92,10 @@ def _pipeline(*arguments: str) -> list[str]:
 
 
 def import_time(session: Session) -> Iterator[Figure]:
-    """The time of ``import streamiter`` in a new interpreter with compiled byte code, compared with importing numpy."""
+    """The time of ``import streamiter`` in a new interpreter, and from its start to the first row that is learned.
+
+    Byte code and machine code are stored by the first run, which is not counted.
+    """
     modules = ("numpy, asyncio", "streamiter")
     seconds: dict[str, list[float]] = {module: [] for module in modules}
     for _ in range(session.size(10, 2) + 1):
@@ -108,6 +112,38 @@ def import_time(session: Session) -> Iterator[Figure]:
         ratios=ratios,
         target=Target("figure", below=0.2),
     )
+    yield from _first_row(session)
+
+
+def _first_row(session: Session) -> Iterator[Figure]:
+    for labels in ("at once", "later"):
+        yield from _first_rows(f"first learned row, labels {labels}", labels, session.size(10, 2), below_s=0.8)
+    with tempfile.TemporaryDirectory() as folder:
+        name = "first learned row, labels later, code compiled for the first time"
+        yield from _first_rows(name, "later", 0, below_s=6.0, NUMBA_CACHE_DIR=folder)
+
+
+def _first_rows(name: str, labels: str, times: int, *, below_s: float, **environment: str) -> Iterator[Figure]:
+    """Learn once, and then ``times`` times, which only count, unless it is 0."""
+    trials = [_until_first_row(labels, environment) for _ in range(times + 1)][min(times, 1) :]
+    passed, cpu = zip(*trials, strict=True)
+    yield Figure(name, "s from the start", passed, target=Target("figure", below=below_s))
+    yield Figure(name, "s of CPU time", cpu)
+
+
+def _until_first_row(labels: str, environment: dict[str, str]) -> tuple[float, float]:
+    """Return the seconds until the first row was learned, by the clock and of CPU time."""
+    began = time.time()
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.first_row", labels],
+        cwd=PROJECT,
+        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "", **environment},
+        capture_output=True,
+        check=True,
+        timeout=_FINISH_TIMEOUT_S,
+    )
+    learned, cpu = map(float, done.stdout.split())
+    return learned - began, cpu
 
 
 def _import_s(module: str) -> float:

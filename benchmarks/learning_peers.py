@@ -9,6 +9,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from numbers import Number
 from operator import itemgetter
@@ -29,6 +30,7 @@ from streamiter.learn.model_rows import RowSteps
 __all__ = [
     "FOREST",
     "LEARNERS",
+    "LINEAR",
     "OURS",
     "TREE",
     "VALUES_OF_A_FOREST",
@@ -42,6 +44,7 @@ __all__ = [
 Floats = npt.NDArray[np.float64]
 
 OURS: Final = "streamiter"
+LINEAR: Final = "streamiter, linear"
 TREE: Final = "tree"
 FOREST: Final = "forest"
 
@@ -82,18 +85,18 @@ def loss(stream: LearningStream, of_rows: Floats) -> float:
 # ---- streamiter
 
 
-def ours(stream: LearningStream) -> Learned:
-    """Learn with ``train_online``, which gets label and features and no other argument.
+def ours(stream: LearningStream, *, shapes: bool = True) -> Learned:
+    """Learn with ``train_online``, which gets label and features and no other argument but ``shapes``.
 
     The flow reports mean losses only. The predictions are those of the same model without a flow, and their mean loss
     must be the one that the flow reported.
     """
     records, arguments = _arguments(stream)
     flow = Flow("stream")
-    reports = train_online(flow.from_items(records), **arguments).validation.collect()
+    reports = train_online(flow.from_items(records), **arguments, shapes=shapes).validation.collect()
     with Stopwatch() as watch:
         flow.run()
-    predictions = without_flow(stream)
+    predictions = without_flow(stream, shapes=shapes)
     predictions = np.where(np.isnan(predictions), 0.5, predictions)  # As the flow counts rows before the first label.
     accuracy = None
     for report in reports.items[-1:]:
@@ -139,8 +142,8 @@ def _questions_and_answers(stream: LearningStream) -> tuple[Columns, dict[str, A
     return records, {"labels": labels}
 
 
-def without_flow(stream: LearningStream) -> Floats:
-    model = AdaptiveLinearModel(task="regression" if stream.task == "number" else None)
+def without_flow(stream: LearningStream, *, shapes: bool = True) -> Floats:
+    model = AdaptiveLinearModel(task="regression" if stream.task == "number" else None, shapes=shapes)
     rows = model.rows(stream.features)
     if stream.events is None:
         steps = RowSteps.one_each(len(stream), learns=True)
@@ -385,6 +388,7 @@ _RESERVED: Final = str.maketrans({" ": "_", ":": "_", "|": "_"})
 LEARNERS: Final[Mapping[str, Learner]] = MappingProxyType(
     {
         OURS: ours,
+        LINEAR: partial(ours, shapes=False),
         "river": river,
         "VW": vowpal_wabbit(""),
         "VW --coin": vowpal_wabbit("--coin"),
@@ -400,5 +404,5 @@ def installed_learners() -> dict[str, Learner]:
     return {
         name: learner
         for name, learner in LEARNERS.items()
-        if name == OURS or find_spec("vowpalwabbit" if name.startswith("VW") else "river") is not None
+        if name in (OURS, LINEAR) or find_spec("vowpalwabbit" if name.startswith("VW") else "river") is not None
     }

@@ -34,6 +34,9 @@ RIVER: Final = "by hand: river, a row at a time"
 _PART_FOR_RIVER: Final = 50
 _ROWS_AT_LEAST: Final = 500_000
 _TIMES_RIVER: Final = 10.0
+# The members with tables take some ten times as long.
+_PART_WITH_SHAPES: Final = 5
+_ROWS_WITH_SHAPES_AT_LEAST: Final = 60_000
 
 
 def row_steps(session: Session) -> Iterator[Figure]:
@@ -53,12 +56,16 @@ def _dense(session: Session) -> Iterator[Figure]:
     contenders = {
         BARE: lambda: _bare(rows, labels, hashed=0, numeric=_DENSE),
         MODEL: lambda: _model(matrix, labels),
-        FLOW: lambda: _flow(records),
+        FLOW: lambda: _flow(records, shapes=False),
     }
     if find_spec("river") is not None:
         part = max(count // _PART_FOR_RIVER, 100)
         contenders[RIVER] = lambda: _river(matrix[:part], labels[:part])
     yield from _figures(f"{_DENSE} numbers", contenders, session.repeat, at_least=_ROWS_AT_LEAST)
+    part = records[: count // _PART_WITH_SHAPES]
+    name = f"{_DENSE} numbers, with shapes: {FLOW}"
+    series = alternate({name: lambda: _flow(part)}, repeat=session.repeat)
+    yield series.figure(name, ROWS, target=Target("figure", at_least=_ROWS_WITH_SHAPES_AT_LEAST))
 
 
 def _hashed(session: Session) -> Iterator[Figure]:
@@ -118,15 +125,17 @@ def _bare(rows: ModelRows, labels: npt.NDArray[np.bool_], *, hashed: int, numeri
 
 
 def _model(features: Floats | SparseRows, labels: npt.NDArray[np.bool_]) -> Trial:
-    model = AdaptiveLinearModel()
+    model = AdaptiveLinearModel(shapes=False)
     with Stopwatch() as watch:
         predictions = model.learn_each(features, labels)
     return Trial(watch.rates(len(labels), "rows"), _log_loss(predictions, labels))
 
 
-def _flow(records: Columns, features: Callable[[Columns], SparseRows] | None = None) -> Trial:
+def _flow(
+    records: Columns, features: Callable[[Columns], SparseRows] | None = None, *, shapes: bool | None = None
+) -> Trial:
     flow = Flow("row steps")
-    training = train_online(flow.from_items(records), label="label", features=features)
+    training = train_online(flow.from_items(records), label="label", features=features, shapes=shapes)
     reports = training.validation.collect()
     with Stopwatch() as watch:
         flow.run()

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from support.waiting import PATIENCE_S
 
-from streamiter.values.helpers.compiled import compiled
+from streamiter.values.helpers.compiled import compiled, is_compiling
 
 
 def twice(number: float) -> float:
@@ -20,6 +23,82 @@ def test_functions_are_compiled_where_no_directory_can_be_written(monkeypatch: p
     caching = pytest.importorskip("numba.core.caching")
     monkeypatch.setattr(caching.CompileResultCacheImpl, "_locator_classes", [])
     assert compiled(twice)(1.5) == 3.0
+
+
+_CALLED = """
+from streamiter.values.helpers.compiled import compiled
+FACTOR = {factor}
+
+@compiled
+def times(number, again):
+    return FACTOR * number if again == 1 else FACTOR * times(number, again - 1)
+"""
+
+_CALLING = """
+from streamiter.values.helpers.compiled import compiled
+from called import times
+
+@compiled
+def cubes(numbers):
+    total = 0.0
+    for place in range(len(numbers)):
+        total += times(numbers[place], 1) + times(numbers[place], 2)
+    return total
+"""
+
+_CALLS = """
+import sys
+from numpy import array
+from streamiter.values.helpers import numba_code
+numba_code.LOADED_AT_ONCE = eval(sys.argv[1], vars(numba_code))
+from calling import cubes
+print(cubes(array([1.0, 2.0])), sum(cubes.stats.cache_hits.values()), "numba.np.arraymath" in sys.modules)
+"""
+
+Calls = Callable[..., list[str]]
+
+
+@pytest.fixture
+def calls(tmp_path: Path) -> Calls:
+    """Return a function that calls a compiled function in a new process, with stored code and a called function."""
+    if not is_compiling():
+        pytest.skip("Numba is not here")
+    (tmp_path / "calling.py").write_text(_CALLING)
+
+    def run(factor: float = 2.0, versions: str = "LOADED_AT_ONCE") -> list[str]:
+        (tmp_path / "called.py").write_text(_CALLED.format(factor=factor))
+        paths = [str(tmp_path), *sys.path]
+        ended = subprocess.run(
+            [sys.executable, "-B", "-c", _CALLS, versions],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "NUMBA_CACHE_DIR": str(tmp_path / "stored")},
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+            check=True,
+        )
+        return ended.stdout.split()
+
+    return run
+
+
+def test_stored_code_is_loaded_before_numba_has_imported_all_its_parts(calls: Calls, tmp_path: Path) -> None:
+    """The first row of a job was learned a second after its start, and Numba imported SciPy in a part of that time."""
+    assert calls() == ["18.0", "0", "True"], "compiled"
+    assert calls() == ["18.0", "1", "False"], "the code is loaded, or this version of Numba is not in LOADED_AT_ONCE"
+    assert len(list((tmp_path / "stored").rglob("*.nbc"))) == 1, "a called function has no file of its own"
+
+
+def test_code_is_loaded_by_other_versions_of_numba_too(calls: Calls) -> None:
+    """Code that needs a part of Numba would end the process; of a new version it is not known which parts are there."""
+    assert calls(versions="((0, 1),)") == ["18.0", "0", "True"]
+    assert calls(versions="((0, 1),)") == ["18.0", "1", "True"]
+
+
+def test_a_changed_constant_of_a_called_function_is_compiled_again(calls: Calls) -> None:
+    """After an upgrade the stored code of the old version ran, if only the file of a called function had changed."""
+    assert calls(factor=2.0) == ["18.0", "0", "True"]
+    assert calls(factor=3.0) == ["36.0", "0", "True"]
+    assert calls(factor=2.0) == ["18.0", "1", "False"]
 
 
 _THREADS_IMPORT_NUMBA = """

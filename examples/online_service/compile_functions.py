@@ -1,14 +1,16 @@
 """Compile the functions that the service uses, and store them; the image runs this program when it is built.
 
-Otherwise each new container would compile for ten seconds, and its event loop would wait meanwhile.
+Otherwise each new container would compile for some ten seconds before its first rows are read and learned.
 """
 
 from __future__ import annotations
 
+from operator import itemgetter
+
 import numpy as np
 
-from streamiter import Columns
-from streamiter.learn import AdaptiveLinearModel
+from streamiter import Columns, Flow
+from streamiter.learn import AdaptiveLinearModel, DelayedLabels, train_online
 from streamiter_kafka.record_columns import compile_it
 
 
@@ -16,6 +18,13 @@ def main() -> None:
     texts = Columns({"kind": np.full(1_000, "a")})  # A few texts are not hashed by compiled code.
     AdaptiveLinearModel().learn(texts, np.ones(1_000))
     compile_it()
+    labels = DelayedLabels(
+        itemgetter("key"), itemgetter("answers"), ["x"], itemgetter("answers"), within_s=1, otherwise=False
+    )
+    flow = Flow("labels that come later")
+    events = flow.from_items([{"key": 0, "x": 1.0, "answers": answers} for answers in (False, True)])
+    train_online(events, labels=labels)
+    flow.run()
 
 
 if __name__ == "__main__":

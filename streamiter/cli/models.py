@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from base64 import b64encode
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
@@ -17,6 +18,7 @@ from streamiter.cli.topics import Follow, lasting_topic
 from streamiter.engine.job.running import run_in_own_loop
 from streamiter.errors import ConfigurationError
 from streamiter.models import (
+    LinearPredictor,
     ModelDifference,
     ModelUpdate,
     ModelVersion,
@@ -29,6 +31,8 @@ from streamiter.models import (
     read_model,
     roll_back,
 )
+from streamiter.models.documents import SHAPES
+from streamiter.models.explanations import EFFECT_OF, Effects
 from streamiter.models.update import NO_RANK, shown_rank
 from streamiter.models.versions import last_updates
 from streamiter.topics import Topic
@@ -49,6 +53,11 @@ UpdatesAsJson = Annotated[
 
 # The number of values of an array that `show` prints.
 _HEAD: Final = 6
+
+# The number of effects of fields, and of pairs of fields, that `show` prints.
+_EFFECTS: Final = 8
+
+_BLOCKS: Final = "▁▂▃▄▅▆▇█"
 
 
 # -- tail
@@ -96,7 +105,7 @@ def _line(update: ModelUpdate) -> str:
     parts = [f"{update.model} {shown_rank(update.rank)}"]
     if update.records is not None:
         parts.append(f"records {update.records:,}")
-    parts += [f"{name} {value:.4f}" for name, value in update.metrics.items()]
+    parts += [f"{name} {value:.4f}" for name, value in update.metrics.items() if not name.startswith(EFFECT_OF)]
     parts += [] if update.rollback_to is None else [f"rollback to {shown_rank(update.rollback_to)}"]
     return "  ".join([*parts, f"age {_duration(update.age_s(SystemClock()))}"])
 
@@ -297,9 +306,35 @@ def _fields(update: ModelUpdate) -> list[tuple[str, str]]:
         fields.append(("rollback to", shown_rank(update.rollback_to)))
     if update.records is not None:
         fields.append(("records", f"{update.records:,}"))
-    fields += [(name, f"{value:.6g}") for name, value in update.metrics.items()]
+    fields += [(name, f"{value:.6g}") for name, value in update.metrics.items() if not name.startswith(EFFECT_OF)]
     parameters = update.parameters if isinstance(update.parameters, dict) else {"parameters": update.parameters}
-    return fields + [(name, _described(value)) for name, value in parameters.items()]
+    fields += [(name, _described(value)) for name, value in parameters.items() if name != SHAPES]
+    return fields + (_effects(LinearPredictor(parameters).effects) if SHAPES in parameters else [])
+
+
+def _effects(effects: Effects | None) -> list[tuple[str, str]]:
+    """Return a line for each of the strongest effects: the deviation, and the course of a single score."""
+    assert effects is not None
+    lines = []
+    for column in effects.columns[:_EFFECTS]:
+        course = ""
+        if effects.classes is None:
+            numbers = [each.effect[0] for each in column.bins]
+            ends = f"{numbers[0]:.4g} ({column.bins[0].name}) to {numbers[-1]:.4g} ({column.bins[-1].name})"
+            course = f"  {_course(numbers)}  {ends}"
+        lines.append((f"{EFFECT_OF}{column.field}", f"{column.strength:.4g}{course}"))
+    return lines + [(EFFECT_OF + " × ".join(each.fields), f"{each.strength:.4g}") for each in effects.pairs[:_EFFECTS]]
+
+
+def _course(numbers: Sequence[float]) -> str:
+    """Return numbers as a line of blocks.
+
+    >>> _course([-1.0, 0.0, 0.5, 1.0])
+    '▁▄▆█'
+    """
+    least = min(numbers)
+    span = max(numbers) - least or 1.0
+    return "".join(_BLOCKS[int((number - least) / span * (len(_BLOCKS) - 1))] for number in numbers)
 
 
 def _described(value: object) -> str:

@@ -38,54 +38,82 @@ Each module imports only from the modules in the rows below it:
 
 from typing import TYPE_CHECKING
 
-from streamiter.learn.adaptive import AdaptiveLinearModel
-from streamiter.learn.centroids import OnlineKMeans
-from streamiter.learn.clustering import KMeans, k_means
-from streamiter.learn.comparison import ComparedMetrics, ComparisonTable, OnlineComparison, compare_online
-from streamiter.learn.decision_tree import DecisionTree
-from streamiter.learn.delayed_labels import DelayedLabels
-from streamiter.learn.drift import ADWIN, DriftEvent, DriftWatch, PageHinkley
-from streamiter.learn.features import FeatureHasher, StandardScaler, online_standard_scaler, scaled
-from streamiter.learn.foreign_models import ForeignModel
-from streamiter.learn.gradients import Gradient
-from streamiter.learn.item_sets import ItemSet, apriori
-from streamiter.learn.linear import LinearModel
-from streamiter.learn.losses import HingeLoss, HuberLoss, LogLoss, PoissonLoss, QuantileLoss, SquaredLoss
-from streamiter.learn.model_owner import PublishSchedule
-from streamiter.learn.on_parameter_server import k_means_on_parameter_server, train_on_parameter_server
-from streamiter.learn.online import OnlineTraining, train_online
-from streamiter.learn.online_centroids import online_k_means
-from streamiter.learn.regression import Fit, LinearRegression, LogisticRegression, OfflineTraining, train_offline
-from streamiter.learn.rows import BadRows, Examples
-from streamiter.learn.server_training import ParameterServerTraining, ParameterServerWorker
-from streamiter.learn.validation import PredictedRows, ProgressiveValidation
-from streamiter.parameter_server.optimizers import (
-    FTRL,
-    SGD,
-    AdaDelta,
-    AdaGrad,
-    Adam,
-    Constant,
-    Correction,
-    GradientDescent,
-    Inverse,
-    InverseSquareRoot,
-    LearningRate,
-    Momentum,
-    Optimizer,
-    RMSProp,
-    WarmRestarts,
-)
-from streamiter.values.sparse_rows import SparseRows
-
 if TYPE_CHECKING:
+    from streamiter.learn.adaptive import AdaptiveLinearModel
+    from streamiter.learn.centroids import OnlineKMeans
+    from streamiter.learn.clustering import KMeans, k_means
+    from streamiter.learn.comparison import ComparedMetrics, ComparisonTable, OnlineComparison, compare_online
+    from streamiter.learn.decision_tree import DecisionTree
+    from streamiter.learn.delayed_labels import DelayedLabels
+    from streamiter.learn.drift import ADWIN, DriftEvent, DriftWatch, PageHinkley
+    from streamiter.learn.features import FeatureHasher, StandardScaler, online_standard_scaler, scaled
+    from streamiter.learn.foreign_models import ForeignModel
+    from streamiter.learn.gradients import Gradient
+    from streamiter.learn.item_sets import ItemSet, apriori
+    from streamiter.learn.linear import LinearModel
+    from streamiter.learn.losses import HingeLoss, HuberLoss, LogLoss, PoissonLoss, QuantileLoss, SquaredLoss
+    from streamiter.learn.model_owner import PublishSchedule
+    from streamiter.learn.on_parameter_server import k_means_on_parameter_server, train_on_parameter_server
+    from streamiter.learn.online import OnlineTraining, train_online
+    from streamiter.learn.online_centroids import online_k_means
+    from streamiter.learn.regression import Fit, LinearRegression, LogisticRegression, OfflineTraining, train_offline
+    from streamiter.learn.rows import BadRows, Examples
     from streamiter.learn.scikit_learn import OnlineClassifier as OnlineClassifier
     from streamiter.learn.scikit_learn import OnlineRegressor as OnlineRegressor
+    from streamiter.learn.server_training import ParameterServerTraining, ParameterServerWorker
+    from streamiter.learn.validation import PredictedRows, ProgressiveValidation
+    from streamiter.parameter_server.optimizers import (
+        FTRL,
+        SGD,
+        AdaDelta,
+        AdaGrad,
+        Adam,
+        Constant,
+        Correction,
+        GradientDescent,
+        Inverse,
+        InverseSquareRoot,
+        LearningRate,
+        Momentum,
+        Optimizer,
+        RMSProp,
+        WarmRestarts,
+    )
+    from streamiter.values.sparse_rows import SparseRows
 else:
     from streamiter.values.helpers.lazy import lazy_names
 
-    # They need scikit-learn, so they are not in `__all__` either.
-    __getattr__, __dir__ = lazy_names(__name__, {"streamiter.learn.scikit_learn": "OnlineClassifier OnlineRegressor"})
+    __getattr__, __dir__ = lazy_names(
+        __name__,
+        {
+            "streamiter.learn.adaptive": "AdaptiveLinearModel",
+            "streamiter.learn.centroids": "OnlineKMeans",
+            "streamiter.learn.clustering": "KMeans k_means",
+            "streamiter.learn.comparison": "ComparedMetrics ComparisonTable OnlineComparison compare_online",
+            "streamiter.learn.decision_tree": "DecisionTree",
+            "streamiter.learn.delayed_labels": "DelayedLabels",
+            "streamiter.learn.drift": "ADWIN DriftEvent DriftWatch PageHinkley",
+            "streamiter.learn.features": "FeatureHasher StandardScaler online_standard_scaler scaled",
+            "streamiter.learn.foreign_models": "ForeignModel",
+            "streamiter.learn.gradients": "Gradient",
+            "streamiter.learn.item_sets": "ItemSet apriori",
+            "streamiter.learn.linear": "LinearModel",
+            "streamiter.learn.losses": "HingeLoss HuberLoss LogLoss PoissonLoss QuantileLoss SquaredLoss",
+            "streamiter.learn.model_owner": "PublishSchedule",
+            "streamiter.learn.on_parameter_server": "k_means_on_parameter_server train_on_parameter_server",
+            "streamiter.learn.online": "OnlineTraining train_online",
+            "streamiter.learn.online_centroids": "online_k_means",
+            "streamiter.learn.regression": "Fit LinearRegression LogisticRegression OfflineTraining train_offline",
+            "streamiter.learn.rows": "BadRows Examples",
+            # They need scikit-learn, so they are not in `__all__`.
+            "streamiter.learn.scikit_learn": "OnlineClassifier OnlineRegressor",
+            "streamiter.learn.server_training": "ParameterServerTraining ParameterServerWorker",
+            "streamiter.learn.validation": "PredictedRows ProgressiveValidation",
+            "streamiter.parameter_server.optimizers": "FTRL SGD AdaDelta AdaGrad Adam Constant Correction "
+            "GradientDescent Inverse InverseSquareRoot LearningRate Momentum Optimizer RMSProp WarmRestarts",
+            "streamiter.values.sparse_rows": "SparseRows",
+        },
+    )
 
 __all__ = [
     "ADWIN",

@@ -19,22 +19,18 @@ import numpy.typing as npt
 
 from streamiter.errors import ConfigurationError, ModelError, OtherModel
 from streamiter.learn.asked_questions import AskedScores
-from streamiter.learn.expert_weights import (
-    CrossStatistics,
-    ExpertWeights,
-    check_published,
-    check_task,
-    checked_rates,
-    fitted,
-)
+from streamiter.learn.cell_columns import Categories
+from streamiter.learn.cross_statistics import CrossStatistics
+from streamiter.learn.expert_weights import ExpertWeights, check_published, check_task, checked_rates, fitted
 from streamiter.learn.labels import FIRST_LABELS, Label, LabelKind, LabelPart, LabelReader, Labels, LearningTask
 from streamiter.learn.losses import LossName, PlainLoss, checked_loss, loss_of_validation
 from streamiter.learn.model_rows import ASSUMED, FirstRows, ModelRows, RowSteps
 from streamiter.learn.rows import BadRows, row_weights, rows_of_wrong_kind
+from streamiter.learn.shaped_weights import ShapedWeights
 from streamiter.models.documents import refused_state, state_in, with_state
+from streamiter.models.explanations import Effects, Explanation
 from streamiter.models.linear_predictor import LinearPredictor, probabilities_of_classes
 from streamiter.models.saved_objects import Savable
-from streamiter.models.standardized_model import Explanation
 from streamiter.operators.declared_state import NESTED, DeclaredState, Form, declared
 from streamiter.operators.definitions import Definition, changes, or_another
 from streamiter.values.crossed_rows import checked_crosses
@@ -97,6 +93,13 @@ class AdaptiveLinearModel(DeclaredState, Savable):
 
     ``rates`` are up to three learning rates of AdaGrad; None: three of AdaGrad and three constant ones.
 
+    ``shapes``: the model also has tables, of bins of each column, of pairs of columns, and of random trees, so that it
+    learns effects that are not linear and that depend on each other. Its prediction is a mixture of the predictions of
+    the linear model and of two models with tables, weighted by their losses so far; it is hardly worse than the best of
+    them. Tables have at most 128 columns: numbers, truth values, times, and texts that are no lists. ``SparseRows``,
+    and other losses than the squared one, have the linear model alone, as all models with ``shapes=False``, which are
+    some ten times as fast.
+
     ``loss`` says what is predicted of numbers: the mean ("squared", the default), the median ("absolute"), the number
     that the share ``quantile`` of all labels is below ("quantile"), the mean hardly moved by outliers ("huber"), or the
     mean of counts, as an exponential of the sum of all effects ("poisson", for labels of 0 or more).
@@ -123,6 +126,8 @@ class AdaptiveLinearModel(DeclaredState, Savable):
     """How labels are read."""
     fields: KnownFields = declared(form=NESTED)
     """The fields that the model knows, and what each is."""
+    _categories: Categories = declared(made=Categories, form=NESTED)
+    """The bins of texts."""
     _crosses: CrossStatistics = declared(form=NESTED)
     _first_rows: FirstRows | None = declared(
         made=FirstRows.none, form=Form(methodcaller("state"), FirstRows.from_state)
@@ -147,10 +152,15 @@ class AdaptiveLinearModel(DeclaredState, Savable):
         other_settings: Literal["refuse", "keep"] = "refuse",
         loss: LossName | None = None,
         quantile: float | None = None,
+        shapes: bool = True,
     ) -> None:
         if other_settings not in ("refuse", "keep"):
             raise ConfigurationError(f'{_NAME}(other_settings=): expected "refuse" or "keep", given {other_settings!r}')
         self._keeps = other_settings == "keep"
+        if shapes not in (True, False):
+            raise ConfigurationError(f"{_NAME}(shapes=): expected True or False, given {shapes!r}")
+        self.shapes = shapes
+        """Whether the model sees shapes, as far as its features and its loss allow."""
         self._loss = checked_loss(_NAME, loss, quantile)
         if loss is not None and (task not in (None, "regression") or classes is not None or positive is not None):
             raise ConfigurationError(
@@ -183,6 +193,11 @@ class AdaptiveLinearModel(DeclaredState, Savable):
     def columns(self) -> int:
         """The number of columns that a published version has."""
         return 0 if self._weights is None else self._weights.used
+
+    @property
+    def cells(self) -> int:
+        """The number of numbers that the tables of a published version have."""
+        return self._weights.cells if isinstance(self._weights, ShapedWeights) else 0
 
     @property
     def scores(self) -> int:
@@ -251,6 +266,11 @@ class AdaptiveLinearModel(DeclaredState, Savable):
         """
         return probabilities_of_classes(_NAME, self._link, lambda: self.predict(features))
 
+    @property
+    def effects(self) -> Effects | None:
+        """What the columns and pairs of a model that sees shapes do to its scores; None for a linear model."""
+        return LinearPredictor(self.parameters(state=False), _NAME).effects if self.shapes else None
+
     def explain(self, features: AnyFeatures) -> Explanation:
         """Return the score of each row as the sum of the parts of its fields, see ``LinearPredictor.explain``."""
         return LinearPredictor(self.parameters(state=False), _NAME).explain(features)
@@ -281,10 +301,17 @@ class AdaptiveLinearModel(DeclaredState, Savable):
             self._sparse_width = named.width if len(named) else self._sparse_width
         else:
             refuse = partial(rows_of_wrong_kind, record_of=record_of or _records_of(features))
-            named = self._crosses.learn(self.fields.learn(named, refuse))
+            plain = self.fields.learn(named, refuse)
+            named = self._crosses.learn(plain)
             new_columns = self.fields.add(named)
             if self._weights is not None and new_columns:
                 self._weights.add_numeric(new_columns)
+                if isinstance(self._weights, ShapedWeights):
+                    self._weights.left_out = self._numbers_of_crosses()
+            if self._sees_shapes:
+                crosses = set(named.text_fields).difference(plain.text_fields)
+                parts = self.fields.places_of_parts
+                self._categories.learn(named, self._hashed, self.fields.texts, crosses, parts)
         return self._by_column(named)
 
     def step(self, rows: ModelRows, steps: RowSteps, labels: Labels, asked: AskedScores | None = None) -> Floats:
@@ -360,7 +387,7 @@ class AdaptiveLinearModel(DeclaredState, Savable):
             first = None
         else:
             scores = len(reading.names) if reading.kind == "classes" and not self.labels.has_open_class else 1
-            self._weights = ExpertWeights(reading.kind, scores, self._hashed, self.rates, self._loss)
+            self._weights = self._new_weights(reading.kind, scores)
             self._weights.add_numeric(len(self.fields.columns))
         if before is None:
             return predictions
@@ -384,6 +411,31 @@ class AdaptiveLinearModel(DeclaredState, Savable):
         """Multiply the learning rates of AdaGrad, which become smaller with each row, by almost 6, after a drift."""
         if self._weights is not None:
             self._weights.raise_rates()
+
+    @property
+    def _sees_shapes(self) -> bool:
+        """Whether there are tables: rows have named fields, or are a matrix, and numbers have the squared loss."""
+        return self.shapes and self._loss is None and self._sparse_width is None
+
+    def _new_weights(self, kind: LabelKind, scores: int, hashed: int | None = None) -> ExpertWeights:
+        places = self._hashed if hashed is None else hashed
+        if self._sees_shapes:
+            weights = ShapedWeights(kind, scores, places, self.rates, self._categories)
+            weights.left_out = self._numbers_of_crosses()
+            return weights
+        return ExpertWeights(kind, scores, places, self.rates, self._loss)
+
+    def _numbers_of_crosses(self) -> frozenset[int]:
+        """Return the numeric columns that are crosses."""
+        names = [" × ".join(cross) for cross in self._crosses.crosses]
+        return frozenset(self.fields.columns[name] for name in names if name in self.fields.columns)
+
+    def compile(self) -> None:
+        """Compile the arithmetic, where that is needed; it takes some ten seconds."""
+        weights = self._new_weights("binary", 1, 1)
+        weights.add_numeric(1)
+        row = ModelRows(np.array([0, 1]), np.array([2]), np.ones(1))
+        weights.step(row, RowSteps.one_each(1, learns=True), np.zeros(1))
 
     # ---- columns
 
@@ -459,7 +511,11 @@ class AdaptiveLinearModel(DeclaredState, Savable):
             "bits": self.bits,
             "link": "log" if self._loss == _POISSON else self._link,
         }
-        if dead := self.fields.dead_columns():
+        dead = self.fields.dead_columns()
+        if isinstance(self._weights, ShapedWeights):
+            shapes = self._weights.shapes(list(self.fields.columns), dead, published["places"])
+            published |= {} if shapes is None else {"shapes": shapes.published()}
+        if dead:
             published |= {name: np.delete(published[name], dead, axis=0) for name in ("weights", "center", "limit")}
         if self._sparse_width is not None:
             published["width"] = self._sparse_width
@@ -517,7 +573,7 @@ class AdaptiveLinearModel(DeclaredState, Savable):
         classes = parameters.get("classes")
         self.labels.start_from(kind, classes, has_open_class=scores > len(classes or ()))
         self._first_rows = None
-        self._weights = ExpertWeights(kind, scores, self._hashed, self.rates, self._loss)
+        self._weights = self._new_weights(kind, scores)
         self._weights.add_numeric(len(self.fields.columns))
         self._weights.start_from(parameters)
 
@@ -547,7 +603,9 @@ class AdaptiveLinearModel(DeclaredState, Savable):
         crosses = [(first, second) for first, second in state["crosses"]["crosses"]]
         if not self._keeps or (state["bits"], crosses) == (self.bits, list(self._crosses.crosses)):
             self.restore(state)
-            return None
+            weights = state["weights"]
+            # Questions that wait have scores of other members.
+            return None if weights is None or ("shapes" in weights) == self._sees_shapes else lambda index: index
         earlier = self._earlier(state)
         if earlier._weights is not None:
             self.start_from(earlier.parameters())
@@ -578,9 +636,12 @@ class AdaptiveLinearModel(DeclaredState, Savable):
                 f"{_NAME}.restore: expected the state of a model with the same settings, given another one: "
                 f"{', '.join(changed)}; make the model with these settings"
             )
-        super().restore(state)
+        super().restore({"categories": Categories().state(), **state})
         stored = state["weights"]
-        self._weights = None if stored is None else ExpertWeights.from_state(stored, self.rates, self._loss)
+        self._weights = None
+        if stored is not None:
+            self._weights = self._new_weights(stored["task"], stored["scores"], stored["hashed"])
+            self._weights.restore(stored)
         if self._first_rows is None and not self.labels.is_settled:
             self.labels.settle()
 

@@ -56,6 +56,7 @@ class LearnerOptions(TypedDict, total=False):
     quantile: float | None
     positive: Label
     crosses: Sequence[tuple[str, str]]
+    shapes: bool | None
     scaler: StandardScaler | None
     extract: Extract | None
     labels: DelayedLabels | None

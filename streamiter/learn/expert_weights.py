@@ -5,8 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -16,16 +16,21 @@ from streamiter.learn.labels import LabelKind
 from streamiter.learn.losses import PlainLoss
 from streamiter.learn.model_rows import CONFIRMED, ModelRows, RowSteps
 from streamiter.models.linear_predictor import LinearPredictor
-from streamiter.values.crossed_rows import Cross, crossed, crossed_fields, matrix_of_fields
+from streamiter.values.crossed_rows import Cross, crossed_fields
 from streamiter.values.helpers.compiled import saying_that_it_compiles
-from streamiter.values.named_rows import NamedRows
-from streamiter.values.numbers import ROUNDING, Floats, Indices, is_number, standardized
+from streamiter.values.numbers import ROUNDING, Floats, Indices, is_number
 
 # From 0.01 to 0.1 the best on 5 streams with drift, with one rate: 10% less loss, and 5% less on 8 other streams.
 # With 0 single rows have much influence: the loss of the flights grows by 43%.
-_SQUARES_KEPT: Final = 0.03
+SQUARES_KEPT: Final = 0.03
 
 _PROBABILITY_MIN: Final = 1e-300
+
+SHARES_OF_CLASSES: Final = (-0.5, 0.5, 0.0)
+"""Of the score of two labels, the shares that their classes have, and a class that has not come."""
+
+# A published model does not say how many rows it has learned from; it counts as this many, and is soon corrected.
+ROWS_OF_A_START: Final = 30.0
 
 # The first columns have room without a copy of the state.
 _SPARE_SLOTS: Final = 16
@@ -89,6 +94,14 @@ def fitted(
     made = {name: value for name, value in given.items() if name not in ("crosses", "cross_mean", "cross_deviation")}
     made |= {name: np.asarray(given[name])[columns] for name in ("weights", "center", "limit")}
     made |= {"fields": fields, "places": places[of_places], "bits": bits}
+    if (shapes := given.get("shapes")) is not None:
+        members = [member | {"slopes": np.asarray(member["slopes"])[kept]} for member in shapes["members"]]
+        names = [
+            _before_other_bits(name) if kind == "category" and not has_places else name
+            for name, kind in zip(shapes["fields"], shapes["kinds"], strict=True)
+        ]
+        categories = np.asarray(shapes["categories"])[of_places]
+        made["shapes"] = {**shapes, "members": members, "fields": names, "categories": categories}
     if crosses:
         earlier = np.column_stack([given["cross_mean"], given["cross_deviation"]] if before else [[], []])
         scales = np.column_stack([given["center"], np.asarray(given["limit"]) / CLIP])[: len(kept)]
@@ -105,15 +118,37 @@ def fitted(
             "places": places[of_places],
             "columns": weights["columns"][np.concatenate([of_places, [True], all_kept])],
         }
+        if (shapes := weights.get("shapes")) is not None:
+            weights["shapes"] = _of_kept_numbers(shapes, all_kept)
         made_crosses = {"crosses": [list(cross) for cross in crosses], "columns": statistics}
         known = {**state["fields"], "fields": all_fields}
         state = {**state, "fields": known, "bits": bits, "crosses": made_crosses, "weights": weights}
         state["first rows"] = None  # They have the earlier columns.
+        if not has_places:
+            names = list(map(_before_other_bits, state["categories"]["fields"]))
+            nothing = {"counts": [0] * len(names), "hashed": 0, "places": [], "bins": []}
+            state["categories"] = {**state["categories"], "fields": names, **nothing}
     told = f"kept {len(fields):,} fields and {np.count_nonzero(of_places):,} of {len(places):,} weights of texts"
     lost = [f"the weights of the crosses {', '.join(gone)}"] if gone else []
     if not has_places:
         lost += [f"the weights of texts, which are hashed to {bits} bits now, and were to {given['bits']}"]
     return made, state, f"{told}; lost {' and '.join(lost) or 'nothing'}"
+
+
+def _before_other_bits(field: str) -> str:
+    """Return another name for a category whose texts have other places now: its tables stay, and its bins end."""
+    return f"{field} before other bits"
+
+
+def _of_kept_numbers(shapes: Mapping[str, Any], kept: npt.NDArray[np.bool_]) -> dict[str, Any]:
+    """Return a state of shapes without some numeric columns, which have no tables."""
+    numbers = np.cumsum(kept) - 1
+    sources = [int(numbers[source]) if source >= 0 else source for source in shapes["columns"]["sources"]]
+    rows = np.append(True, kept)  # The first one is of the intercept.
+    members = [
+        {**member, "numeric": int(kept.sum()), "columns": member["columns"][rows]} for member in shapes["members"]
+    ]
+    return {**shapes, "columns": {**shapes["columns"], "sources": sources}, "members": members}
 
 
 class ExpertWeights:
@@ -133,18 +168,19 @@ class ExpertWeights:
     ) -> None:
         """``loss`` is a loss of numbers other than the squared one; None otherwise."""
         # Imported here: it imports Numba, which takes most of a second.
-        from streamiter.learn import row_steps
+        from streamiter.learn import row_losses, row_steps
 
-        self._steps = row_steps
+        self._steps, self._losses = row_steps, row_losses
         self.task = task
         self.scores = scores
         """The number of scores of a row."""
-        kinds = {"binary": row_steps.BINARY, "classes": row_steps.CLASSES, "number": row_steps.SQUARED}
-        losses = {"quantile": row_steps.QUANTILE, "huber": row_steps.HUBER, "poisson": row_steps.POISSON}
+        kinds = {"binary": row_losses.BINARY, "classes": row_losses.CLASSES, "number": row_losses.SQUARED}
+        losses = {"quantile": row_losses.QUANTILE, "huber": row_losses.HUBER, "poisson": row_losses.POISSON}
         self._kind = kinds[task] if loss is None else losses[loss[0]]
         self.rates = rates or (row_steps.RATES_OF_NUMBERS if task == "number" else row_steps.RATES_OF_CLASSES)
         """The learning rates of the experts."""
-        self._numbers_a_score = len(self.rates) + min(len(self.rates), row_steps.ADAPTIVE)
+        self._adaptive = min(len(self.rates), row_losses.ADAPTIVE)
+        self._numbers_a_score = len(self.rates) + self._adaptive
         self.hashed = hashed
         self.numeric = 0
         """The number of numeric columns in use."""
@@ -152,6 +188,10 @@ class ExpertWeights:
         self.totals: Floats = np.zeros(6 if loss is None else 9)
         if loss is not None and loss[0] == "quantile":
             [self.totals[6]] = loss[1]
+        self._cell_weights: npt.NDArray[np.float32] = np.zeros(0, np.float32)
+        """The weights and sums of squared gradients of cells, see ``streamiter.learn.cell_steps``; none without
+        tables."""
+        self._cell_sums: Floats = np.zeros(0)
         self._columns = self._room(_SPARE_SLOTS, scores)
         self._slot_of: npt.NDArray[np.int32] = np.zeros(hashed + 1 + _SPARE_NUMERIC, np.int32)
         """For each column its row of ``_columns``; 0, a row of zeros, for a column that has no row."""
@@ -219,12 +259,12 @@ class ExpertWeights:
         stop = self._steps.STATISTICS + own * self.scores
         self._columns[: self._slots, stop - own : stop] = self._columns[: self._slots, stop - 2 * own : stop - own]
 
-    def as_classes(self, rows: int) -> ExpertWeights:
+    def as_classes(self, rows: int) -> Self:
         """Return the weights of two classes, and of a third class that has not come in ``rows`` rows.
 
         The score of two labels is the difference of the scores of their classes.
         """
-        classes = ExpertWeights("classes", 3, self.hashed, self.rates)
+        classes = self._of_classes()
         classes.numeric, classes._slots, classes._slot_of = self.numeric, self._slots, self._slot_of
         classes.mixture, classes.totals = self.mixture, self.totals
         first, own, experts = self._steps.STATISTICS, self._numbers_a_score, len(self.rates)
@@ -232,23 +272,33 @@ class ExpertWeights:
         classes._columns[:, : first + own] = self._columns[:, : first + own]
         of_score = classes._columns[:, first:].reshape(-1, 3, own)
         of_score[:, 1:] = of_score[:, :1]
-        for score, share in enumerate((-0.5, 0.5, 0.0)):
+        for score, share in enumerate(SHARES_OF_CLASSES):
             of_score[:, score, :experts] *= share
         # By the rule of Laplace, a new class comes with probability 1 / (rows + 2).
         of_score[self._slot_of[self.hashed], 2, :experts] = np.log(2.0 / (rows + 1.0))
         return classes
 
+    def _of_classes(self) -> Self:
+        """Return new weights of three classes."""
+        return type(self)("classes", 3, self.hashed, self.rates)
+
     def raise_rates(self) -> None:
         """Reduce the sums of squared gradients, so that rates that have become small are large again."""
         own, experts = self._numbers_a_score, len(self.rates)
         for first in range(self._steps.STATISTICS, self._columns.shape[1], own):
-            self._columns[:, first + experts : first + own] *= _SQUARES_KEPT
+            self._columns[:, first + experts : first + own] *= SQUARES_KEPT
 
     def step(self, rows: ModelRows, steps: RowSteps, targets: Floats, asked: Floats | None = None) -> Floats:
         """Predict and learn; return a prediction, with a number for each score, for each step.
 
         ``asked`` has the scores of the experts by question. A step that predicts a question writes its scores there.
         """
+        return self._step(rows, steps, targets, asked, np.zeros((len(steps.rows), 0), np.int32))
+
+    def _step(
+        self, rows: ModelRows, steps: RowSteps, targets: Floats, asked: Floats | None, cells: npt.NDArray[np.int32]
+    ) -> Floats:
+        """As :meth:`step`, for rows with these cells: a row for each step."""
         predictions = np.zeros((len(steps.rows), self.scores))
         actions = steps.predicts * self._steps.PREDICT + (steps.learns & (steps.weights > 0)) * self._steps.LEARN
         if steps.assumed is not None:
@@ -295,6 +345,9 @@ class ExpertWeights:
             _plain(steps.questions, np.intp),
             np.zeros((0, self.scores, len(self.rates))) if asked is None else asked,
             np.empty((3 * self.scores + 2) * len(self.rates) + int(np.diff(indptr).max(initial=0))),
+            cells,
+            self._cell_weights,
+            self._cell_sums,
             self.rates,
         )
         return predictions
@@ -363,7 +416,7 @@ class ExpertWeights:
         mixed = self._experts(used) @ self.mixture * inverse[:, None]
         intercept = self._experts(self._columns[self._slot_of[self.hashed], None])[0] @ self.mixture
         if self.task == "number":
-            intercept = intercept + self._steps.offset_of(self._kind, self.totals)
+            intercept = intercept + self._losses.offset_of(self._kind, self.totals)
         is_one = self.task != "classes"
         return {
             "weights": mixed[:, 0] if is_one else mixed,
@@ -376,7 +429,7 @@ class ExpertWeights:
     def range_of_predictions(self) -> tuple[float, float]:
         """Return the least and the largest number that is predicted."""
         lowest, highest = self.totals[4:6].tolist()
-        return (0.0, highest + 1.0) if self._kind == self._steps.POISSON else (lowest, highest)
+        return (0.0, highest + 1.0) if self._kind == self._losses.POISSON else (lowest, highest)
 
     def _published_slots(self, places: Indices) -> Indices:
         """Return the slots of the columns of a published model: the numeric ones, then the hashed ones."""
@@ -398,19 +451,19 @@ class ExpertWeights:
         weights = np.asarray(published["weights"], dtype=np.float64).reshape(len(used), self.scores)
         weights = weights * scale[:, None]
         intercept = np.atleast_1d(np.asarray(published["intercept"], dtype=np.float64))
-        self._columns[used, 0] = _ROWS_OF_A_START
+        self._columns[used, 0] = ROWS_OF_A_START
         self._columns[used, 1] = published["center"]
-        self._columns[used, 2] = _ROWS_OF_A_START * scale**2
+        self._columns[used, 2] = ROWS_OF_A_START * scale**2
         if self.task == "number":
             lowest, highest = published["lowest"], published["highest"]
             middle, deviation = (lowest + highest) / 2, (highest - lowest) / 4
-            if self._kind == self._steps.POISSON:
+            if self._kind == self._losses.POISSON:
                 middle, highest = float(np.exp(min(intercept[0], 700.0))), highest - 1.0
-            squares = _ROWS_OF_A_START * deviation**2
+            squares = ROWS_OF_A_START * deviation**2
             norm = 1.0 + np.count_nonzero(scale)
-            self.totals[:6] = [_ROWS_OF_A_START, norm, middle, squares, lowest, highest]
-            self.totals[7:] = deviation if self._kind != self._steps.POISSON else 1.0
-            intercept = intercept - self._steps.offset_of(self._kind, self.totals)
+            self.totals[:6] = [ROWS_OF_A_START, norm, middle, squares, lowest, highest]
+            self.totals[7:] = deviation if self._kind != self._losses.POISSON else 1.0
+            intercept = intercept - self._losses.offset_of(self._kind, self.totals)
         for score in range(self.scores):
             first = steps.STATISTICS + self._numbers_a_score * score
             experts, sums = (
@@ -420,7 +473,7 @@ class ExpertWeights:
             self._columns[used, experts] = weights[:, score, None]
             self._columns[of_intercept, experts] = intercept[score]
             # The adaptive rates are as small as after these rows: the square of a slope is about 1/4.
-            self._columns[used, sums] = self._columns[of_intercept, sums] = _ROWS_OF_A_START / 4
+            self._columns[used, sums] = self._columns[of_intercept, sums] = ROWS_OF_A_START / 4
 
     def state(self) -> dict[str, Any]:
         """Return a copy of the state as plain data, with the columns in use."""
@@ -441,11 +494,15 @@ class ExpertWeights:
     ) -> ExpertWeights:
         """Return the weights that :meth:`state` was taken of."""
         weights = cls(state["task"], state["scores"], state["hashed"], rates, loss)
-        weights.add_numeric(state["numeric"])
-        weights._take_slots(state["places"])
-        weights._columns[weights._used()] = state["columns"]
-        weights.mixture[:], weights.totals[:] = state["mixture"], state["totals"]
+        weights.restore(state)
         return weights
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take on a :meth:`state` of the same task and scores; these are new weights, without columns."""
+        self.add_numeric(state["numeric"])
+        self._take_slots(state["places"])
+        self._columns[self._used()] = state["columns"]
+        self.mixture[:], self.totals[:] = state["mixture"], state["totals"]
 
 
 def _fill(predictions: Floats, found: Floats, *, is_open: bool) -> None:
@@ -461,89 +518,3 @@ def _fill(predictions: Floats, found: Floats, *, is_open: bool) -> None:
 def _plain(array: npt.NDArray[Any], kind: type[np.generic]) -> npt.NDArray[Any]:
     """Return the array in the one form that the arithmetic is compiled for; another form takes ten seconds more."""
     return np.require(array, kind, ["C_CONTIGUOUS", "WRITEABLE"])
-
-
-# A published model does not say how many rows it has learned from; it counts as this many, and is soon corrected.
-_ROWS_OF_A_START: Final = 30.0
-
-
-class CrossStatistics:
-    """The means and deviations of the numbers in crosses, and the rows with their crosses.
-
-    A row is standardized with the statistics of the rows before it, so a published copy makes the same crosses.
-    """
-
-    def __init__(self, crosses: Sequence[Cross], bits: int) -> None:
-        self.crosses = tuple(crosses)
-        self._bits = bits
-        self._fields = crossed_fields(crosses)
-        self._columns = self._learned = np.zeros((len(self._fields), 3))
-        """For each field weight, mean and squares: the kept statistics, and the statistics after :meth:`learn`."""
-
-    def learn(self, rows: NamedRows) -> NamedRows:
-        """Return the rows with their crosses; they are added to the statistics by :meth:`keep`."""
-        if not self.crosses:
-            return rows
-        from streamiter.learn import row_steps
-
-        self._learned = self._columns.copy()
-        numbers = row_steps.standardize_rows(matrix_of_fields(rows, self._fields), self._learned)
-        return crossed(rows, self.crosses, numbers, bits=self._bits)
-
-    def keep(self) -> None:
-        """Add the rows of the last :meth:`learn` to the statistics."""
-        self._columns = self._learned
-
-    def of(self, rows: NamedRows, known: Container[str]) -> NamedRows:
-        """Return the rows with their crosses of known fields; the statistics do not change."""
-        if not self.crosses:
-            return rows
-        mean, deviation = self._moments()
-        numbers = standardized(matrix_of_fields(rows, self._fields), mean, deviation)
-        return crossed(rows, self.crosses, numbers, bits=self._bits, known=known)
-
-    def _moments(self) -> tuple[Floats, Floats]:
-        from streamiter.learn import row_steps
-
-        deviations = [row_steps.deviation(*column) for column in self._columns]
-        return self._columns[:, 1].copy(), np.array(deviations)
-
-    def published(self) -> dict[str, Any]:
-        """Return the entries of a published model; none without crosses."""
-        if not self.crosses:
-            return {}
-        mean, deviation = self._moments()
-        crosses = [list(cross) for cross in self.crosses]
-        return {"crosses": crosses, "cross_mean": mean, "cross_deviation": deviation}
-
-    def start_from(self, published: Mapping[str, Any]) -> None:
-        """Take on the statistics of a published model. Raises ModelError for other crosses."""
-        self.check(published.get("crosses", ()))
-        if self.crosses:
-            mean, deviation = published["cross_mean"], np.asarray(published["cross_deviation"])
-            weight = np.full(len(self._fields), _ROWS_OF_A_START)
-            self._columns = self._learned = np.column_stack([weight, mean, weight * deviation**2])
-
-    def refuse_sparse_rows(self) -> None:
-        """Raise ModelError if there are crosses: sparse rows have no names of fields."""
-        if self.crosses:
-            raise ModelError(
-                "AdaptiveLinearModel(crosses=): expected records with fields, or a matrix, given sparse rows; make "
-                "their crosses with FeatureHasher(crosses=)"
-            )
-
-    def check(self, given: Sequence[Sequence[str]]) -> None:
-        """Raise ModelError unless these are the crosses."""
-        if [tuple(cross) for cross in given] != list(self.crosses):
-            raise ModelError(
-                f"AdaptiveLinearModel: expected a model with crosses={list(self.crosses)}, given one with {given}; "
-                "make the model with the same crosses"
-            )
-
-    def state(self) -> dict[str, Any]:
-        """Return a copy of the statistics as plain data."""
-        return {"crosses": [list(cross) for cross in self.crosses], "columns": self._columns.copy()}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Restore a :meth:`state` of the same crosses."""
-        self._columns = self._learned = np.array(state["columns"])

@@ -140,8 +140,8 @@ class ModelOwner(DeclaredOperator, IterationListener, abc.ABC):
     def state(self) -> dict[str, object]:
         """Return the state of the learner, as plain data, from which :meth:`start_from` continues exactly."""
 
-    def metrics(self) -> dict[str, float]:
-        """Return the metrics of a version that is published now."""
+    def metrics(self, parameters: Any) -> dict[str, float]:
+        """Return the metrics of a version with these parameters, which is published now."""
         metrics = {} if self._drift is None else self._drift.metrics()
         return metrics | ({"loss": self._loss / self._weight} if self._weight else {})
 
@@ -216,10 +216,11 @@ class ModelOwner(DeclaredOperator, IterationListener, abc.ABC):
         if not self.is_new():
             return
         parameters = self.parameters()
+        metrics = self.metrics(parameters)
         if self._publishes_state:
             drift = None if self._drift is None else self._drift.state()
             parameters = with_state(parameters, self.learner, self.state() | {"drift": drift})
-        version = ModelSnapshot(parameters, self.records(), self.metrics(), self._context.epoch, self._rollbacks.taken)
+        version = ModelSnapshot(parameters, self.records(), metrics, self._context.epoch, self._rollbacks.taken)
         out.emit(version, tag=MODELS)
         self.begin_version()
         self._published_at_s = self._context.clock.monotonic_s()

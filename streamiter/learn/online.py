@@ -98,6 +98,7 @@ def train_online(
     crosses: Sequence[tuple[str, str]] = (),
     kinds: Mapping[str, Kind] | None = None,
     time_zone: str | None = None,
+    shapes: bool | None = None,
     scaler: StandardScaler | None = None,
     extract: Extract | None = None,
     labels: DelayedLabels | None = None,
@@ -128,11 +129,12 @@ def train_online(
     the :class:`Examples` of a mini-batch, or ``labels`` says how to read labels that come later than their questions.
 
     Without a ``model`` this trains an :class:`~streamiter.learn.adaptive.AdaptiveLinearModel` (``task``, ``positive``,
-    ``crosses``, ``loss``, ``quantile``, ``kinds``, ``time_zone``) row by row, in mini-batches of 4,000 rows, or of the
-    rows of 25 ms. ``model()`` may make another linear model, such as ``lambda: LogisticRegression(width)``, which makes
-    one step for the mean gradient of a mini-batch (100 rows). The owner and each worker call ``model``, and must get
-    equal models. A ``scaler`` standardizes its features with the statistics of the rows so far; a scaler that has
-    learned is a start. ``initial`` is a stream of one record to start from: parameters, bare weights, or None.
+    ``crosses``, ``loss``, ``quantile``, ``kinds``, ``time_zone``, ``shapes``) row by row, in mini-batches of 4,000
+    rows, or of the rows of 25 ms. ``model()`` may make another linear model, such as ``lambda:
+    LogisticRegression(width)``, which makes one step for the mean gradient of a mini-batch (100 rows). The owner and
+    each worker call ``model``, and must get equal models. A ``scaler`` standardizes its features with the statistics of
+    the rows so far; a scaler that has learned is a start. ``initial`` is a stream of one record to start from:
+    parameters, bare weights, or None.
 
     ``mode="asynchronous"``: the owner learns from each mini-batch as it arrives. A worker that computes gradients
     continues with the parameters it has, but waits while these lack three of its own gradients (two, if there are more
@@ -170,7 +172,14 @@ def train_online(
     check_stream("train_online", examples, "examples")
     _check_options(mode, label, features, weight, extract, labels)
     _check_ready_made(
-        {"positive": positive, "crosses": crosses or None, "loss": loss, "kinds": kinds, "time_zone": time_zone},
+        {
+            "positive": positive,
+            "crosses": crosses or None,
+            "loss": loss,
+            "kinds": kinds,
+            "time_zone": time_zone,
+            "shapes": shapes,
+        },
         quantile,
         model,
         labels.features if labels else features or extract,
@@ -215,6 +224,8 @@ def train_online(
         "loss": loss,
         "quantile": quantile,
     }
+    if shapes is not None:
+        options["shapes"] = shapes
     own = partial(AdaptiveLinearModel, **options, kinds=kinds, time_zone=time_zone)
     times = numbers_of_event_time(examples)
     if labels is not None:

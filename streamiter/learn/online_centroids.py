@@ -213,7 +213,7 @@ class _CentroidsOwner(ParameterOwner):
 
     learner = "OnlineKMeans"
 
-    def metrics(self) -> dict[str, float]:
+    def metrics(self, parameters: Any) -> dict[str, float]:
         """Return the mean squared distance of the points to the nearest centroids before they moved."""
         return {"distance": self._loss / self._weight} if self._weight else {}
 

@@ -16,8 +16,8 @@ All state is in three arrays; a row has one score, or one for each class:
                                   to their middle, and the mean error of the mixture
 ================================  ====================================================================================
 
-Numbers may have another loss than the squared one. Quantiles and Huber's loss have the scores of numbers, but robust
-statistics of targets. Counts (the loss of Poisson) have scores whose exponential is a share of their mean.
+A row may also have *cells* (``streamiter.learn.cell_steps``): indicators whose weights are in arrays of their own. The
+losses by which experts learn are in ``streamiter.learn.row_losses``.
 
 The first ``hashed`` columns, hashed features and other indicators, are only scaled, so that an indicator of value 1
 stays 1. The next column is the intercept, which has no statistics. The columns behind it are numeric: centred and
@@ -40,26 +40,37 @@ Expert" (1998); running variances are Welford (1962) with weights (West, 1979).
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
+from streamiter.learn.cell_steps import SQUARE_OF_CELLS_MIN, CellNumbers, Weights, add_cells, step_cells
+from streamiter.learn.row_losses import (
+    ADAPTIVE,
+    BINARY,
+    EXPONENT_LIMIT,
+    MEMORY,
+    POISSON,
+    ROWS_BEFORE_OUTLIERS,
+    SQUARE_MIN,
+    SQUARED,
+    STEP_MAX_OF_CLASSES,
+    STEP_MAX_OF_NUMBERS,
+    Rates,
+    observe_target,
+    offset_of,
+    other_loss,
+    probability_of,
+    slopes_of,
+    softmax,
+)
 from streamiter.values.field_kinds import HUGE
 from streamiter.values.helpers.compiled import compiled, pointer_function
 from streamiter.values.numbers import ROUNDING, Floats, Indices
 
 pointer_to = pointer_function()
-
-Rates = tuple[float, ...]
-"""The learning rates of the experts: of up to three with AdaGrad, then of those with a constant rate."""
-
-BINARY: Final = 0
-CLASSES: Final = 1
-SQUARED: Final = 2
-QUANTILE: Final = 3
-HUBER: Final = 4
-POISSON: Final = 5
 
 PREDICT: Final = 1
 LEARN: Final = 2
@@ -69,42 +80,18 @@ JUDGE: Final = 16
 WITHDRAW: Final = 32
 
 STATISTICS: Final = 3
-ADAPTIVE: Final = 3
 
 # All constants were settled on 27 streams; docs/decisions/019 says how, and what each of them changes.
 RATES_OF_CLASSES: Final = (0.1, 0.5, 2.0, 0.3, 1.6, 6.0)
 RATES_OF_NUMBERS: Final = (0.1, 0.5, 2.0, 0.02, 0.15, 0.8)
-# A constant rate times the weight of a row is never larger, so that a heavy row does not overshoot its target.
-_STEP_MAX_OF_CLASSES: Final = 6.0
-_STEP_MAX_OF_NUMBERS: Final = 1.0
 CLIP: Final = 10.0
-# Statistics follow a column that changes: they never weigh more than this many rows.
-_MEMORY: Final = 10_000.0
 # A single row has at most a hundredth of it in the statistics: rows of weight 50,000 would leave the weight of one row,
 # and a column with the statistics of one row is constant.
 _STATISTICS_WEIGHT_MAX: Final = 100.0
 # A single outlier hardly moves the statistics of a column, once they have this many rows.
 _OUTLIER_DEVIATIONS: Final = 10.0
-_ROWS_BEFORE_OUTLIERS: Final = 30.0
-# Without this bound a single label that is a million times too large makes the error of the next 10,000 rows 40 times
-# as large. If labels really grow, the range is right again after a few rows.
-_OUTLIER_RANGES: Final = 10.0
 _MIXTURE_RATE: Final = 0.25
 _SHARE: Final = 0.001
-_LOSS_MAX_OF_NUMBERS: Final = 16.0
-_PROBABILITY_MIN: Final = 1e-6
-_SCORE_MAX: Final = 30.0
-_SQUARE_MIN: Final = 1e-300
-# docs/decisions/039 has the streams on which the constants of other losses were measured; they are flat there. In
-# robust statistics, a distance counts as at most this many times the mean distance.
-_REACH: Final = 5.0
-# Huber's loss bends at 1.345 deviations of normal errors, where it is 95 % as efficient as the squared loss (Huber,
-# 1981). Their mean absolute error is 0.798 deviations.
-_BEND: Final = 1.345 / 0.798
-_PINBALL_SHARPNESS: Final = 4.0
-# The mean of counts includes half a count more, so that it has a logarithm before the first count.
-_HALF_A_COUNT: Final = 0.5
-_EXPONENT_MAX: Final = 700.0
 
 
 @compiled
@@ -121,11 +108,11 @@ def _observe(columns: Floats, at: int, value: float, row_weight: float, is_numer
     """Add a value to the statistics of its column."""
     weight, mean, squares = columns[at], columns[at + 1], columns[at + 2]
     row_weight = min(row_weight, _STATISTICS_WEIGHT_MAX)
-    if weight + row_weight > _MEMORY:
-        squares *= (_MEMORY - row_weight) / weight
-        weight = _MEMORY - row_weight
+    if weight + row_weight > MEMORY:
+        squares *= (MEMORY - row_weight) / weight
+        weight = MEMORY - row_weight
     distance = value - mean
-    if weight >= _ROWS_BEFORE_OUTLIERS and distance * distance * weight > _OUTLIER_DEVIATIONS**2 * squares:
+    if weight >= ROWS_BEFORE_OUTLIERS and distance * distance * weight > _OUTLIER_DEVIATIONS**2 * squares:
         reach = _OUTLIER_DEVIATIONS * deviation(weight, mean, squares)
         if reach > 0.0:
             value = min(max(value, mean - reach), mean + reach)
@@ -161,32 +148,6 @@ def _add_scores(columns: Floats, at: int, value: float, scores: Floats, size: in
 
 
 @compiled
-def _softmax(scores: Floats, first: int, stop: int, step: int) -> None:
-    """Turn the scores from ``first`` to ``stop``, each ``step``-th, into probabilities, in place."""
-    largest, total = scores[first], 0.0
-    for score in range(first, stop, step):
-        largest = max(largest, scores[score])
-    for score in range(first, stop, step):
-        scores[score] = np.exp(scores[score] - largest)
-        total += scores[score]
-    for score in range(first, stop, step):
-        scores[score] /= total
-
-
-@compiled
-def _probability(score: float) -> float:
-    return float(1.0 / (1.0 + np.exp(-min(max(score, -_SCORE_MAX), _SCORE_MAX))))
-
-
-@compiled
-def offset_of(task: int, totals: Floats) -> float:
-    """Return the offset of scores: the mean of numbers, the logarithm of the mean of counts, 0 for classes."""
-    if task == POISSON and totals[0] > 0.0:
-        return float(np.log((totals[2] * totals[0] + _HALF_A_COUNT) / (totals[0] + 1.0)))
-    return float(totals[2]) if task >= SQUARED else 0.0
-
-
-@compiled
 def _link(
     task: int, scores: Floats, size: int, mixture: Floats, totals: Floats, predictions: Floats, first: int, rates: Rates
 ) -> None:
@@ -199,14 +160,14 @@ def _link(
     if task == SQUARED:
         predictions[first] = min(max(predictions[first] + totals[2], totals[4]), totals[5])
     elif task == BINARY:
-        predictions[first] = _probability(predictions[first])
+        predictions[first] = probability_of(predictions[first])
     elif task == POISSON:
-        count = np.exp(min(predictions[first] + offset_of(task, totals), _EXPONENT_MAX))
+        count = math.exp(min(predictions[first] + offset_of(task, totals), EXPONENT_LIMIT))
         predictions[first] = min(count, totals[5] + 1.0)
     elif task > SQUARED:
         predictions[first] = min(max(predictions[first] + totals[2], totals[4]), totals[5])
     else:
-        _softmax(predictions, first, first + size // len(rates), 1)
+        softmax(predictions, first, first + size // len(rates), 1)
 
 
 @compiled
@@ -228,160 +189,17 @@ def _mix(mixture: Floats, likelihoods: Floats, row_weight: float, rates: Rates) 
 
 
 @compiled
-def _observe_target(totals: Floats, target: float, row_weight: float) -> tuple[float, float]:
-    """Add a target to the statistics of the targets; return the target, and their standard deviation.
-
-    An outlier becomes a target ten times as far from the mean as the largest and the smallest are from each other.
-    """
-    if totals[0] == row_weight:
-        totals[4] = totals[5] = target
-    difference, reach = target - totals[2], _OUTLIER_RANGES * (totals[5] - totals[4])
-    if abs(difference) > reach > 0.0 and totals[0] >= _ROWS_BEFORE_OUTLIERS:
-        target = totals[2] + min(max(difference, -reach), reach)
-        difference = target - totals[2]
-    totals[2] += difference * row_weight / totals[0]
-    totals[3] += max(row_weight * difference * (target - totals[2]), 0.0)  # As in _observe.
-    totals[4], totals[5] = min(totals[4], target), max(totals[5], target)
-    return target, float(np.sqrt(totals[3] / totals[0]))
-
-
-@compiled
-def _loss_of_count(prediction: float, target: float) -> float:
-    loss = prediction - target
-    if target > 0.0:
-        loss += target * np.log(target / prediction)
-    return float(loss)
-
-
-@compiled
-def _slopes(
-    task: int,
-    expert: int,
-    scores: Floats,
-    size: int,
-    target: float,
-    target_deviation: float,
-    totals: Floats,
-    slopes: Floats,
-    rates: Rates,
-) -> float:
-    """Put the derivative of the expert's loss by each score into ``slopes``; return ``exp(−loss)``, for the mixture."""
-    if task == BINARY:
-        probability = _probability(scores[expert])
-        slopes[expert] = probability - target
-        return float(max(probability if target > 0.5 else 1.0 - probability, _PROBABILITY_MIN))
-    if task == CLASSES:
-        for own in range(expert, size, len(rates)):
-            slopes[own] = scores[own]
-        _softmax(slopes, expert, size, len(rates))
-        true_class = len(rates) * int(target) + expert
-        likelihood = max(slopes[true_class], _PROBABILITY_MIN)
-        slopes[true_class] -= 1.0
-        return float(likelihood)
-    low, high, centred = totals[4] - totals[2], totals[5] - totals[2], target - totals[2]
-    score = scores[expert]
-    slopes[expert] = min(max(score, 2.0 * low - high), 2.0 * high - low) - centred
-    if target_deviation == 0.0:
-        return 1.0
-    error = (min(max(score, low), high) - centred) / target_deviation
-    return float(np.exp(-min(error * error, _LOSS_MAX_OF_NUMBERS)))
-
-
-@compiled
-def _slope_of_other(
-    task: int, expert: int, score: float, target: float, target_distance: float, totals: Floats, slopes: Floats
-) -> float:
-    """Put the derivative of the expert's loss by its score into ``slopes``; return ``exp(−loss)``, for the mixture."""
-    if task == POISSON:
-        mean = np.exp(offset_of(task, totals))
-        # Beyond it, a score would leave a sum of squares from which its rate never recovers.
-        ratio = min(np.exp(min(max(score, -_SCORE_MAX), _SCORE_MAX)), (2.0 * totals[5] + 1.0) / mean)
-        slopes[expert] = ratio - target / mean
-        if expert >= ADAPTIVE:
-            slopes[expert] /= max(ratio, 1.0)  # The curvature grows with the prediction.
-        loss = _loss_of_count(mean * ratio, target) / max(totals[8], 1.0)
-        return float(np.exp(-min(loss, _LOSS_MAX_OF_NUMBERS)))
-    low, high, centred = totals[4] - totals[2], totals[5] - totals[2], target - totals[2]
-    error = min(max(score, 2.0 * low - high), 2.0 * high - low) - centred
-    bend = _BEND * totals[8]
-    if task == HUBER:
-        slopes[expert] = min(max(error, -bend), bend)
-    elif error == 0.0:
-        slopes[expert] = 0.0
-    else:
-        slopes[expert] = 1.0 - totals[6] if error > 0.0 else -totals[6]
-    if target_distance == 0.0:
-        return 1.0
-    error = (min(max(score, low), high) - centred) / target_distance
-    if task == HUBER:
-        near = min(abs(error), bend / target_distance)
-        loss = near * (2.0 * abs(error) - near)
-    else:
-        loss = _PINBALL_SHARPNESS * max(error * (1.0 - totals[6]), -error * totals[6])
-    return float(np.exp(-min(loss, _LOSS_MAX_OF_NUMBERS)))
-
-
-@compiled
-def _other_loss(
-    task: int,
-    target: float,
-    row_weight: float,
-    norm: float,
-    mixture: Floats,
-    totals: Floats,
-    scores: Floats,
-    asked: Floats,
-    is_late: bool,
-    slopes: Floats,
-    likelihoods: Floats,
-    factors: Floats,
-    rates: Rates,
+def _step(
+    columns: Floats, at: int, value: float, least: float, slopes: Floats, size: int, factors: Floats, rates: Rates
 ) -> None:
-    """Observe a target, and fill in slopes, likelihoods and factors of all experts, for losses after ``SQUARED``."""
-    distance, unit, mixed = 1.0, 1.0, 0.0
-    for expert in range(len(rates)):
-        mixed += mixture[expert] * scores[expert]
-    if task == POISSON:
-        target, deviation = _observe_target(totals, target, row_weight)
-        # Rare counts are large parts of their mean, and so would be the steps of constant rates.
-        mean = np.exp(offset_of(task, totals))
-        unit = 1.0 / max(deviation / mean, 1.0)
-        predicted = min(mean * np.exp(min(max(mixed, -_SCORE_MAX), _SCORE_MAX)), totals[5] + 1.0)
-        error = 2.0 * _loss_of_count(predicted, target)  # It is 1 for counts of Poisson.
-    else:
-        if totals[0] == row_weight:
-            totals[2] = totals[4] = totals[5] = target
-        difference, reach = target - totals[2], _REACH * totals[7]
-        if totals[0] >= _ROWS_BEFORE_OUTLIERS:
-            difference = min(max(difference, -reach), reach)
-        totals[2] += difference * row_weight / totals[0]
-        totals[7] += (abs(difference) - totals[7]) * row_weight / totals[0]
-        totals[4], totals[5] = min(totals[4], target), max(totals[5], target)
-        distance, error = totals[7], abs(target - totals[2] - mixed)
-        unit = distance if task == QUANTILE else 1.0
-    if totals[0] >= _ROWS_BEFORE_OUTLIERS:
-        error = min(error, _REACH * totals[8])
-    totals[8] += (error - totals[8]) * min(row_weight / min(totals[0], _MEMORY), 1.0)
-    for expert in range(len(rates)):
-        score = asked[expert] - offset_of(task, totals) if is_late else scores[expert]
-        likelihoods[expert] = _slope_of_other(task, expert, score, target, distance, totals, slopes)
-        if is_late:  # As in `_learn`.
-            _slope_of_other(task, expert, scores[expert], target, distance, totals, slopes)
-        if expert < min(len(rates), ADAPTIVE):
-            factors[expert] = rates[expert] * distance / np.sqrt(totals[1])
-        else:
-            factors[expert] = min(rates[expert], _STEP_MAX_OF_NUMBERS / row_weight) / norm * unit
-
-
-@compiled
-def _step(columns: Floats, at: int, value: float, slopes: Floats, size: int, factors: Floats, rates: Rates) -> None:
-    """Make the steps of all experts in one column."""
+    """Make the steps of all experts in one column; smaller squares of slopes count as ``least``."""
+    least *= value * value
     at += STATISTICS
     for first in range(0, size, len(rates)):
         for expert in range(min(len(rates), ADAPTIVE)):
             gradient = slopes[first + expert] * value
             # The square of a number below 1e-162 is 0, and a divisor.
-            squares = columns[at + len(rates) + expert] + (gradient * gradient + _SQUARE_MIN)
+            squares = columns[at + len(rates) + expert] + max(gradient * gradient + SQUARE_MIN, least)
             columns[at + len(rates) + expert] = squares
             columns[at + expert] -= factors[expert] * gradient / np.sqrt(squares)
         for expert in range(min(len(rates), ADAPTIVE), len(rates)):
@@ -413,6 +231,11 @@ def _learn(
     slopes: Floats,
     likelihoods: Floats,
     factors: Floats,
+    cells: CellNumbers,
+    first_cell: int,
+    stop_cell: int,
+    weights: Weights,
+    sums: Floats,
     rates: Rates,
 ) -> None:
     """Learn from one row. The scores are computed again with the statistics that include the row.
@@ -424,7 +247,8 @@ def _learn(
     for score in range(size):
         scores[score] = 0.0
     _add_scores(columns, slot_of[intercept] * width, 1.0, scores, size, rates)
-    norm = 1.0
+    add_cells(cells, first_cell, stop_cell, weights, scores, size, rates)
+    norm = 1.0 + (stop_cell - first_cell)
     for position in range(first, stop):
         at, value = slot_of[indices[position]] * width, values[position]
         if abs(value) <= HUGE and not action & (CORRECT | WITHDRAW):
@@ -439,28 +263,32 @@ def _learn(
         totals[1] += (norm - totals[1]) * row_weight / totals[0]
     norm = max(totals[1], norm)
     if task > SQUARED:
-        _other_loss(
+        other_loss(
             task, target, row_weight, norm, mixture, totals, scores, asked, is_late, slopes, likelihoods, factors, rates
         )
     else:
-        spread, step_max = 1.0, _STEP_MAX_OF_CLASSES
+        spread, step_max, steepest = 1.0, STEP_MAX_OF_CLASSES, np.inf
         if task == SQUARED:
-            target, spread = _observe_target(totals, target, row_weight)
-            step_max = _STEP_MAX_OF_NUMBERS
+            rows_before = totals[0] - row_weight
+            if stop_cell > first_cell and rows_before >= ROWS_BEFORE_OUTLIERS and totals[3] > 0.0:
+                steepest = _OUTLIER_DEVIATIONS * np.sqrt(totals[3] / rows_before)
+            target, spread = observe_target(totals, target, row_weight)
+            step_max = STEP_MAX_OF_NUMBERS
             if is_late:
                 for expert in range(len(rates)):
                     asked[expert] -= totals[2]
         for expert in range(len(rates)):
-            likelihoods[expert] = _slopes(task, expert, scores, size, target, spread, totals, slopes, rates)
+            likelihoods[expert] = slopes_of(task, expert, scores, size, target, spread, totals, slopes, rates)
             if is_late:
                 # The mixture counts predictions as they were made. Scores of this moment profit from the labels that
                 # came since the question, and the experts that follow their last labels most closely would prevail.
-                likelihoods[expert] = _slopes(task, expert, asked, size, target, spread, totals, slopes, rates)
-                _slopes(task, expert, scores, size, target, spread, totals, slopes, rates)
+                likelihoods[expert] = slopes_of(task, expert, asked, size, target, spread, totals, slopes, rates)
+                slopes_of(task, expert, scores, size, target, spread, totals, slopes, rates)
+            slopes[expert] = min(max(slopes[expert], -steepest), steepest)
             if action & WITHDRAW:
                 slopes[expert] = 0.0
             if action & (CORRECT | WITHDRAW):
-                slopes[expert] -= _probability(asked[expert])
+                slopes[expert] -= probability_of(asked[expert])
             if expert < min(len(rates), ADAPTIVE):
                 factors[expert] = rates[expert] * spread / np.sqrt(totals[1])
             else:
@@ -468,10 +296,13 @@ def _learn(
     if row_weight != 1.0:
         for score in range(size):
             slopes[score] *= row_weight
+    least = SQUARE_OF_CELLS_MIN if stop_cell > first_cell else 0.0
     for position in range(first, stop):
         if x[position - first] != 0.0:
-            _step(columns, slot_of[indices[position]] * width, x[position - first], slopes, size, factors, rates)
-    _step(columns, slot_of[intercept] * width, 1.0, slopes, size, factors, rates)
+            at = slot_of[indices[position]] * width
+            _step(columns, at, x[position - first], least, slopes, size, factors, rates)
+    _step(columns, slot_of[intercept] * width, 1.0, least, slopes, size, factors, rates)
+    step_cells(cells, first_cell, stop_cell, weights, sums, slopes, size, factors, rates)
     if not action & (ASSUME | WITHDRAW):
         _mix(mixture, likelihoods, row_weight, rates)
 
@@ -515,6 +346,9 @@ def step_rows(
     questions: Indices,
     asked: Floats,
     room: Floats,
+    cells: CellNumbers,
+    cell_weights: Weights,
+    cell_sums: Floats,
     rates: Rates,
 ) -> None:
     """Predict and learn from the rows ``rows``, one after the other, as ``actions`` says for each of them.
@@ -523,7 +357,8 @@ def step_rows(
     ``rows``. A prediction is made before the row is learned from, and changes nothing. Where ``questions`` is not -1, a
     prediction puts the experts' scores of its row into ``asked`` there, and learning takes them from it. A row with
     ``JUDGE`` is not learned from again: only the experts are judged. Column c has the row ``slot_of[c]`` of
-    ``columns``. ``room`` is memory to work in, of the caller, because a pointer does not keep its array.
+    ``columns``. ``room`` is memory to work in, of the caller, because a pointer does not keep its array. ``cells`` has
+    a row for each step, without columns for a model without cells.
     """
     steps, width, size = len(rows), columns.shape[1], predictions.shape[1] * len(rates)
     scores, slopes, scores_asked = pointer_to(room), pointer_to(room[size:]), pointer_to(room[2 * size :])
@@ -532,13 +367,16 @@ def step_rows(
     state, shares, sums = pointer_to(columns.reshape(-1)), pointer_to(mixture), pointer_to(totals)
     predicted, kept = pointer_to(predictions.reshape(-1)), pointer_to(asked.reshape(-1))
     column_of, value_of, slots = pointer_to(indices), pointer_to(values), pointer_to(slot_of)
+    cell_of, of_cells, sums_of_cells = pointer_to(cells.reshape(-1)), pointer_to(cell_weights), pointer_to(cell_sums)
     for position in range(steps):
         first, stop = indptr[rows[position]], indptr[rows[position] + 1]
+        first_cell, stop_cell = position * cells.shape[1], (position + 1) * cells.shape[1]
         question = questions[position] * asked.shape[1] * len(rates)  # It has room for classes that come later.
         if actions[position] & PREDICT:
             for score in range(size):
                 scores[score] = 0.0
             _add_scores(state, slots[hashed] * width, 1.0, scores, size, rates)
+            add_cells(cell_of, first_cell, stop_cell, of_cells, scores, size, rates)
             for place in range(first, stop):
                 at = slots[column_of[place]] * width
                 value = _standardized(state, at, value_of[place])
@@ -556,7 +394,7 @@ def step_rows(
         if actions[position] & JUDGE:
             target = targets[position]
             for expert in range(len(rates)):  # It changes the experts' shares only.
-                likelihood = _slopes(BINARY, expert, scores_asked, size, target, 1.0, sums, slopes, rates)
+                likelihood = slopes_of(BINARY, expert, scores_asked, size, target, 1.0, sums, slopes, rates)
                 likelihoods[expert] = likelihood
             _mix(shares, likelihoods, row_weights[position], rates)
         elif actions[position] & LEARN:
@@ -583,6 +421,11 @@ def step_rows(
                 slopes,
                 likelihoods,
                 factors,
+                cell_of,
+                first_cell,
+                stop_cell,
+                of_cells,
+                sums_of_cells,
                 rates,
             )
 

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from streamiter.errors import ConfigurationError, ModelError
 from streamiter.learn.adaptive import AdaptiveLinearModel
 from streamiter.learn.losses import LossName
-from streamiter.models.standardized_model import Explanation
+from streamiter.models.explanations import Explanation
 from streamiter.values.field_kinds import Kind
 from streamiter.values.numbers import Floats
 from streamiter.values.records import Columns, columns_of_table
@@ -58,12 +58,14 @@ class _OnlineEstimator(BaseEstimator):  # type: ignore[misc]
         bits: int = _BITS,
         kinds: Mapping[str, Kind] | None = None,
         time_zone: str | None = None,
+        shapes: bool = True,
     ) -> None:
         self.crosses = crosses
         self.rates = rates
         self.bits = bits
         self.kinds = kinds
         self.time_zone = time_zone
+        self.shapes = shapes
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -115,7 +117,7 @@ class _OnlineEstimator(BaseEstimator):  # type: ignore[misc]
         return self
 
     def _settings(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in ("crosses", "rates", "bits", "kinds", "time_zone")}
+        return {name: getattr(self, name) for name in ("crosses", "rates", "bits", "kinds", "time_zone", "shapes")}
 
     def explain(self, X: Any) -> Explanation:
         """Return the score of each row as the sum of the parts of its columns."""
@@ -211,8 +213,9 @@ class OnlineRegressor(RegressorMixin, _OnlineEstimator):  # type: ignore[misc]
         bits: int = _BITS,
         kinds: Mapping[str, Kind] | None = None,
         time_zone: str | None = None,
+        shapes: bool = True,
     ) -> None:
-        super().__init__(crosses=crosses, rates=rates, bits=bits, kinds=kinds, time_zone=time_zone)
+        super().__init__(crosses=crosses, rates=rates, bits=bits, kinds=kinds, time_zone=time_zone, shapes=shapes)
         self.loss = loss
         self.quantile = quantile
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal, NotRequired, TypedDict
 
 import numpy as np
@@ -143,21 +143,39 @@ class ProgressiveValidation(DeclaredState, Savable):
     ) -> float:
         """:meth:`update`, and return the sum of the losses of these rows, each multiplied by its weight."""
         rows = self._checked(predictions, targets, sample_weights, classes)
+        return float(self._counted(rows, has_classes=classes is not None) @ rows[2])
+
+    def count_batches(self, batches: Sequence[PredictedRows]) -> list[float]:
+        """Count the rows of mini-batches together, which takes a tenth of the time; return the losses of each one.
+
+        If there are several, no row has the weight 0.
+        """
+        fields = [name for name in ("predictions", "targets", "weights", "classes") if name in batches[0]]
+        rows = self._checked(*(np.concatenate([each[name] for each in batches]) for name in fields))
+        losses, first, sums = self._counted(rows, has_classes="classes" in fields), 0, []
+        for each in batches:
+            own = slice(first, first + len(each["predictions"]))
+            sums.append(float(losses[own] @ rows[2, own]))
+            first = own.stop
+        return sums
+
+    def _counted(self, rows: Floats, *, has_classes: bool) -> Floats:
+        """Count rows that were checked, and return their losses."""
         if not rows.shape[1]:
-            return 0.0
+            return np.zeros(0)
         self._count += rows.shape[1]
         if self._first is None:
             # φ of a shifted target belongs to the squared loss only.
             self._first = float(rows[1, 0]) if isinstance(self.loss, SquaredLoss) else 0.0
         if self.kind == "classes" and self._of_class is not None:
-            self._of_class = None if classes is None else weights_of_classes(self._of_class, rows)
+            self._of_class = weights_of_classes(self._of_class, rows) if has_classes else None
         losses, log_odds = self._losses(rows)
         self._sums = self._added(rows, losses, self._sums)
         if self._scores and self._calibration:
             self._calibration.add(rows[:3])
             self._scores.add(log_odds=log_odds, targets=rows[1], weights=rows[2])
         self._window.add(rows)
-        return float(losses @ rows[2])
+        return losses
 
     def metrics(self) -> dict[str, float]:
         """Return the metrics by name; the class describes them."""
@@ -254,7 +272,7 @@ class ProgressiveValidation(DeclaredState, Savable):
         predictions: npt.ArrayLike,
         targets: npt.ArrayLike,
         sample_weights: npt.ArrayLike | None,
-        classes: npt.ArrayLike | None,
+        classes: npt.ArrayLike | None = None,
     ) -> Floats:
         """Return predictions, targets, weights and classes as rows of one array; rows of weight 0 are left out."""
         checked_targets = row_vector(_NAME, "targets", targets, np.size(targets))
@@ -481,6 +499,10 @@ def _added(first: Floats, second: Floats) -> Floats:
     return total
 
 
+# The calls of numpy take most of the time that it takes to count a mini-batch alone.
+_COUNTED_TOGETHER: Final = 10
+
+
 class Validate(DeclaredOperator):
     """Progressive validation as a step: reads predictions with targets, emits metrics every ``report_every`` rows.
 
@@ -499,18 +521,44 @@ class Validate(DeclaredOperator):
         self._window = window
         self._report_every = report_every
         self._report_every_s = report_every_s
+        self._held: list[PredictedRows] = []
+        """The mini-batches that are not counted yet; the sums do not depend on which of them are counted together."""
 
     def open(self, context: Context) -> None:
         self._context, self._name = context, context.name
 
     def process(self, rows: PredictedRows, out: Output) -> None:
-        """Count the predictions of one mini-batch."""
+        """Count the predictions of one mini-batch, together with others."""
         if self._validation is None:
             self._validation = validation_of(rows["task"], rows.get("loss"), self._window)
         elif self._validation.kind != rows["task"]:
+            self._count_held()
             self._validation = self._validation.continued_as(rows["task"], rows.get("earlier_targets", (0.0, 1.0)))
             self._comparison = MeanComparison()
-        loss = self._validation.count_rows(rows["predictions"], rows["targets"], rows["weights"], rows.get("classes"))
+        # A prediction that is refused ends the job with its own mini-batch.
+        is_alone = not (math.isfinite(rows["predictions"].sum()) and rows["weights"].min(initial=1.0) > 0.0)
+        if is_alone or (self._held and ("classes" in self._held[0]) != ("classes" in rows)):
+            self._count_held()
+        self._held.append(rows)
+        if is_alone or len(self._held) == _COUNTED_TOGETHER:
+            self._count_held()
+        self._since_report += len(rows["predictions"])
+        if self._report_every_s is None:
+            if self._since_report >= self._report_every:
+                self._report(out)
+        elif not self._has_timer:
+            self._has_timer = True
+            self._context.set_timer(self._report_every_s)
+
+    def _count_held(self) -> None:
+        if self._held:
+            assert self._validation is not None
+            held, self._held = self._held, []
+            for rows, loss in zip(held, self._validation.count_batches(held), strict=True):
+                self._compare(rows, loss)
+
+    def _compare(self, rows: PredictedRows, loss: float) -> None:
+        """Warn of a loss that is far above the loss of the mean."""
         if "loss" in rows:
             loss = SquaredLoss().total(rows["predictions"], rows["targets"], rows["weights"])
         if rows.get("is_mean", True) and (found := self._comparison.far_above(rows, loss)) is not None:
@@ -524,13 +572,6 @@ class Validate(DeclaredOperator):
                 self._name,
                 *found,
             )
-        self._since_report += len(rows["predictions"])
-        if self._report_every_s is None:
-            if self._since_report >= self._report_every:
-                self._report(out)
-        elif not self._has_timer:
-            self._has_timer = True
-            self._context.set_timer(self._report_every_s)
 
     def on_timer(self, payload: object, out: Output) -> None:
         """Emit the metrics that are due."""
@@ -539,11 +580,16 @@ class Validate(DeclaredOperator):
 
     def _report(self, out: Output) -> None:
         if self._validation is not None and self._since_report:
+            self._count_held()
             self._since_report = 0
             out.emit(self._validation.metrics())
 
     def finish(self, out: Output) -> None:
         self._report(out)
+
+    def snapshot(self) -> dict[str, Any]:
+        self._count_held()
+        return super().snapshot()
 
     def restore(self, state: dict[str, Any]) -> None:
         if (validation := state["validation"]) is not None:

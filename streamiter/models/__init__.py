@@ -6,8 +6,8 @@ An update is one record. Its key is the model's name; its headers are ``model``,
 larger than a record of the topic is written in chunks. The topic may be compacted.
 
 Each module imports from the modules before it: ``documents`` (parameters, the value), ``update`` (headers, keys),
-``chunks``, ``reader``, ``publisher``, ``standardized_model``, ``linear_predictor``, ``versions``, ``served`` and
-``rollbacks``.
+``chunks``, ``reader``, ``publisher``, ``shapes``, ``shape_scores``, ``explanations``, ``standardized_model``,
+``linear_predictor``, ``versions``, ``served`` and ``rollbacks``.
 """
 
 from typing import TYPE_CHECKING

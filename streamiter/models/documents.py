@@ -30,8 +30,8 @@ import orjson
 import safetensors.numpy
 from safetensors import SafetensorError
 
-from streamiter.errors import ModelError, OtherModel
-from streamiter.values.numbers import Array
+from streamiter.errors import ModelError, OtherModel, shortened
+from streamiter.values.numbers import Array, Floats
 
 Parameters = Array | dict[str, Any]
 """One array, or a dict of names to arrays, numbers, strings (and lists, tuples and dicts of these)."""
@@ -149,6 +149,42 @@ def _not_finite(path: str, subject: str, what: str) -> ModelError:
 def _named(path: str) -> str:
     return f"parameter {path!r}" if path else "the parameters"
 
+
+def are_names(value: object) -> bool:
+    """Whether the value is a list of texts."""
+    return isinstance(value, list) and all(isinstance(name, str) for name in value)
+
+
+def parameter_of(
+    given: Mapping[str, Any], name: str, subject: str, expected: str, fits: Callable[[object], bool]
+) -> Any:
+    """Return a parameter of a learner, if it fits. Raises ModelError, whose message begins with ``subject``."""
+    value = given.get(name)
+    if not fits(value):
+        raise ModelError(
+            f"{subject}: expected {name!r} as {expected}, given {shortened(value)}; publish the parameters of an "
+            "AdaptiveLinearModel as they are"
+        )
+    return value
+
+
+def array_of_numbers(given: Mapping[str, Any], name: str, subject: str, shape: tuple[int | None, ...]) -> Floats:
+    """Return an array of numbers of this shape; None in the shape stands for any length."""
+    array = np.asarray(given.get(name))
+    fits = array.ndim == len(shape) and all(
+        length in (None, is_length) for length, is_length in zip(shape, array.shape, strict=True)
+    )
+    if array.dtype.kind not in "iuf" or not fits:
+        wanted = ", ".join("any" if length is None else str(length) for length in shape)
+        raise ModelError(
+            f"{subject}: expected {name!r} as numbers of shape ({wanted}), given shape {array.shape} of {array.dtype}; "
+            "publish the parameters of an AdaptiveLinearModel as they are"
+        )
+    return array.astype(np.float64)
+
+
+SHAPES: Final = "shapes"
+"""The parameter with the members of a model beside its linear one: see ``streamiter.models.shapes``."""
 
 # ---- the state of a learner
 

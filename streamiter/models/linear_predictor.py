@@ -13,16 +13,10 @@ from typing import Any, Final
 import numpy as np
 
 from streamiter.errors import ModelError
-from streamiter.models.documents import Parameters
+from streamiter.models.documents import Parameters, array_of_numbers
+from streamiter.models.explanations import Effects, Explanation, explanation_of
 from streamiter.models.saved_objects import Savable
-from streamiter.models.standardized_model import (
-    EXPONENT_MAX,
-    Explanation,
-    StandardizedModel,
-    array_of_numbers,
-    explanation_of,
-    sigmoid,
-)
+from streamiter.models.standardized_model import EXPONENT_MAX, StandardizedModel, sigmoid
 from streamiter.values.numbers import Floats, standardized
 from streamiter.values.sparse_rows import SparseRows, rows_to_predict
 
@@ -111,6 +105,11 @@ class LinearPredictor(Savable):
         """
         link = self._link_name if self._standardized is None else self._standardized.link
         return probabilities_of_classes(self._subject, link, lambda: self(x))
+
+    @property
+    def effects(self) -> Effects | None:
+        """What the columns and pairs of a model with tables do to its scores; None for a model without tables."""
+        return None if self._standardized is None else self._standardized.effects
 
     def explain(self, x: object) -> Explanation:
         """Return the score of one row, or of each of several rows, as the sum of the parts of its features.

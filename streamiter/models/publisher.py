@@ -30,6 +30,7 @@ from streamiter.models.update import (
     check_model_name,
     chunk_key,
     deletion_headers,
+    format_of,
     shown_rank,
     update_key,
 )
@@ -270,7 +271,12 @@ class ModelUpdateEncoder:
             since = rank if replaces else since
             document = self._document(snapshot, rank, epoch)
             headers = UpdateHeaders(self.model, *rank, document.epoch, self._clock.now_ms(), content_type="")
-            headers = replace(headers, since_rollback=None if since == NO_RANK else since, rollback_to=rollback_to)
+            headers = replace(
+                headers,
+                format=format_of(document.parameters),
+                since_rollback=None if since == NO_RANK else since,
+                rollback_to=rollback_to,
+            )
             written, leftovers = self._records_of(document, headers)
             records += written
             records += [record for chunk_set in chunk_sets for record in self._deletions(chunk_set)]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import cached_property
 from itertools import chain
 from typing import Any, Final
@@ -12,6 +12,10 @@ from typing import Any, Final
 import numpy as np
 
 from streamiter.errors import ModelError, shortened
+from streamiter.models.documents import SHAPES, are_names, array_of_numbers, parameter_of
+from streamiter.models.explanations import Effects, Explanation, ShapeEffects, explanation_of
+from streamiter.models.shape_scores import BinnedRows, ShapeScores
+from streamiter.models.shapes import Shapes
 from streamiter.values.crossed_rows import (
     CROSS_LIMIT,
     Cross,
@@ -51,31 +55,6 @@ def sigmoid(score: Floats) -> Floats:
     return np.where(score >= 0, 1.0, small) / (1.0 + small)
 
 
-@dataclass(frozen=True, slots=True)
-class Explanation:
-    """The score of a row as a sum, or the scores of several rows: then each contribution has a number for each row.
-
-    A model of classes has arrays, whose last axis has a number for each probability.
-    """
-
-    intercept: float | Floats
-    """The score of a row of which nothing is known."""
-    contributions: dict[str, Any]
-    """The part of each feature, by its field or the number of its column; a cross is named ``"a × b"``."""
-
-    @property
-    def score(self) -> float | Floats:
-        """The sum of the intercept and all contributions; the link turns it into the prediction."""
-        return sum(self.contributions.values(), start=self.intercept)
-
-
-def explanation_of(intercept: Any, parts: Mapping[str, Any], is_single: bool) -> Explanation:
-    """Return the explanation from arrays with a number for each row: of all rows, or of the only row."""
-    if not is_single:
-        return Explanation(intercept, dict(parts))
-    return Explanation(intercept, {name: part[0] if part.ndim == 2 else float(part[0]) for name, part in parts.items()})
-
-
 class StandardizedModel:
     """Predicts with the parameters of an ``AdaptiveLinearModel``.
 
@@ -86,22 +65,24 @@ class StandardizedModel:
 
     def __init__(self, given: Mapping[str, Any], subject: str) -> None:
         self._subject = subject
-        self.link: str = _value(given, "link", subject, "one of logit, softmax, clipped, log", _is_link)
+        self.link: str = parameter_of(given, "link", subject, "one of logit, softmax, clipped, log", _is_link)
         self.classes: list[Any] | None = None
         self.positive: Any = None
         if self.link == "logit" and "classes" in given:
-            _, self.positive = _value(given, "classes", subject, "a list of two labels", _are_two)
+            _, self.positive = parameter_of(given, "classes", subject, "a list of two labels", _are_two)
         elif self.link == "softmax":
-            self.classes = _value(given, "classes", subject, "a list of labels", lambda value: isinstance(value, list))
+            self.classes = parameter_of(
+                given, "classes", subject, "a list of labels", lambda value: isinstance(value, list)
+            )
         elif self.link in ("clipped", "log"):
             self._lowest, self._highest = (
-                float(_value(given, name, subject, "a number", is_number)) for name in ("lowest", "highest")
+                float(parameter_of(given, name, subject, "a number", is_number)) for name in ("lowest", "highest")
             )
-        self._fields: list[str] = _value(given, "fields", subject, "a list of names", _are_names)
-        self._texts = frozenset(_value(given, "text_fields", subject, "a list of names", _are_names))
+        self._fields: list[str] = parameter_of(given, "fields", subject, "a list of names", are_names)
+        self._texts = frozenset(parameter_of(given, "text_fields", subject, "a list of names", are_names))
         self._place_columns(given)
         self._columns = {name: column for column, name in enumerate(self._fields)}
-        pairs = _value({"crosses": [], **given}, "crosses", subject, "pairs of names", _are_pairs)
+        pairs = parameter_of({"crosses": [], **given}, "crosses", subject, "pairs of names", _are_pairs)
         self._crosses: list[Cross] = [(first, second) for first, second in pairs]
         if self._crosses:
             fields = crossed_fields(self._crosses)
@@ -115,20 +96,26 @@ class StandardizedModel:
         self._products = frozenset(self._product_of.values())
         plain = [name for name in self._fields if name not in self._products]
         self._matrix_width = len(plain) if not self._texts and plain == list(map(str, range(len(plain)))) else None
-        self._bits: int = _value(given, "bits", subject, "a number", _is_count)
+        self._bits: int = parameter_of(given, "bits", subject, "a number", _is_count)
         self._known = published_fields(subject, self._bits, given)
         self._kinds = self._known.kinds
         """The fields whose values are prepared otherwise than their types say."""
         self._vectors = {name.rpartition("[")[0] for name in self._fields if name.endswith("]")}.difference(self._kinds)
         self._featured = self._texts.union(self._fields, self._vectors)
         self.known = self._featured.union(self._kinds)
-        self._width = None if "width" not in given else _value(given, "width", subject, "a number", _is_count)
+        self._width = None if "width" not in given else parameter_of(given, "width", subject, "a number", _is_count)
         kinds, zone = of_reader(self._kinds), self._known.zone
         self._reader = FieldReader(bits=self._bits, kinds=kinds, time_zone=zone, owner=subject)
-        self._weight_of_text: dict[tuple[str, Any], _Weight] = {}
-        """The weight of a text in a field, or of a missing value: None for NaN, too."""
-        self._limit_of_cross: dict[tuple[Any, ...], tuple[float, _Weight]] = {}
-        """Limit and weight of a cross with one or two texts."""
+        self._text_features: dict[tuple[str, Any], tuple[_Weight, list[int]]] = {}
+        """The weight and the positions of a text in a field, or of a missing value: None for NaN, too."""
+        self._limit_of_cross: dict[tuple[Any, ...], tuple[float, _Weight, int]] = {}
+        """Limit, weight and position of a cross with one or two texts."""
+        self._shapes: ShapeScores | None = None
+        if SHAPES in given:
+            numbers, places = len(self._fields), len(self._places) - 1
+            shapes = Shapes.of(given[SHAPES], subject, fields=numbers, places=places, scores=len(self._intercept))
+            of_fields = self._fields, self._center[:numbers], self._limit[:numbers]
+            self._shapes = ShapeScores(shapes, *of_fields, self._places[:-1])
 
     def _place_columns(self, given: Mapping[str, Any]) -> None:
         """Take over the arrays: the weights as a matrix, with a column for each score."""
@@ -169,9 +156,18 @@ class StandardizedModel:
             rows = self._with_crosses(rows, self._crosses)
         scores = self._scores_of_sparse(rows) if isinstance(rows, SparseRows) else self._scores(rows)
         values = self._linked(scores + self._intercept)
+        if self._shapes is not None and isinstance(rows, NamedRows):
+            binned = self._binned(self._shapes, rows)
+            values = self._shapes.mixed(
+                [values, *(self._linked(member.scores(binned)) for member in self._shapes.members)]
+            )
         if not is_single:
             return values
         return float(values[0]) if values.ndim == 1 else values[0]
+
+    def _binned(self, shapes: ShapeScores, rows: NamedRows) -> BinnedRows:
+        """Return the bins of rows with their crosses, whose places may be those of texts, too."""
+        return shapes.binned(rows, self._positions(rows.places[:, self._known_places(rows)]))
 
     def _has_crosses_of_lists(self, row: Mapping[str, Any]) -> bool:
         """Whether a crossed field has a list of texts, or a field is named like a cross: `crossed` handles both."""
@@ -202,7 +198,7 @@ class StandardizedModel:
         if is_dict:
             given = self._with_vectors_as_fields(x)  # type: ignore[arg-type]
             prepared = self._prepared(given)
-            if not self._has_crosses_of_lists(prepared):
+            if self._shapes is None and not self._has_crosses_of_lists(prepared):
                 return self._explain_one(given, prepared)
         rows, is_single = self._rows([x] if is_dict else x)
         if isinstance(rows, SparseRows):
@@ -212,9 +208,28 @@ class StandardizedModel:
             parts = {name: part for name, part in parts.items() if name in self.known or part.any()}
             for cross, name in self._product_of.items():
                 parts[name] = self._scores(_further(self._with_crosses(rows, [cross]), rows))
+        intercept: _Weight = self._weight_of(self._intercept)
+        if self._shape_effects is not None and isinstance(rows, NamedRows):
+            whole = self._with_crosses(rows, self._crosses) if self._crosses else rows
+            binned = self._binned(self._shape_effects.scores, whole)
+            intercept, parts = self._shape_effects.explained(self._intercept, parts, binned, self._linked)
+            intercept = intercept if self.classes is not None else intercept[:, 0]
+            if is_single or is_dict:
+                intercept = intercept[0] if self.classes is not None else float(intercept[0])
         if self.classes is None:
             parts = {name: part[:, 0] for name, part in parts.items()}
-        return explanation_of(self._weight_of(self._intercept), parts, is_single or is_dict)
+        return explanation_of(intercept, parts, is_single or is_dict)
+
+    @cached_property
+    def _shape_effects(self) -> ShapeEffects | None:
+        if self._shapes is None:
+            return None
+        return ShapeEffects(self._shapes, self.link, self._weights, self.classes)
+
+    @property
+    def effects(self) -> Effects | None:
+        """The effects of columns and pairs; None for a model without tables."""
+        return None if self._shape_effects is None else self._shape_effects.effects
 
     def _explain_one(self, row: Mapping[str, Any], prepared: Mapping[str, Any]) -> Explanation:
         """Return the parts of one row of fields; about as fast as a prediction."""
@@ -222,7 +237,9 @@ class StandardizedModel:
         nothing = intercept * 0.0
         known = [name for name, value in row.items() if name in self.known or _is_none(value) or is_no_time(value)]
         parts = {name: self._score_of_fields(self._prepared({name: row[name]}), nothing) for name in known}
-        crosses = {name: nothing + self._score_of_cross(cross, prepared) for cross, name in self._product_of.items()}
+        crosses = {
+            name: nothing + self._score_of_cross(cross, prepared, []) for cross, name in self._product_of.items()
+        }
         return Explanation(intercept, parts | crosses)
 
     def _alone(self, x: Any, rows: NamedRows) -> Iterator[tuple[str, NamedRows]]:
@@ -283,21 +300,41 @@ class StandardizedModel:
 
     def _predict_one(self, given: Mapping[str, Any]) -> Any:
         row = given if self._vectors.isdisjoint(given) else self._with_vectors_as_fields(given)
+        crossed: list[int] = []
+        value = self._linked_one(self._score(row, self._weight_of(self._intercept), crossed))
+        if self._shapes is None:
+            return value
+        places = self._positions_of_row(row) + crossed if self._shapes.has_categories else []
+        scores = self._shapes.scores_of_row(row, places)
+        return self._shapes.mixed([value, *map(self._linked_one, scores)])
+
+    def _positions_of_row(self, row: Mapping[str, Any]) -> list[int]:
+        """Return the positions of the row's texts and missing values in the model's places."""
+        found: list[int] = []
+        for name, value in row.items():
+            if isinstance(value, str) or are_texts(value):
+                if name in self._texts:
+                    texts = [value] if isinstance(value, str) else value
+                    found += chain.from_iterable(self._text_feature(name, text)[1] for text in texts)
+            elif _is_none(value) or is_no_time(value):
+                found += self._text_feature(name, None)[1]
+        return found
+
+    def _linked_one(self, score: _Weight) -> Any:
         if self.classes is not None:
-            scores = self._score(row, self._intercept)
-            raised = np.exp(scores - scores.max())
+            raised = np.exp(score - score.max())
             return raised / raised.sum()
-        score = self._score(row, float(self._intercept[0]))
         if self.link in ("clipped", "log"):
             # numpy's exp, not math's, as for many rows.
             number = float(np.exp(min(score, EXPONENT_MAX))) if self.link == "log" else score
             return min(max(number, self._lowest), self._highest)
         return 1.0 / (1.0 + math.exp(-min(max(score, -_SCORE_MAX), _SCORE_MAX)))
 
-    def _score(self, row: Mapping[str, Any], score: _Weight) -> _Weight:
+    def _score(self, row: Mapping[str, Any], score: _Weight, positions: list[int]) -> _Weight:
+        """Return the score of a row; add the positions of crosses with texts in the model's places."""
         score = self._score_of_fields(row, score)
         for cross in self._crosses:
-            score = score + self._score_of_cross(cross, row)
+            score = score + self._score_of_cross(cross, row, positions)
         return score
 
     def _score_of_fields(self, row: Mapping[str, Any], score: _Weight) -> _Weight:
@@ -330,7 +367,7 @@ class StandardizedModel:
                 raise self._wrong_kind(name, "a text", shortened(value))
         return score
 
-    def _score_of_cross(self, cross: Cross, row: Mapping[str, Any]) -> _Weight:
+    def _score_of_cross(self, cross: Cross, row: Mapping[str, Any], positions: list[int]) -> _Weight:
         """Return what a cross adds to the score of a row; ``crossed`` does the same for many rows."""
         number, texts = 1.0, []
         for field in cross:
@@ -344,13 +381,14 @@ class StandardizedModel:
                 distance = (float(value) - mean) / deviation if deviation else 0.0
                 number *= min(max(distance, -CROSS_LIMIT), CROSS_LIMIT)
         if texts:
-            center, (limit, weight) = 0.0, self._text_cross(cross, texts)
+            center, (limit, weight, at) = 0.0, self._text_cross(cross, texts)
+            positions.append(at)
         else:
             center, limit, weight = self._numeric.get(self._product_of[cross], (0.0, 0.0, 0.0))
         return weight * min(max(number - center, -limit), limit)
 
-    def _text_cross(self, cross: Cross, texts: list[tuple[str, str]]) -> tuple[float, _Weight]:
-        """Return limit and weight of a cross with these texts."""
+    def _text_cross(self, cross: Cross, texts: list[tuple[str, str]]) -> tuple[float, _Weight, int]:
+        """Return limit, weight and position of a cross with these texts."""
         key = (cross, *texts)
         if (found := self._limit_of_cross.get(key)) is None:
             if len(self._limit_of_cross) >= _CACHED_TEXTS:
@@ -358,23 +396,28 @@ class StandardizedModel:
             of_texts = [np.array([place_of_text(field, text, self._bits)]) for field, text in texts]
             at = self._positions(places_of_cross(cross, of_texts, self._bits))[0]
             weights = self._place_weights[at]
-            found = self._limit_of_cross[key] = float(self._place_limits[at]), self._weight_of(weights)
+            found = self._limit_of_cross[key] = float(self._place_limits[at]), self._weight_of(weights), int(at)
         return found
 
     def _text_weight(self, name: str, value: Any) -> _Weight:
         """Return the weight of a text, or of a missing value, in a field."""
+        return self._text_feature(name, value)[0]
+
+    def _text_feature(self, name: str, value: Any) -> tuple[_Weight, list[int]]:
+        """Return the weight of a text, or of a missing value, in a field, and its positions in the model's places."""
         key = (name, None if value != value else value)  # NaN equals no other NaN.
-        weight = self._weight_of_text.get(key)
-        if weight is None:
-            if len(self._weight_of_text) >= _CACHED_TEXTS:
-                self._weight_of_text.clear()
+        found = self._text_features.get(key)
+        if found is None:
+            if len(self._text_features) >= _CACHED_TEXTS:
+                self._text_features.clear()
             if isinstance(value, str):
                 places = np.array([place_of_text(name, value, self._bits)])
             else:
                 places = self._reader.rows([{name: value}]).places[0]
-            weights = self._text_weights[self._positions(places)].sum(axis=0)
-            weight = self._weight_of_text[key] = self._weight_of(weights)
-        return weight
+            at = self._positions(places)
+            weight = self._weight_of(self._text_weights[at].sum(axis=0))
+            found = self._text_features[key] = weight, at.tolist()
+        return found
 
     def _with_vectors_as_fields(self, row: Mapping[str, Any]) -> dict[str, Any]:
         """Return the row as ``Columns`` with a matrix are learned: each number of a vector is a field."""
@@ -451,15 +494,19 @@ class StandardizedModel:
         numbers = rows.numbers[:, known]
         x = _clipped(numbers, numbers - self._center[columns], self._limit[columns])
         scores: Floats = x @ self._weights[columns]
-        for position, places in enumerate(rows.places.T):
-            if position >= len(rows.text_fields) or rows.text_fields[position] in self._texts:
-                at = self._positions(places)
-                if rows.place_values is None:
-                    scores += self._text_weights[at]
-                else:
-                    values, limits = rows.place_values[:, position], self._place_limits[at]
-                    scores += _clipped(values, values, limits)[:, None] * self._place_weights[at]
+        for position in self._known_places(rows):
+            at = self._positions(rows.places[:, position])
+            if rows.place_values is None:
+                scores += self._text_weights[at]
+            else:
+                values, limits = rows.place_values[:, position], self._place_limits[at]
+                scores += _clipped(values, values, limits)[:, None] * self._place_weights[at]
         return scores
+
+    def _known_places(self, rows: NamedRows) -> list[int]:
+        """Return which columns of places are of known fields, or of missing values."""
+        fields = rows.text_fields
+        return [at for at in range(rows.places.shape[1]) if at >= len(fields) or fields[at] in self._texts]
 
     def _values_times_weights(self, rows: SparseRows) -> Floats:
         """Return what each value of the rows adds to the scores of its row."""
@@ -510,42 +557,17 @@ def _is_link(value: object) -> bool:
     return isinstance(value, str) and value in ("logit", "softmax", "clipped", "log")
 
 
+def _is_list(value: object) -> bool:
+    return isinstance(value, list)
+
+
 def _are_two(value: object) -> bool:
     return isinstance(value, list) and len(value) == 2
 
 
-def _are_names(value: object) -> bool:
-    return isinstance(value, list) and all(isinstance(name, str) for name in value)
-
-
 def _are_pairs(value: object) -> bool:
-    return isinstance(value, list) and all(_are_names(pair) and len(pair) == 2 for pair in value)
+    return isinstance(value, list) and all(are_names(pair) and len(pair) == 2 for pair in value)
 
 
 def _is_count(value: object) -> bool:
     return isinstance(value, int) and value > 0
-
-
-def _value(given: Mapping[str, Any], name: str, subject: str, expected: str, fits: Callable[[object], bool]) -> Any:
-    value = given.get(name)
-    if not fits(value):
-        raise ModelError(
-            f"{subject}: expected {name!r} as {expected}, given {shortened(value)}; publish the parameters of an "
-            "AdaptiveLinearModel as they are"
-        )
-    return value
-
-
-def array_of_numbers(given: Mapping[str, Any], name: str, subject: str, shape: tuple[int | None, ...]) -> Floats:
-    """Return an array of numbers of this shape; None in the shape stands for any length."""
-    array = np.asarray(given.get(name))
-    fits = array.ndim == len(shape) and all(
-        length in (None, is_length) for length, is_length in zip(shape, array.shape, strict=True)
-    )
-    if array.dtype.kind not in "iuf" or not fits:
-        wanted = ", ".join("any" if length is None else str(length) for length in shape)
-        raise ModelError(
-            f"{subject}: expected {name!r} as numbers of shape ({wanted}), given shape {array.shape} of {array.dtype}; "
-            "publish the parameters of an AdaptiveLinearModel as they are"
-        )
-    return array.astype(np.float64)

@@ -18,7 +18,7 @@ from typing import Any, Final
 import msgspec
 
 from streamiter.errors import ModelError, shortened
-from streamiter.models.documents import Parameters, without_state
+from streamiter.models.documents import SHAPES, Parameters, without_state
 from streamiter.topics.topic import Headers
 from streamiter.values.helpers.clock import Clock
 from streamiter.values.helpers.notebooks import html_facts
@@ -100,8 +100,21 @@ class ModelUpdate:
         return max(0, clock.now_ms() - self.created_at_ms) / 1000
 
 
-# Records of this format carry no header of it: docs/model-updates.md.
+# Records of format 1 carry no header of it: docs/model-updates.md.
 _FORMAT: Final = "1"
+
+# A consumer of format 1 would predict with the linear member alone, so it must refuse the update.
+_FORMAT_OF_SHAPES: Final = "2"
+
+
+def format_of(parameters: Parameters) -> str:
+    """Return the format of an update with these parameters.
+
+    >>> format_of({"weights": [0.5]}), format_of({"weights": [0.5], "shapes": {}})
+    ('1', '2')
+    """
+    return _FORMAT_OF_SHAPES if isinstance(parameters, dict) and SHAPES in parameters else _FORMAT
+
 
 # It separates a model's name from the rest of a chunk's key, so a model's name must not contain this character.
 _KEY_SEPARATOR: Final = "#"
@@ -135,6 +148,7 @@ class UpdateHeaders(msgspec.Struct, frozen=True):
     chunk: Chunk | None = None
     since_rollback: Rank | None = None
     rollback_to: Rank | None = None
+    format: str = _FORMAT
 
     @property
     def rank(self) -> Rank:
@@ -155,6 +169,8 @@ class UpdateHeaders(msgspec.Struct, frozen=True):
             ("created_at", self.created_at_ms),
             ("content_type", self.content_type),
         ]
+        if self.format != _FORMAT:
+            fields.append(("format", self.format))
         if self.epoch is not None:
             fields.append(("epoch", self.epoch))
         if self.chunk is not None:
@@ -168,10 +184,10 @@ class UpdateHeaders(msgspec.Struct, frozen=True):
     def parse(headers: Headers) -> UpdateHeaders:
         """Return the parsed headers of a record; ``ValueError`` with the reason for headers of no update."""
         fields = {name: (value or b"").decode() for name, value in headers}
-        if fields.get("format", _FORMAT) != _FORMAT:
+        if (form := fields.get("format", _FORMAT)) not in (_FORMAT, _FORMAT_OF_SHAPES):
             raise ValueError(
-                f"expected an update of format {_FORMAT}, which has no header format, given {fields['format']!r}; "
-                "install the version of streamiter that publishes it"
+                f"expected an update of format {_FORMAT}, which has no header format, or {_FORMAT_OF_SHAPES}, given "
+                f"{form!r}; install the version of streamiter that publishes it"
             )
         try:
             return UpdateHeaders(
@@ -181,6 +197,7 @@ class UpdateHeaders(msgspec.Struct, frozen=True):
                 epoch=_number(fields, "epoch") if "epoch" in fields else None,
                 created_at_ms=_number(fields, "created_at"),
                 content_type=fields["content_type"],
+                format=form,
                 chunk=_parse_chunk(fields),
                 since_rollback=_rank(fields, "since_rollback"),
                 rollback_to=_rank(fields, "rollback_to"),

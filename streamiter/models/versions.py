@@ -21,6 +21,7 @@ from streamiter.errors import ModelError
 from streamiter.models.documents import (
     JSON_CONTENT_TYPE,
     SAFETENSORS_CONTENT_TYPE,
+    SHAPES,
     Document,
     Parameters,
     decode_document,
@@ -402,7 +403,7 @@ def model_difference(old: ModelUpdate, new: ModelUpdate, count: int = 20) -> Mod
         intercepts,
         weights,
         scales,
-        sorted(name for name in _different(*arrays) if name not in handled),
+        sorted({_whole(name) for name in _different(*arrays) if name not in handled}),
     )
 
 
@@ -578,6 +579,11 @@ def _moved_elements(
             changes.append(WeightChange(name, None, float(before[place]), float(after[place]), float(moved[place])))
     changes.sort(key=lambda change: -abs(change.moved))
     return changes[:count], frozenset(handled)
+
+
+def _whole(path: str) -> str:
+    """Return the path of an array, but for all tables of a model one name."""
+    return SHAPES if path.startswith(f"{SHAPES}.") else path
 
 
 def _different(old: Mapping[str, object], new: Mapping[str, object]) -> Iterator[str]:

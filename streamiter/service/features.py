@@ -11,7 +11,7 @@ import numpy as np
 from streamiter.learn import AdaptiveLinearModel
 from streamiter.learn.rows import rows_of_wrong_kind
 from streamiter.models import LinearPredictor, Parameters
-from streamiter.models.standardized_model import Explanation
+from streamiter.models.explanations import Explanation
 from streamiter.service.settings import LearnSettings
 from streamiter.values.known_fields import KnownFields
 from streamiter.values.named_rows import ABSENT, NamedRows, hash_of, is_missing

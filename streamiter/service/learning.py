@@ -94,6 +94,8 @@ class ServiceLearning:
         if learn.learner == "default":
             options = {name: value for name, value in learn.learner_settings.items() if name != "mini_batch"}
             # Classes of texts and of whole numbers are found as they come.
+            # A version with tables has some 90 KB, and with the state of its learner a megabyte, each second.
+            options = {"shapes": False} | options
             options |= {"task": task_of(learn.kind), "positive": learn.label.positive, "other_settings": "keep"}
             options |= {"kinds": self.features.kinds, "time_zone": self.features.time_zone}
             return lambda: AdaptiveLinearModel(**options)

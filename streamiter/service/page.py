@@ -21,11 +21,21 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from streamiter.engine.graph.graph import Step
+from streamiter.models.documents import SHAPES
+from streamiter.models.explanations import Effects
+from streamiter.models.linear_predictor import LinearPredictor
 from streamiter.models.update import ModelUpdate
 from streamiter.models.versions import ModelDifference, model_difference
 from streamiter.service.answers import FRESH, Problem, RawEndpoint, json_answer, started_job
 from streamiter.service.observations import SAMPLE_S, Observations
-from streamiter.service.page_documents import flow_drawing, page_details, page_history, page_state, with_texts
+from streamiter.service.page_documents import (
+    effects_shown,
+    flow_drawing,
+    page_details,
+    page_history,
+    page_state,
+    with_texts,
+)
 from streamiter.values.helpers.files import in_thread
 
 EVENTS_PATH: Final = "/api/events"
@@ -59,6 +69,7 @@ class _Page:
         self._streams = 0
         self._drawn: tuple[Sequence[Step], bytes] | None = None
         self._weights: tuple[float, ModelDifference] | None = None
+        self._effects: tuple[float, Effects | None] | None = None
         self._encoded: dict[str, tuple[float, bytes]] = {}
         """The newest documents, and the time of each by the monotonic clock."""
         self._lock = asyncio.Lock()
@@ -87,7 +98,7 @@ class _Page:
         return json_answer(self._newest("history", lambda: page_history(self._observations)))
 
     async def details(self, request: Request) -> Response:
-        """Return weights, versions, drifts, checkpoints and dead letters."""
+        """Return weights, effects, versions, drifts, checkpoints and dead letters."""
         return json_answer(await self._details())
 
     async def drawing(self, request: Request) -> Response:
@@ -127,8 +138,8 @@ class _Page:
         return self._newest("state", lambda: page_state(self._observations))
 
     async def _details(self) -> bytes:
-        weights = await self._difference()
-        return self._newest("details", lambda: page_details(self._observations, weights))
+        weights, effects = await self._difference(), await self._effects_now()
+        return self._newest("details", lambda: page_details(self._observations, weights, effects))
 
     def _newest(self, name: str, make: Callable[[], object]) -> bytes:
         """Return a document of the last half second, encoded."""
@@ -151,6 +162,20 @@ class _Page:
 
     def _compare(self, old: ModelUpdate, new: ModelUpdate) -> ModelDifference:
         return with_texts(model_difference(old, new, _WEIGHTS), self._observations)
+
+    async def _effects_now(self) -> Effects | None:
+        """Return the effects of fields, computed at most once in some seconds for all clients."""
+        async with self._lock:
+            update, now_s = self._observations.model, self._observations.clock.monotonic_s()
+            if update is None or not isinstance(update.parameters, dict) or SHAPES not in update.parameters:
+                return None
+            if self._effects is None or now_s - self._effects[0] >= _DETAILS_EVERY * SAMPLE_S:
+                self._effects = now_s, await in_thread(self._find_effects, update)
+            return self._effects[1]
+
+    def _find_effects(self, update: ModelUpdate) -> Effects | None:
+        effects = LinearPredictor(update.parameters).effects
+        return None if effects is None else effects_shown(effects, self._observations)
 
 
 def _event(name: str, document: bytes) -> bytes:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from statistics import fmean
@@ -18,6 +18,7 @@ from streamiter.engine.graph.statistics import JobStatistics, TaskStatistics
 from streamiter.flow.drawing.formats import svg_path
 from streamiter.flow.drawing.layout import lay_out
 from streamiter.flow.drawing.picture import Picture, picture_of
+from streamiter.models.explanations import Effects
 from streamiter.models.versions import ModelDifference, ModelVersion
 from streamiter.service.health import HealthProblem, facts_of, liveness, readiness
 from streamiter.service.observations import (
@@ -39,6 +40,9 @@ _POINT_MS: Final = 5_000
 _SMOOTHED: Final = 5
 # A step with a smaller share of work is drawn as idle.
 _IDLE: Final = 0.02
+
+# As many are shown as fit beside each other.
+_EFFECTS: Final = 8
 
 Level = Literal["well", "attention", "not ready", "failing"]
 StepActivity = Literal["busy", "blocked", "held", "idle", "ended"]
@@ -145,6 +149,8 @@ class PageDetails:
 
     weights: ModelDifference | None
     """The weights that changed most in one to two minutes; None before there are two versions."""
+    effects: Effects | None
+    """What the fields and pairs of fields that matter most do; None for a model without tables."""
     versions: tuple[ModelVersion, ...]
     drifts: tuple[DriftFound, ...]
     checkpoints: tuple[CheckpointSeen, ...]
@@ -351,12 +357,13 @@ def page_history(observations: Observations) -> PageHistory:
     return PageHistory(observations.started_at_ms, _POINT_MS, *columns)
 
 
-def page_details(observations: Observations, weights: ModelDifference | None) -> PageDetails:
+def page_details(observations: Observations, weights: ModelDifference | None, effects: Effects | None) -> PageDetails:
     """Return the lists of the page."""
     statistics = observations.statistics()
     checkpoints = None if statistics is None else statistics.checkpoints
     return PageDetails(
         weights=weights,
+        effects=effects,
         versions=tuple(observations.versions)[::-1],
         drifts=tuple(observations.drifts)[::-1],
         checkpoints=tuple(observations.checkpoints)[::-1],
@@ -367,13 +374,32 @@ def page_details(observations: Observations, weights: ModelDifference | None) ->
 
 def with_texts(difference: ModelDifference, observations: Observations) -> ModelDifference:
     """Return the difference with texts in place of the places of their weights, where the texts are known."""
-    places = {each.name: int(found[1]) for each in difference.weights if (found := _PLACE.fullmatch(each.name))}
+    names = _texts_of((each.name for each in difference.weights), observations)
+    return replace(
+        difference, weights=[replace(each, name=names.get(each.name, each.name)) for each in difference.weights]
+    )
+
+
+def effects_shown(effects: Effects, observations: Observations) -> Effects:
+    """Return the strongest effects, with texts in place of the places of their bins, where the texts are known."""
+    columns = effects.columns[:_EFFECTS]
+    names = _texts_of((each.name for column in columns for each in column.bins), observations)
+    shown = [
+        replace(column, bins=tuple(replace(each, name=names.get(each.name, each.name)) for each in column.bins))
+        for column in columns
+    ]
+    return replace(effects, columns=shown, pairs=effects.pairs[:_EFFECTS])
+
+
+def _texts_of(names: Iterable[str], observations: Observations) -> dict[str, str]:
+    """Return for each name the same name with the text in place of its place, if the text is known."""
+    found = {name: match for name in names if (match := _PLACE.match(name))}
+    places = {name: int(match[match.lastindex or 0]) for name, match in found.items()}
     texts = observations.texts_at(places.values())
-    named = [replace(each, name=texts.get(places.get(each.name, -1), each.name)) for each in difference.weights]
-    return replace(difference, weights=named)
+    return {name: texts[places[name]] + name[match.end() :] for name, match in found.items() if places[name] in texts}
 
 
-_PLACE: Final = re.compile(r"(?:place |weights\[)(\d+)\]?")
+_PLACE: Final = re.compile(r"place (\d+)|weights\[(\d+)\]")
 
 
 def flow_drawing(flow: str, steps: Sequence[Step]) -> FlowDrawing:

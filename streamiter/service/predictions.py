@@ -17,9 +17,9 @@ import orjson
 from msgspec import Meta
 
 from streamiter.errors import ModelError, shortened
+from streamiter.models.explanations import Explanation
 from streamiter.models.linear_predictor import LinearPredictor
 from streamiter.models.served import ServedVersion
-from streamiter.models.standardized_model import Explanation
 from streamiter.service.answers import BadValue, Problem
 from streamiter.values.helpers.clock import Clock
 

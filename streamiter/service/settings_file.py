@@ -228,6 +228,7 @@ _DEFAULT_KEYS: Final = {
     "mini_batch": Setting(whole_of(1)),
     "crosses": Setting(_crosses_of),
     "bits": Setting(whole_of(1, _BITS_MAX)),
+    "shapes": Setting(flag_of),
     "loss": Setting(choice_of("squared", "absolute", "huber", "quantile", "poisson")),
     "quantile": Setting(number_of("a share above 0 and below 1, such as 0.9", lambda share: 0.0 < share < 1.0)),
 }
@@ -412,6 +413,7 @@ _NEEDS: Final[Mapping[str, str]] = dict.fromkeys(
 ) | {
     "learn.settings.crosses": _WHAT_FITS,
     "learn.settings.bits": _WHAT_FITS,
+    "learn.settings.shapes": "it applies after a restart, which keeps the linear model; tables begin anew, or are left",
     **dict.fromkeys(
         ("input.topic", "input.answers"),
         'it applies after a restart with on_lost = "skip" in [input], which keeps the model and all other state, and '

@@ -116,7 +116,8 @@ class KnownFields:
         self._next: dict[str, FieldState] = {}
         self._said = set(self.asked)
         """The fields whose kind needs no line in the log any more."""
-        self._places_of_parts: dict[str, npt.NDArray[np.intp]] = {}
+        self.places_of_parts: dict[str, npt.NDArray[np.intp]] = {}
+        """By part of a time, the places of all of its values, from 0 on."""
 
     # ---- rows
 
@@ -247,11 +248,11 @@ class KnownFields:
             has_part = is_there
             if part == "hour" and readings is not None:
                 has_part = is_there & (readings.codes != DATE)
-            if (known := self._places_of_parts.get(name)) is None:
+            if (known := self.places_of_parts.get(name)) is None:
                 known = np.array(
                     [place_of_text(name, str(value), self._bits) for value in range(PARTS[part].stop)], np.intp
                 )
-                self._places_of_parts[name] = known
+                self.places_of_parts[name] = known
             places.append((name, np.where(has_part, known[values], ABSENT)))
         numbers[part_of(field, TREND)] = np.where(is_there, trend, np.nan)
 

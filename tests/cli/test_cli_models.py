@@ -7,6 +7,7 @@ import signal
 import numpy as np
 import pytest
 from cli.program import on_terminal, started, streamiter
+from models.shape_cases import shaped
 from support.waiting import PATIENCE_S
 
 from streamiter.errors import ModelError
@@ -104,6 +105,16 @@ async def test_the_newest_state_is_shown(tmp_path):
     code, printed = on_terminal("models", "show", UPDATES, "-m", "ctr", cwd=tmp_path, width=40)
     assert code == 0
     assert "float64[2] 0.5 2" in printed
+
+
+async def test_the_effects_of_a_model_with_tables_are_shown(tmp_path):
+    """A line of all tables filled ten screens, and did not say which field matters."""
+    await published_as_given(tmp_path, [shaped("logit")])
+    lines = streamiter("models", "show", UPDATES, "-m", "ctr", cwd=tmp_path).stdout.splitlines()
+    fields = dict(line.split("\t") for line in lines)
+    assert re.fullmatch(r"\d\.\d+  [▁-█]+  -?\d\.\d+ \(.+\) to -?\d\.\d+ \(.+\)", fields["effect of km"])
+    assert float(fields["effect of km × load"]) > 0
+    assert max(map(len, lines)) < 250
 
 
 @pytest.mark.parametrize("command", ["tail", "show"])

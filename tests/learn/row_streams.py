@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -26,8 +27,13 @@ LABELS: dict[str, list[Any]] = {
 }
 
 
+linear_learner = partial(AdaptiveLinearModel, shapes=False)
+"""Makes the linear model alone, which has other bits than the default, and a published form without float32."""
+
+
 def new_model(name: str, **options: Any) -> AdaptiveLinearModel:
-    """Return a new model for one of the streams of test vectors."""
+    """Return a new linear model for one of the streams of test vectors."""
+    options = {"shapes": False} | options
     if name.startswith("softmax"):
         return AdaptiveLinearModel(classes=[0, 1, 2], **options)
     return AdaptiveLinearModel(task="regression" if name.startswith("regression") else None, **options)

@@ -255,7 +255,7 @@ def test_a_constant_column_changes_no_bit() -> None:
     """The deviation of a constant column is 0, or the rounding of its mean; a division by it gave large steps."""
     x, labels = hyperplane(500)
     constant = np.column_stack([np.full(500, 0.1), x, np.full(500, 1e9 + 0.1)])
-    plain_model, model = AdaptiveLinearModel(), AdaptiveLinearModel()
+    plain_model, model = AdaptiveLinearModel(shapes=False), AdaptiveLinearModel(shapes=False)
     assert frozen(model.learn_each(constant, labels)) == frozen(plain_model.learn_each(x, labels))
     assert model.parameters()["weights"][[0, -1]].tolist() == [0.0, 0.0]
 
@@ -334,7 +334,7 @@ def served(parameters: Any, records: Sequence[Any]) -> Any:
 def test_the_published_linear_model_predicts_as_the_learner(link: str) -> None:
     """The learner was validated, and another model was served."""
     records, score = mixed_records(400)
-    model = AdaptiveLinearModel()
+    model = AdaptiveLinearModel(shapes=False)
     model.learn(records, TASKS[link](score))
     parameters = model.parameters()
     assert parameters["link"] == link

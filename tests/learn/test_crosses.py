@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 from learn.frozen_states import frozen
 from learn.online_support import trained
+from learn.row_streams import linear_learner
 from support.examples import random_examples
 
 from streamiter import Flow
 from streamiter.errors import ConfigurationError, GraphError, ModelError
-from streamiter.learn import AdaptiveLinearModel, LogisticRegression, SparseRows, train_online
+from streamiter.learn import LogisticRegression, SparseRows, train_online
 from streamiter.models import LinearPredictor
 from streamiter.values.crossed_rows import crossed, crossed_fields, matrix_of_fields
 from streamiter.values.named_rows import ABSENT, FieldReader
@@ -53,7 +54,7 @@ def test_a_cross_explains_what_single_fields_cannot(kind: str) -> None:
     records, labels = records_of(6_000)
     losses = {}
     for crosses in ([], [CROSSES[kind]]):
-        model = AdaptiveLinearModel(crosses=crosses)
+        model = linear_learner(crosses=crosses)
         found = model.learn_each(records, labels[kind].tolist())
         chances = np.where(labels[kind], found, 1 - found)[2_000:]
         losses[len(crosses)] = -np.log(np.maximum(chances, 1e-15)).mean()
@@ -64,11 +65,11 @@ def test_training_with_crosses_in_a_flow_equals_a_plain_loop() -> None:
     """Each reader centred its own rows, so the model depended on the number of workers."""
     records, labels = records_of(400)
     crosses = list(CROSSES.values())
-    model = AdaptiveLinearModel(crosses=crosses)
+    model = linear_learner(crosses=crosses)
     model.learn(records, labels["two texts"].tolist())
     rows = [record | {"label": bool(label)} for record, label in zip(records, labels["two texts"], strict=True)]
     for workers, mini_batch in ((1, 7), (3, 50)):
-        options: Record = {"mode": "synchronous", "workers": workers, "mini_batch": mini_batch}
+        options: Record = {"mode": "synchronous", "workers": workers, "mini_batch": mini_batch, "shapes": False}
         result = trained(rows, seed=workers, label="label", crosses=crosses, **options)
         assert result.last == frozen(model.parameters(state=False))
     predict = LinearPredictor(model.parameters())
@@ -160,7 +161,7 @@ def expected(row: Record, cross: tuple[str, str]) -> float | None:
 def test_crosses_that_are_no_different_pairs_are_refused(crosses: Any) -> None:
     """A cross of three fields was cut to two, and a text of two letters was a pair of fields."""
     with pytest.raises(ConfigurationError, match=r"\(crosses=\): expected different pairs of fields"):
-        AdaptiveLinearModel(crosses=crosses)
+        linear_learner(crosses=crosses)
 
 
 def test_crosses_that_cannot_be_made_are_refused() -> None:
@@ -170,12 +171,12 @@ def test_crosses_that_cannot_be_made_are_refused() -> None:
         train_online(stream, label="town", features=["epoch", "hour"], crosses=[("epoch", "sky")])
     with pytest.raises(GraphError, match=r"crosses=\): expected no model=, given one"):
         train_online(stream, lambda: LogisticRegression(2), label="town", crosses=[("epoch", "sky")])
-    model = AdaptiveLinearModel(crosses=[("0", "1")])
+    model = linear_learner(crosses=[("0", "1")])
     with pytest.raises(ModelError, match="expected records with fields, or a matrix, given sparse rows"):
         model.learn(SparseRows.from_dense(np.ones((1, 2))), [True])
     model.learn([[1.0, 2.0]], [True])
     for other in (model.state(), model.parameters()):
-        take_on = AdaptiveLinearModel().restore if "records" in other else AdaptiveLinearModel().start_from
+        take_on = linear_learner().restore if "records" in other else linear_learner().start_from
         with pytest.raises(ModelError, match=r"make the model with (the same crosses|these settings)"):
             take_on(other)
     with pytest.raises(ModelError, match="'crosses' as pairs of names"):
@@ -188,9 +189,9 @@ def test_a_field_with_the_name_of_a_cross_is_refused() -> None:
     """The product and the field were one column, which was learned twice from each row."""
     rows = [{"a": 1.0, "b": 2.0, "a × b": 3.0}] * 2
     with pytest.raises(ConfigurationError, match="expected no field 'a × b', which is the name of a cross, given one"):
-        AdaptiveLinearModel(crosses=[("a", "b")]).learn(rows, [0, 1])
-    AdaptiveLinearModel(crosses=[("b", "a")]).learn(rows, [0, 1])
-    model = AdaptiveLinearModel(crosses=[("a", "b")])
+        linear_learner(crosses=[("a", "b")]).learn(rows, [0, 1])
+    linear_learner(crosses=[("b", "a")]).learn(rows, [0, 1])
+    model = linear_learner(crosses=[("a", "b")])
     model.learn([{"a": 1.0, "b": 2.0}, {"a": 2.0, "b": 1.0}], [0, 1])
     for given in (rows, rows[0]):
         with pytest.raises(ConfigurationError, match="expected no field 'a × b'"):
@@ -210,7 +211,7 @@ def test_a_list_of_texts_is_crossed_with_each_of_its_texts() -> None:
     ]
     labels = ["a" in row["words"] and (row["km"] > 9 or row["sky"] == "p") for row in records]
     crosses = [("words", "km"), ("words", "sky")]
-    together, cut = AdaptiveLinearModel(crosses=crosses), AdaptiveLinearModel(crosses=crosses)
+    together, cut = linear_learner(crosses=crosses), linear_learner(crosses=crosses)
     found = together.learn_each(records, labels)
     parts = [cut.learn_each(records[at : at + 7], labels[at : at + 7]) for at in range(0, 400, 7)]
     assert np.array_equal(np.concatenate(parts), found)

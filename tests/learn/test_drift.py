@@ -263,7 +263,7 @@ def test_raised_rates_follow_a_drift(rates, at_most):
     """The rate of AdaGrad had become so small that a new rule was learned slower than the first one."""
 
     def model():
-        return AdaptiveLinearModel(rates=rates)
+        return AdaptiveLinearModel(rates=rates, shapes=False)
 
     records, losses, raised = stagger(0), {}, {"drift": ADWIN(), "on_drift": "raise rates"}
     for name, options in {"same": {}, "watched": {"drift": ADWIN()}, "raised": raised}.items():
@@ -375,7 +375,7 @@ def test_first_predictions_of_questions_are_watched():
         features=["x"],
         target_of=lambda answer: answer["y"],
     )
-    _, predicted, drifts, _ = run(events, labels=labels, drift=ADWIN())
+    _, predicted, drifts, _ = run(events, labels=labels, drift=ADWIN(), shapes=False)
     counted = sum(len(each["targets"]) for each in predicted)
     before_the_first_label = 5_950 - counted
     assert before_the_first_label <= 51

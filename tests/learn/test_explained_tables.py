@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 import pandas
 import pytest
+from learn.row_streams import linear_learner
 
 from streamiter import Columns
 from streamiter.errors import ModelError
-from streamiter.learn import AdaptiveLinearModel, LinearRegression, LogisticRegression, SparseRows, StandardScaler
+from streamiter.learn import LinearRegression, LogisticRegression, SparseRows, StandardScaler
 from streamiter.models import LinearPredictor
 
 DRAW = np.random.default_rng(2)
@@ -50,7 +51,7 @@ def explained_score(explained: Any, kind: str) -> Any:
 @pytest.mark.parametrize("crosses", [(), (("a", "b"), ("a", "word"), ("word", "tags"))], ids=["", "crosses"])
 def test_the_parts_of_the_fields_add_up_to_the_score(kind: str, crosses: Any) -> None:
     """Only one row could be explained, and the learner itself could not be asked."""
-    model = AdaptiveLinearModel(crosses=crosses)
+    model = linear_learner(crosses=crosses)
     model.learn(ROWS, LABELS[kind])
     rows = [{name: value for name, value in row.items() if name != "unknown"} for row in ROWS[:40]]
     predict = LinearPredictor(model.parameters())
@@ -69,7 +70,7 @@ def test_the_parts_of_the_fields_add_up_to_the_score(kind: str, crosses: Any) ->
 def test_a_table_is_explained_as_its_rows_are() -> None:
     """A column of a table, a field of a dict and a number of a vector are the same feature."""
     columns = Columns({"v": np.column_stack([A, B]), "word": np.array(["x", "y", "z"] * 100)})
-    model = AdaptiveLinearModel()
+    model = linear_learner()
     model.learn(columns, LABELS["numbers"])
     of_columns = model.explain(columns)
     assert list(of_columns.contributions) == ["v[0]", "v[1]", "word"]
@@ -81,7 +82,7 @@ def test_a_table_is_explained_as_its_rows_are() -> None:
     for name, part in of_rows.contributions.items():
         np.testing.assert_allclose(part, table[name], rtol=1e-9, atol=1e-12)
     frame = pandas.DataFrame({"a": A, "b": B})
-    model = AdaptiveLinearModel()
+    model = linear_learner()
     model.learn(frame, LABELS["numbers"])
     explained = model.explain(frame)
     np.testing.assert_allclose(explained.score, model.predict(frame), rtol=1e-9)
@@ -93,7 +94,7 @@ def test_matrices_and_sparse_rows_are_explained_by_column() -> None:
     x = np.column_stack([A, B, A * B])
     sparse = SparseRows.from_dense(np.where(np.abs(x) > 0.5, x, 0.0))
     for features in (x, sparse):
-        model = AdaptiveLinearModel()
+        model = linear_learner()
         model.learn(features, LABELS["truth values"])
         explained = model.explain(features)
         assert set(explained.contributions) == {"0", "1", "2"}
@@ -117,7 +118,7 @@ def test_plain_linear_models_explain_tables() -> None:
 @pytest.mark.parametrize("kind", ["truth values", "classes"])
 def test_probabilities_of_all_classes(kind: str) -> None:
     """A model of yes or no gave one probability, so the choice of a class was another line for each kind of model."""
-    model = AdaptiveLinearModel()
+    model = linear_learner()
     model.learn(ROWS, LABELS[kind])
     predict = LinearPredictor(model.parameters())
     found = model.predict_proba(ROWS[:9])
@@ -131,7 +132,7 @@ def test_probabilities_of_all_classes(kind: str) -> None:
 
 def test_numbers_have_no_probabilities() -> None:
     """Two columns of 1 − prediction and prediction would look like probabilities."""
-    model = AdaptiveLinearModel()
+    model = linear_learner()
     model.learn(ROWS, LABELS["numbers"])
     for asked in (model, LinearPredictor(model.parameters()), LinearPredictor(LinearRegression(2).parameters())):
         with pytest.raises(ModelError, match="expected a model of classes, given one of numbers; use predict"):

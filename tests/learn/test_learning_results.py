@@ -14,7 +14,17 @@ import pytest
 
 from benchmarks import learning, learning_late, learning_streams
 from benchmarks.learning_late_streams import LATE_STREAMS, SCHEDULES, LateStream, Schedule, order
-from benchmarks.learning_peers import FOREST, LEARNERS, OURS, TREE, installed_learners, loss, losses, without_flow
+from benchmarks.learning_peers import (
+    FOREST,
+    LEARNERS,
+    LINEAR,
+    OURS,
+    TREE,
+    installed_learners,
+    loss,
+    losses,
+    without_flow,
+)
 from benchmarks.learning_streams import LearningStream, MissingStream, Task
 from benchmarks.row_steps import row_steps
 from benchmarks.session import PROJECT, Session
@@ -117,7 +127,7 @@ def test_the_page_shows_each_stream_and_who_is_better(tmp_path: Path) -> None:
         root = ElementTree.fromstring(result.drawn())
         assert len(root.findall(".//{*}polyline")) == len(set(result.losses) - {TREE, FOREST})
         assert result.accuracies.keys() == (
-            set() if result.task == "number" else {OURS, TREE, FOREST} & set(result.losses)
+            set() if result.task == "number" else {OURS, LINEAR, TREE, FOREST} & set(result.losses)
         )
     if TREE in results[0].losses:
         [line] = [line for line in page.splitlines() if line.startswith("| Mv | number | ")]
@@ -127,13 +137,13 @@ def test_the_page_shows_each_stream_and_who_is_better(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("ours", "better", "than_all"), [(0.1, 1, 1), (0.25, 1, 0), (0.35, 0, 0), (math.nan, 0, 0)])
 def test_wins_are_counted(ours: float, better: int, than_all: int) -> None:
     """A stream that was lost counted as won."""
-    given = {OURS: ours, "river": 0.3, "VW": 0.4, "VW --coin": 0.2, "VW --ftrl": math.nan, TREE: 0.01}
+    given = {OURS: ours, LINEAR: 0.3, "river": 0.3, "VW": 0.4, "VW --coin": 0.2, "VW --ftrl": math.nan, TREE: 0.01}
     if not math.isnan(ours):
         given["VW --ftrl"] = 9.0
     compared = learning.Compared("Mv", "number", 5, 2, given, dict.fromkeys(given, 1.0), [], {})
-    assert f"both defaults on {better} of 1 streams, and better than all 4 on {than_all}." in learning.as_page(
-        [compared], {}, 1
-    )
+    page = learning.as_page([compared], {}, 1)
+    assert f"both defaults on {better} of 1 streams, better than all 4 on {than_all}, and better than its" in page
+    assert f"than its linear model alone on {better}." in page
 
 
 def test_all_streams_of_this_machine_are_made(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,11 +31,11 @@ from streamiter.learn import (
     ProgressiveValidation,
     SparseRows,
     StandardScaler,
-    row_training,
     train_online,
 )
 from streamiter.learn.validation import MeanComparison, PredictedRows
 from streamiter.values.helpers.clock import SystemClock
+from streamiter.values.helpers.compiled import is_compiling
 
 
 def inputs(records: list[Record]) -> list[Record]:
@@ -291,6 +291,21 @@ async def test_records_that_are_no_rows_become_dead_letters_and_all_others_are_l
     assert result.metrics["count"] == len(GOOD)
 
 
+async def test_a_large_mini_batch_is_learned_and_refused_as_many_small_ones() -> None:
+    """Mini-batches of 1,000 rows and more are learned in a thread, whose output and refused rows must not be lost."""
+    dirty: list[Any] = [{**row, "km": row["km"] + n % 5, "w": 1.0 + n % 3} for n, row in enumerate(50 * GOOD)]
+    for number, (record, _, _) in enumerate(BAD_RECORDS):
+        dirty.insert(90 * number + 70, record)
+    results = []
+    for mini_batch in (100, 1_000, 3_011):
+        letters, result = await letters_of(dirty, label="late", weight="w", mini_batch=mini_batch, window=100)
+        refused = sorted((step, value) for step, _, value in letters)
+        results.append((refused, result.last, result.metrics))
+    assert len(results[0][0]) == len(BAD_RECORDS)
+    assert results[0][2]["count"] == 3_000
+    assert results[1:] == results[:-1]
+
+
 def test_without_a_policy_a_bad_row_ends_the_job_with_its_reason() -> None:
     """The step, the record and the reason are what an operator of a service needs at night."""
     for (record, step, message), mode in zip(BAD_RECORDS, ["synchronous", "asynchronous"] * 6, strict=False):
@@ -448,7 +463,26 @@ def test_the_event_loop_runs_while_the_arithmetic_is_compiled(monkeypatch: pytes
         asyncio.get_running_loop().call_later(0.01, has_run.set)
         await (await flow.start()).wait()
 
-    monkeypatch.setattr(row_training, "ExpertWeights", compile_slowly)
+    monkeypatch.setattr(AdaptiveLinearModel, "compile", compile_slowly)
+    asyncio.run(run_meanwhile())
+
+
+@pytest.mark.skipif(not is_compiling(), reason="only compiled arithmetic runs in a thread")
+def test_the_event_loop_runs_while_a_large_mini_batch_is_learned() -> None:
+    """Predictions over HTTP waited for 4 ms, while 4,000 rows were learned, and the second core was idle."""
+    has_run = threading.Event()
+
+    class Waits(AdaptiveLinearModel):
+        def step(self, *arguments: Any, **options: Any) -> Any:
+            assert has_run.wait(PATIENCE_S), "the event loop did not run meanwhile"
+            return super().step(*arguments, **options)
+
+    async def run_meanwhile() -> None:
+        flow = Flow("learning")
+        train_online(flow.from_items(trips(1_000)), Waits, label="late", features=FEATURES, mini_batch=1_000)
+        asyncio.get_running_loop().call_later(0.01, has_run.set)
+        await (await flow.start()).wait()
+
     asyncio.run(run_meanwhile())
 
 

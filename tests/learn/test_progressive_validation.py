@@ -13,6 +13,8 @@ from support.examples import random_examples
 from streamiter.errors import ConfigurationError, ModelError
 from streamiter.learn import BadRows, HuberLoss, PoissonLoss, ProgressiveValidation, QuantileLoss, SquaredLoss
 from streamiter.learn.score_metrics import area_under_curve
+from streamiter.learn.validation import Validate
+from streamiter.operators import Output
 
 rows = st.lists(
     st.tuples(st.sampled_from([0.0, 0.1, 0.25, 0.5, 0.9, 1.0]), st.integers(0, 1), st.integers(0, 3)),
@@ -368,3 +370,39 @@ def test_the_baseline_of_large_numbers_keeps_its_digits():
     validation = ProgressiveValidation(kind="regression")
     validation.update(times, times)
     assert validation.metrics()["baseline_loss"] == pytest.approx(times.var() / 2, rel=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["classification", "regression"])
+@pytest.mark.parametrize("every", [1, 4])
+def test_the_step_counts_mini_batches_together_with_the_same_result(kind, every):
+    """Counting each mini-batch alone took a quarter of the time of a job that learned from Kafka.
+
+    Snapshots and rows of weight 0 decide which mini-batches are counted together, and change no bit.
+    """
+    generator, out, reports = np.random.default_rng(3), Output(), []
+    out.connect(reports.extend, None)
+    step, alone = Validate(window=50, report_every=90), ProgressiveValidation(window=50, kind=kind)
+    for number in range(27):
+        targets, weights = generator.integers(0, 2, 7).astype(float), np.round(generator.uniform(size=7), 1)
+        rows = {"task": kind, "predictions": generator.uniform(size=7), "targets": targets, "weights": weights}
+        alone.update(rows["predictions"], targets, weights)
+        step.process(rows, out)
+        if number % every == 0:
+            state = step.snapshot()
+            step = Validate(window=50, report_every=90)
+            step.restore(state)
+            assert repr(state["validation"]) == repr(alone.state())
+    step.finish(out)
+    out.flush()
+    assert reports[-1] == alone.metrics()
+
+
+def test_a_refused_prediction_ends_the_job_with_its_own_mini_batch():
+    """The error of a model that had run away would have named a later mini-batch, counted together with it."""
+    step = Validate(window=50, report_every=1_000)
+    ones = np.ones(2)
+    good = {"task": "regression", "predictions": ones, "targets": ones, "weights": ones}
+    step.process(good, Output())
+    with pytest.raises(BadRows, match="finite predictions"):
+        step.process({**good, "predictions": np.array([1.0, np.nan])}, Output())
+    assert step.snapshot()["validation"]["count"] == 2

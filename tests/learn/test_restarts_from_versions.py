@@ -234,7 +234,7 @@ async def test_the_state_of_a_version_is_for_trainings_only(tmp_path: Path) -> N
         row = {name: ROWS[0][name] for name in ("km", "wind", "town")}
         model = AdaptiveLinearModel()
         model.start_from(update.parameters)  # type: ignore[arg-type]
-        assert served.predict(row).value == pytest.approx(model.predict([row])[0], abs=1e-12)
+        assert served.predict(row).value == pytest.approx(model.predict([row])[0], abs=1e-7)
     for form in ("json", "safetensors"):
         path = tmp_path / f"model.{form}"
         path.write_bytes(exported(update, form))  # type: ignore[arg-type]
@@ -364,7 +364,7 @@ def test_what_fits_is_kept_of_a_version_with_other_crosses_or_bits(
     # Rows without texts are predicted as before, unless a cross is gone.
     numbers = [{"km": row["km"]} for row in TOWNS[:20]]
     if not before.get("crosses") or change in ("both", "nothing"):
-        np.testing.assert_allclose(model.predict(numbers), old.predict(numbers), rtol=1e-12)
+        np.testing.assert_allclose(model.predict(numbers), old.predict(numbers), rtol=1e-6)
     model.learn(TOWNS, LATE)
     assert set(model.parameters()["text_fields"]) == {"town", "code"}
     # A checkpoint is adopted in the same way, and rows of waiting questions get the new numbers of their columns.

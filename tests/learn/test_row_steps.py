@@ -19,13 +19,14 @@ from learn.row_streams import (
     check_extreme_rows,
     extreme_rows,
     features,
+    linear_learner,
     new_model,
     vector_predictions,
 )
 from support.examples import random_examples
 from support.waiting import PATIENCE_S
 
-from streamiter.learn import AdaptiveLinearModel, SparseRows
+from streamiter.learn import SparseRows
 from streamiter.models import LinearPredictor
 from streamiter.values.helpers.compiled import compiled, is_compiling, saying_that_it_compiles
 
@@ -212,13 +213,13 @@ def test_the_compiled_functions_have_one_signature_for_each_number_of_rates() ->
     table = np.asfortranarray(DENSE.astype(np.float32))
     table.flags.writeable = False
     targets = np.array(LABELS["binary dense"])
-    model = AdaptiveLinearModel()
+    model = linear_learner()
     model.learn_each(table, targets, np.ones((20, 2))[:, 0])
     model.learn_each(DENSE[::2], targets[::2].astype(np.int8), np.arange(10, dtype=np.float32))
     sparse = SparseRows(*(np.array(part) for part in (SPARSE.indptr, SPARSE.indices, SPARSE.values)), 12)
     for part in (sparse.indptr, sparse.indices, sparse.values):
         part.flags.writeable = False
-    AdaptiveLinearModel().learn_each(sparse, LABELS["binary sparse"])
+    linear_learner().learn_each(sparse, LABELS["binary sparse"])
     new_model("softmax").learn_each(sparse, LABELS["softmax dense"])
     steps: Any = row_steps.step_rows
     new_model("regression", rates=[0.1, 1.0]).learn_each(DENSE, LABELS["regression dense"])
@@ -251,4 +252,4 @@ def test_compiling_is_said_before_it_begins_and_only_once(caplog: pytest.LogCapt
     for _ in range(2):
         with saying_that_it_compiles("the ninth"):
             assert ninth(18.0) == 2.0
-    assert caplog.messages == ["compiling the ninth; this takes about 10 s, once if a directory can be written"]
+    assert caplog.messages == ["compiling the ninth; this takes about 6 s, once if a directory can be written"]

@@ -12,6 +12,7 @@ import pandas
 import polars
 import pytest
 from models.model_case import encoder
+from models.shape_cases import shaped
 from support.refusals import sections, with_errors_now, write
 
 from streamiter.learn import AdaptiveLinearModel
@@ -28,7 +29,12 @@ async def where_written(code: str) -> object:
     three, two = AdaptiveLinearModel(bits=6), AdaptiveLinearModel(bits=6)
     three.learn(rows, [0, 1])
     two.learn([{"km": row["km"], "sky": row["sky"]} for row in rows], [0, 1])
-    parameters = {"of_three_fields": three.parameters(), "of_two_fields": two.parameters()}
+
+    def with_tables(**changed: object) -> dict[str, object]:
+        parameters = shaped("logit")
+        return parameters | {"shapes": parameters["shapes"] | changed}
+
+    parameters = {"with_tables": with_tables, "of_three_fields": three.parameters(), "of_two_fields": two.parameters()}
     return eval(code, {**NAMES, **parameters})
 
 

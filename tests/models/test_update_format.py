@@ -12,6 +12,7 @@ import orjson
 import pytest
 from jsonschema import Draft202012Validator
 from models.model_case import MakeTopic, all_records, encoder, write
+from models.shape_cases import shaped
 
 from streamiter.errors import DecodeError
 from streamiter.learn import AdaptiveLinearModel, FeatureHasher, KMeans, LogisticRegression
@@ -67,6 +68,8 @@ KINDS: dict[str, Any] = {
     "two labels": lambda: adaptive(lambda n: "abc"[n % 2]),
     "crosses": lambda: adaptive(lambda n: n % 2 > 0, crosses=[("km", "town"), ("km", "x")]),
     "hashed": lambda: adaptive(lambda n: n % 2 > 0, FeatureHasher(["km", "town"], bits=10).rows(ROWS)),
+    "tables": lambda: shaped("logit"),
+    "tables of classes": lambda: shaped("softmax", scores=3),
     "texts only": lambda: adaptive(lambda n: n % 2 > 0, [{"town": row["town"]} for row in ROWS]),
     "centroids": lambda: centroids(),
     "a network": network,
@@ -159,9 +162,22 @@ async def test_an_update_of_a_later_format_is_not_read_as_this_one(make_topic: M
     """Weights of a later format were read with the meaning of this one, and each prediction was wrong."""
     topic = await make_topic()
     later = encoder(2).encode([np.zeros(1)])
-    await write(topic, encoder(1).encode([np.ones(1)]), replace(later, headers=[(*later.headers[0], ("format", b"2"))]))
+    await write(topic, encoder(1).encode([np.ones(1)]), replace(later, headers=[(*later.headers[0], ("format", b"3"))]))
     with pytest.raises(DecodeError) as refused:
         [update async for update in model_updates(topic, "ctr", follow=False)]
-    assert "expected an update of format 1, which has no header format, given '2'; install" in str(refused.value)
+    assert "expected an update of format 1, which has no header format, or 2, given '3'; install" in str(refused.value)
     skipping = model_updates(topic, "ctr", follow=False, on_error="skip")
     assert [update.rank async for update in skipping] == [(1, 1)]
+
+
+async def test_an_update_with_tables_is_of_the_second_format() -> None:
+    """A consumer that knew linear models only predicted with the linear member alone, and nobody noticed."""
+    topic = MemoryBroker().topic("models")
+    await topic.create()
+    await write(
+        topic,
+        encoder(1).encode([np.ones(1), shaped("logit")]),
+        encoder(2, record_bytes_max=900).encode([shaped("logit")]),
+    )
+    await roll_back(topic, "ctr", "1.2")
+    assert [headers.format for headers, _ in await published(topic)] == ["1", "2", "2", "2"]

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from models.model_case import MakeTopic, ManualClock, all_records, compacted, encoder, large_update, update_of, write
+from models.shape_cases import shaped
 from support.waiting import until
 
 from streamiter.learn import AdaptiveLinearModel
@@ -170,9 +171,15 @@ def test_weights_that_moved_have_the_names_of_their_fields() -> None:
     assert [abs(each.moved) for each in changed.weights] == sorted(
         (abs(each.moved) for each in changed.weights), reverse=True
     )
-    assert changed.other == ["text_fields"]
+    assert changed.other == ["shapes", "text_fields"]
     same = model_difference(old, old)
     assert (same.weights, same.scales, same.other) == ([], [], [])
+
+
+def test_tables_of_two_versions_are_one_name() -> None:
+    """A list of the arrays of all tables hid which weights had changed."""
+    old, new = (update(seed, shaped("logit", seed)) for seed in (1, 2))
+    assert model_difference(old, new).other == ["shapes"]
 
 
 def test_weights_of_classes_have_their_labels() -> None:

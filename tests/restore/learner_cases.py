@@ -45,7 +45,8 @@ from streamiter.learn import (
 from streamiter.learn.answer_delays import AnswerDelays, Answers
 from streamiter.learn.clustering import _SomePoints
 from streamiter.learn.comparison import Compare
-from streamiter.learn.expert_weights import CrossStatistics, ExpertWeights
+from streamiter.learn.cross_statistics import CrossStatistics
+from streamiter.learn.expert_weights import ExpertWeights
 from streamiter.learn.item_sets import ChooseFrequent, CountItemSets
 from streamiter.learn.kept_questions import KeptQuestions
 from streamiter.learn.label_join import LabelJoin

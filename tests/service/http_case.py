@@ -88,9 +88,9 @@ def problem_of(answer: httpx.Response) -> dict[str, Any]:
 
 @contextlib.asynccontextmanager
 async def case(
-    *, versions: int = 1, flow: bool = False, client: dict[str, Any] | None = None, **settings: Any
+    *, versions: int = 1, flow: bool = False, client: dict[str, Any] | None = None, model: Any = None, **settings: Any
 ) -> AsyncIterator[Case]:
-    """Serve a model of the name ``late`` with some published versions."""
+    """Serve a model of the name ``late`` with some published versions, all of the parameters ``model`` if given."""
     observations = Observations("late")
     updates = MemoryBroker().topic("models")
     await updates.create()
@@ -98,7 +98,7 @@ async def case(
     async with contextlib.AsyncExitStack() as stack:
         observations.served = await stack.enter_async_context(ServedModel(updates, "late"))
         for number in range(1, versions + 1):
-            parameters = learned(count=100 * number).parameters()
+            parameters = learned(count=100 * number).parameters() if model is None else model
             await write(updates, encoder.encode([ModelSnapshot(parameters, 100 * number, {"log_loss": 1 / number})]))
         if versions:
             await observations.served.ready()

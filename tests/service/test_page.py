@@ -15,6 +15,7 @@ from typing import Any
 import httpx
 import orjson
 import pytest
+from models.shape_cases import shaped
 from playwright.async_api import Browser
 from playwright.async_api import Error as BrowserError
 from service.http_case import case, problem_of
@@ -243,6 +244,25 @@ async def test_a_browser_opens_the_page_of_a_service_with_a_token(
     ):
         await visited.says("#connection", "live")
         assert visited.complaints == []
+
+
+@in_browser
+async def test_the_page_draws_what_the_fields_of_a_model_with_tables_do(chromium: Browser) -> None:
+    """A model was better than the linear one, and nobody could say what it had learned."""
+    async with case(model=shaped("softmax", scores=3)) as service, visit(chromium, service.address) as visited:
+        [place, *_] = shaped("softmax", scores=3)["places"].tolist()
+        service.observations.texts_at = lambda places: {place: "town = Kyjiw"} if place in places else {}
+        await visited.says("#effects .rows", "town, ")
+        await visited.says("#pairs", "together: ")
+        assert "town = Kyjiw" in await visited.text("#effects .rows")
+        picture = visited.page.get_by_role("img", name=re.compile(r"^km: from -\d\.\d+ \(.+\) to \d\.\d+ \(.+\)$"))
+        assert await picture.locator("rect").count() > 50
+        assert visited.complaints == []
+        explained = (await service.client.post("/predict?explain=true", json={"km": 7.0, "town": "Roma"})).json()
+    assert {"km", "town", "km × load", "(several fields)"} <= explained["predictions"][0]["contributions"].keys()
+    async with case() as service, visit(chromium, service.address) as visited:
+        await visited.says("#weights .rows", "Two versions are needed.")
+        assert not await visited.page.locator("#effects").is_visible()
 
 
 # -- documents ---------------------------------------------------------------------------------------------

@@ -8,10 +8,12 @@ same functions at the same time. ``make test`` runs this before the tests begin 
 
 from __future__ import annotations
 
+from operator import itemgetter
+
 import numpy as np
 
-from streamiter import Columns
-from streamiter.learn import ADWIN, AdaptiveLinearModel, PageHinkley
+from streamiter import Columns, Flow
+from streamiter.learn import ADWIN, AdaptiveLinearModel, DelayedLabels, PageHinkley, train_online
 from streamiter.learn.drift import DriftWatch
 from streamiter.topics.json_columns import ColumnScanner
 from streamiter_kafka.record_columns import compile_it
@@ -27,6 +29,13 @@ def store_compiled_functions() -> None:
         DriftWatch(detector)
     ColumnScanner([("text", np.dtype(str), None)]).scan([b'{"text": "a"}'])
     compile_it()
+    labels = DelayedLabels(
+        itemgetter("key"), itemgetter("answers"), ["x"], itemgetter("answers"), within_s=1, otherwise=False
+    )
+    flow = Flow("compiled code")
+    events = flow.from_items([{"key": 0, "x": 1.0, "answers": answers} for answers in (False, True)])
+    train_online(events, labels=labels)
+    flow.run()
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
-// Predicts with the parameters of a published linear model, with the same numbers as LinearPredictor in Python.
+// Predicts with the parameters of a published linear model, or of one with tables, with the same numbers as
+// LinearPredictor in Python.
 
 import { preparation } from "./fields.mjs";
+import { tables } from "./tables.mjs";
 
 const TEXT_FOLLOWS = 0xff;
 const IS_MISSING = 0xfe;
@@ -76,27 +78,47 @@ function standardizedModel({ weights, intercept, center, limit, fields, places, 
     return column === undefined ? null : [column, Math.min(1, limit[column])];
   }
 
+  const scoresOfTables = model.shapes ? tables(model.shapes) : () => [];
+  const mixture = model.shapes?.mixture ?? [1];
+
+  function linked(sums) {
+    if (link === "clipped") return [clip(sums[0], model.lowest, model.highest)];
+    if (link === "log") return [clip(Math.exp(Math.min(sums[0], 700)), model.lowest, model.highest)];
+    if (link === "logit") return [sigmoid(clip(sums[0], -SCORE_MAX, SCORE_MAX))];
+    return softmax(sums);
+  }
+
   const predict = (row) => {
     if (row === null || typeof row !== "object" || Array.isArray(row)) throw new Error("expected a row of named fields");
     const sums = [].concat(intercept);
+    const seen = { numbers: new Map(), distances: fields.map(() => 0), places: [] };
     for (const [name, value] of fieldsOf(row)) {
       const feature = featuresOf(name, value);
-      if (feature) scores(feature[0]).forEach((weight, score) => (sums[score] += weight * feature[1]));
+      if (!feature) continue;
+      const [column, distance] = feature;
+      scores(column).forEach((weight, score) => (sums[score] += weight * distance));
+      if (column >= fields.length) seen.places.push(column - fields.length);
+      else {
+        seen.numbers.set(name, Number(rounded(value)));
+        seen.distances[column] = distance;
+      }
     }
-    if (link === "clipped") return clip(sums[0], model.lowest, model.highest);
-    if (link === "log") return clip(Math.exp(Math.min(sums[0], 700)), model.lowest, model.highest);
-    if (link === "logit") return sigmoid(clip(sums[0], -SCORE_MAX, SCORE_MAX));
-    return softmax(sums, model.classes);
+    const mixed = sums.map(() => 0);
+    [sums, ...scoresOfTables(seen)].map(linked).forEach((predicted, member) => {
+      predicted.forEach((number, score) => (mixed[score] += mixture[member] * number));
+    });
+    if (link !== "softmax") return mixed[0];
+    return Object.fromEntries(mixed.map((value, score) => [model.classes[score] ?? "(other)", value]));
   };
   if (link === "logit" && model.classes) predict.positive = model.classes[1];
   return predict;
 }
 
 // A last probability without a label is that of a class that has not come yet.
-function softmax(sums, classes) {
+function softmax(sums) {
   const raised = sums.map((sum) => Math.exp(sum - Math.max(...sums)));
   const total = raised.reduce((sum, value) => sum + value, 0);
-  return Object.fromEntries(raised.map((value, score) => [classes[score] ?? "(other)", value / total]));
+  return raised.map((value) => value / total);
 }
 
 // 64 bits of FNV-1a, mixed; the place of a text is their low bits.

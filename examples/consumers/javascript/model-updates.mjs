@@ -4,7 +4,7 @@
 import { createHash, randomUUID } from "node:crypto";
 import { Kafka, logLevel } from "kafkajs";
 
-const FORMAT = "1";
+const FORMATS = ["1", "2"]; // Without the header it is the first; the second is of models with tables.
 
 // Calls onUpdate with each update that is newer than those before: {generation, version, createdAt, document}.
 export async function follow({ brokers, topic, model, onUpdate, onError = console.error }) {
@@ -42,7 +42,7 @@ export class UpdateReader {
   take(headers, value) {
     const text = (name) => headers[name]?.toString();
     if (value === null || text("model") !== this.model) return null; // Also records that delete old chunks.
-    if ((text("format") ?? FORMAT) !== FORMAT) throw new Error(`expected format ${FORMAT}, given ${text("format")}`);
+    if (!FORMATS.includes(text("format") ?? "1")) throw new Error(`expected format 1 or 2, given ${text("format")}`);
     const rank = [BigInt(text("generation")), BigInt(text("version"))];
     if (!isNewer(rank, this.#rank)) return null;
     const whole = text("chunk_index") === undefined ? value : this.#join(rank, text, value);
@@ -84,6 +84,7 @@ const READERS = {
   F64: [8, (data, at) => data.readDoubleLE(at)],
   F32: [4, (data, at) => data.readFloatLE(at)],
   I64: [8, (data, at) => Number(data.readBigInt64LE(at))],
+  I32: [4, (data, at) => data.readInt32LE(at)],
   U8: [1, (data, at) => data[at]],
 };
 

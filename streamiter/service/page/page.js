@@ -566,6 +566,7 @@ function drawDetails(details) {
   // As the points, drifts before a restart stay.
   drifts = [...details.drifts, ...drifts.filter((drift) => drift.at_ms < state.started_at_ms)];
   drawWeights(details.weights);
+  drawEffects(details.effects);
   list(
     rowsOf("versions"),
     "Model versions",
@@ -649,6 +650,54 @@ function bar(part) {
     svg("line", { class: "axis", x1: 40, x2: 40, y1: 0, y2: 14 }),
     svg("rect", { class: part > 0 ? "up" : "down", x: part > 0 ? 40 : 40 - length, y: 3, width: length, height: 8, rx: 1 }),
   );
+}
+
+// Of several classes, a field is shown for the one that it does most to.
+function drawEffects(effects) {
+  $("effects").hidden = !effects;
+  if (!effects) return;
+  const strong = fixed(3);
+  const isSeen = ({ strength }) => strength >= 0.0005; // Others would be 0.000.
+  const rows = effects.columns.filter(isSeen).map((column) => {
+    const spans = column.bins[0].effect.map((_, score) => {
+      const all = column.bins.map((bin) => bin.effect[score]);
+      return Math.max(...all) - Math.min(...all);
+    });
+    const score = spans.indexOf(Math.max(...spans));
+    const bins = column.bins.map((bin) => ({ ...bin, effect: bin.effect[score] }));
+    const ordered = bins.toSorted((a, b) => a.effect - b.effect);
+    return { ...column, bins, least: ordered[0], most: ordered.at(-1), label: effects.classes?.[score] };
+  });
+  const end = ({ name, effect }) => `${effect > 0 ? "+" : ""}${strong(effect)}: ${name}`;
+  list(
+    rowsOf("effects"),
+    "What the fields do",
+    [
+      ["Field", "text", (each) => (each.label === undefined ? each.field : `${each.field}, ${each.label}`)],
+      ["Strength", "number", (each) => strong(each.strength)],
+      ["Effect of its values", "shape", shape],
+      ["Least", "text", (each) => end(each.least)],
+      ["Most", "text", (each) => end(each.most)],
+    ],
+    rows,
+    "No field has an effect yet.",
+  );
+  const pairs = effects.pairs.filter(isSeen);
+  write("pairs", pairs.length ? `together: ${pairs.map((pair) => `${pair.fields.join(" × ")} ${strong(pair.strength)}`).join(", ")}` : "");
+}
+
+// The effect of each bin, in ascending order of the values, above bars of how many rows the bins have had.
+function shape({ field, bins, least, most }) {
+  const [wide, high] = [240, 40];
+  const each = wide / bins.length;
+  const room = most.effect - least.effect || 1;
+  const y = (effect) => 2 + ((high - 4) * (most.effect - effect)) / room;
+  const crowd = Math.max(...bins.map((bin) => bin.rows));
+  const bars = bins.map((bin, at) => svg("rect", { class: "fill", x: at * each, width: each, y: high * (1 - bin.rows / crowd), height: (high * bin.rows) / crowd }));
+  const steps = bins.map((bin, at) => `${at ? "L" : "M"}${at * each},${y(bin.effect)}H${(at + 1) * each}`).join("");
+  const told = `${field}: from ${least.effect.toFixed(3)} (${least.name}) to ${most.effect.toFixed(3)} (${most.name})`;
+  const zero = svg("line", { class: "axis", x1: 0, x2: wide, y1: y(0), y2: y(0) });
+  return svg("svg", { viewBox: `0 0 ${wide} ${high}`, role: "img", "aria-label": told }, ...bars, zero, svg("path", { class: "series", d: steps }));
 }
 
 // -- the connection ----------------------------------------------------------------------------------------

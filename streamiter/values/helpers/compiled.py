@@ -50,13 +50,9 @@ def compiled(function: AnyFunction) -> AnyFunction:
     """
     if not is_compiling():
         return function
-    from streamiter.values.helpers.numba_names import njit
+    from streamiter.values.helpers.numba_code import CompiledFunction
 
-    try:
-        return cast(AnyFunction, njit(cache=True, nogil=True)(function))
-    except RuntimeError:
-        # No directory can be written, or the function has no file, as in an interactive session.
-        return cast(AnyFunction, njit(nogil=True)(function))
+    return cast(AnyFunction, CompiledFunction(function))
 
 
 def pointer_function() -> Callable[[AnyArray], AnyArray]:
@@ -76,7 +72,7 @@ def pointer_function() -> Callable[[AnyArray], AnyArray]:
     """
     if not is_compiling():
         return lambda array: array
-    from streamiter.values.helpers.numba_names import intrinsic, types
+    from streamiter.values.helpers.numba_code import intrinsic, types
 
     def pointer_to(_context: Any, array: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -89,7 +85,7 @@ def pointer_function() -> Callable[[AnyArray], AnyArray]:
 
 @contextmanager
 def saying_that_it_compiles(functions: str) -> Iterator[None]:
-    """Log one line before functions are compiled in this block, which takes ten seconds; none if they are stored.
+    """Log one line before functions are compiled in this block, which takes some six seconds; none if they are stored.
 
     Where Numba is missing, a warning says how to install it, once in a process.
     """
@@ -98,7 +94,7 @@ def saying_that_it_compiles(functions: str) -> Iterator[None]:
             _warn_of_slowness(functions)
         yield
         return
-    from streamiter.values.helpers.numba_names import Event, Listener, install_listener
+    from streamiter.values.helpers.numba_code import Event, Listener, install_listener
 
     class _Says(Listener):
         is_said = False
@@ -106,7 +102,7 @@ def saying_that_it_compiles(functions: str) -> Iterator[None]:
         def on_start(self, event: Event) -> None:
             if not self.is_said:
                 self.is_said = True
-                _log.info("compiling %s; this takes about 10 s, once if a directory can be written", functions)
+                _log.info("compiling %s; this takes about 6 s, once if a directory can be written", functions)
 
         def on_end(self, event: Event) -> None:
             """Say nothing."""

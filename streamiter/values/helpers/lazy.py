@@ -11,6 +11,8 @@ from typing import Any
 def lazy_names(package: str, modules: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Return ``__getattr__`` and ``__dir__`` of a package, from its modules and their names, separated by spaces.
 
+    A module whose only name is its own is a public module of the package.
+
     >>> get, _ = lazy_names("streamiter", {"streamiter.values.records": "Columns OutputTag"})
     >>> get("OutputTag").__name__
     'OutputTag'
@@ -26,7 +28,8 @@ def lazy_names(package: str, modules: Mapping[str, str]) -> tuple[Callable[[str]
             from streamiter.errors import no_attribute
 
             raise no_attribute(f"module {package!r}", name, module_of)
-        value = getattr(import_module(module_of[name]), name)
+        module = import_module(module_of[name])
+        value = module if module.__name__ == f"{package}.{name}" else getattr(module, name)
         setattr(sys.modules[package], name, value)
         return value
 

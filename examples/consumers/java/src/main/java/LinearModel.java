@@ -2,6 +2,7 @@ import com.fasterxml.jackson.databind.JsonNode;
 import com.fasterxml.jackson.databind.node.JsonNodeFactory;
 import com.fasterxml.jackson.databind.node.ObjectNode;
 import java.nio.charset.StandardCharsets;
+import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.HashMap;
 import java.util.HashSet;
@@ -9,13 +10,20 @@ import java.util.LinkedHashSet;
 import java.util.List;
 import java.util.Map;
 import java.util.Set;
+import java.util.TreeSet;
 
-/** Predicts with the parameters of a published linear model, with the same numbers as LinearPredictor in Python. */
+/**
+ * Predicts with the parameters of a published linear model, or of one with tables, with the same numbers as
+ * LinearPredictor in Python.
+ */
 final class LinearModel {
   private static final int TEXT_FOLLOWS = 0xff;
   private static final int IS_MISSING = 0xfe;
   private static final double HUGE = 1e100; // Larger numbers count as missing.
   private static final double SCORE_MAX = 30.0;
+
+  /** A row as tables see it: numbers, distances from the centers, and positions of texts among the places. */
+  private record Seen(Map<String, Double> numbers, double[] distances, TreeSet<Integer> places) {}
 
   private final JsonNode parameters;
   private final boolean isStandardized;
@@ -27,6 +35,8 @@ final class LinearModel {
   private final Set<String> texts = new HashSet<>();
   private final Set<String> vectors = new HashSet<>();
   private final Fields prepared;
+  private final double[] mixture; // The weights of the linear member, then of those with tables.
+  private Tables tables;
 
   LinearModel(JsonNode given) {
     parameters = given.isArray() ? JsonNodeFactory.instance.objectNode().set("weights", given) : given;
@@ -56,6 +66,9 @@ final class LinearModel {
       for (int index = 0; index < places.size(); index++) hashed.put(places.get(index).asLong(), fields.size() + index);
       for (JsonNode field : parameters.get("text_fields")) texts.add(field.asText());
     }
+    JsonNode shapes = parameters.get("shapes");
+    mixture = shapes == null ? new double[] {1.0} : numbers(shapes.get("mixture"));
+    if (shapes != null) tables = new Tables(shapes);
   }
 
   /**
@@ -64,18 +77,30 @@ final class LinearModel {
    */
   JsonNode predict(JsonNode row) {
     double[] sums = intercepts.clone();
+    Seen seen = new Seen(new HashMap<>(), new double[columns.size()], new TreeSet<>());
     if (isStandardized) {
       if (!row.isObject()) throw new IllegalArgumentException("expected a row of named fields");
-      prepared.of(row).forEach((name, value) -> addField(name, value, sums));
+      prepared.of(row).forEach((name, value) -> addField(name, value, sums, seen));
     } else {
       boolean fits = row.isArray() && row.size() == weights.length;
       for (JsonNode value : row) fits &= value.isNumber();
       if (!fits) throw new IllegalArgumentException("expected a row of " + weights.length + " numbers");
       for (int column = 0; column < row.size(); column++) sums[0] += weights[column][0] * scaled(row, column);
     }
+    List<double[]> members = new ArrayList<>(List.of(sums));
+    if (tables != null) members.addAll(tables.scores(seen.numbers, seen.distances, seen.places));
+    double[] mixed = new double[sums.length];
+    for (int member = 0; member < mixture.length; member++) {
+      double[] predicted = linked(members.get(member));
+      for (int score = 0; score < mixed.length; score++) mixed[score] += mixture[member] * predicted[score];
+    }
+    return link.equals("softmax") ? labelled(mixed) : JsonNodeFactory.instance.numberNode(mixed[0]);
+  }
+
+  private double[] linked(double[] sums) {
     if (link.equals("softmax")) return softmax(sums);
     double score = sums[0];
-    return JsonNodeFactory.instance.numberNode(
+    double number =
         switch (link) {
           case "identity" -> score;
           case "clipped" -> clip(score, number("lowest"), number("highest"));
@@ -85,7 +110,8 @@ final class LinearModel {
           }
           case "logit" -> sigmoid(isStandardized ? clip(score, -SCORE_MAX, SCORE_MAX) : score);
           default -> throw new IllegalArgumentException("unknown link " + link);
-        });
+        };
+    return new double[] {number};
   }
 
   /** The label that a prediction is the probability of, if there are two labels that are no truth values; or null. */
@@ -101,21 +127,21 @@ final class LinearModel {
   }
 
   /** A list of numbers is a field for each of them; of a list of texts, each different text counts once. */
-  private void addField(String name, JsonNode value, double[] sums) {
+  private void addField(String name, JsonNode value, double[] sums, Seen seen) {
     if (!value.isArray()) {
-      addValue(name, value, sums);
+      addValue(name, value, sums, seen);
       return;
     }
     Set<JsonNode> different = new LinkedHashSet<>();
     value.forEach(different::add);
     boolean areTexts = different.stream().allMatch(JsonNode::isTextual);
-    if (areTexts) different.forEach(text -> addValue(name, text, sums));
+    if (areTexts) different.forEach(text -> addValue(name, text, sums, seen));
     if (!areTexts && !vectors.contains(name)) {
       refuseIfKnown(name);
       return;
     }
     for (int place = 0; place < value.size() && !areTexts; place++) {
-      addValue(name + "[" + place + "]", value.get(place), sums);
+      addValue(name + "[" + place + "]", value.get(place), sums, seen);
     }
   }
 
@@ -124,16 +150,16 @@ final class LinearModel {
     throw new IllegalArgumentException("expected a number, a text or null in the field " + name);
   }
 
-  private void addValue(String name, JsonNode value, double[] sums) {
+  private void addValue(String name, JsonNode value, double[] sums, Seen seen) {
     if (value.isContainerNode()) {
       refuseIfKnown(name);
       return;
     }
     double number = value.isBoolean() ? (value.asBoolean() ? 1.0 : 0.0) : value.asDouble();
     if (value.isNull() || (!value.isTextual() && !(Math.abs(number) <= HUGE))) {
-      addHashed(name, IS_MISSING, "", sums);
+      addHashed(name, IS_MISSING, "", sums, seen);
     } else if (value.isTextual()) {
-      if (texts.contains(name)) addHashed(name, TEXT_FOLLOWS, value.asText(), sums);
+      if (texts.contains(name)) addHashed(name, TEXT_FOLLOWS, value.asText(), sums, seen);
       else if (columns.containsKey(name)) throw new IllegalArgumentException("expected a number in the field " + name);
     } else {
       Integer column = columns.get(name);
@@ -142,28 +168,35 @@ final class LinearModel {
       }
       if (column != null) {
         double limit = parameters.get("limit").get(column).asDouble();
-        add(column, clip(number - parameters.get("center").get(column).asDouble(), -limit, limit), sums);
+        seen.numbers.put(name, number);
+        seen.distances[column] = clip(number - parameters.get("center").get(column).asDouble(), -limit, limit);
+        add(column, seen.distances[column], sums);
       }
     }
   }
 
-  private void addHashed(String name, int separator, String text, double[] sums) {
+  private void addHashed(String name, int separator, String text, double[] sums, Seen seen) {
     Integer column = hashed.get(placeOf(name, separator, text, parameters.get("bits").asInt()));
-    if (column != null) add(column, Math.min(1.0, parameters.get("limit").get(column).asDouble()), sums);
+    if (column == null) return;
+    add(column, Math.min(1.0, parameters.get("limit").get(column).asDouble()), sums);
+    seen.places.add(column - columns.size());
   }
 
   private void add(int column, double value, double[] sums) {
     for (int score = 0; score < sums.length; score++) sums[score] += weights[column][score] * value;
   }
 
-  /** A last probability without a label is that of a class that has not come yet. */
-  private ObjectNode softmax(double[] sums) {
+  private static double[] softmax(double[] sums) {
     double highest = Arrays.stream(sums).max().orElseThrow();
     double total = Arrays.stream(sums).map(sum -> Math.exp(sum - highest)).sum();
+    return Arrays.stream(sums).map(sum -> Math.exp(sum - highest) / total).toArray();
+  }
+
+  /** A last probability without a label is that of a class that has not come yet. */
+  private ObjectNode labelled(double[] values) {
     ObjectNode probabilities = JsonNodeFactory.instance.objectNode();
-    for (int score = 0; score < sums.length; score++) {
-      String label = parameters.get("classes").path(score).asText("(other)");
-      probabilities.put(label, Math.exp(sums[score] - highest) / total);
+    for (int score = 0; score < values.length; score++) {
+      probabilities.put(parameters.get("classes").path(score).asText("(other)"), values[score]);
     }
     return probabilities;
   }
@@ -190,7 +223,7 @@ final class LinearModel {
     return Math.min(Math.max(value, low), high);
   }
 
-  private static double[] numbers(JsonNode values) {
+  static double[] numbers(JsonNode values) {
     double[] numbers = new double[values.size()];
     for (int index = 0; index < numbers.length; index++) numbers[index] = values.get(index).asDouble();
     return numbers;

@@ -45,7 +45,8 @@ final class UpdateReader {
   Update take(Headers headers, byte[] value) throws IOException {
     if (value == null || !model.equals(text(headers, "model"))) return null; // Also records that delete old chunks.
     String format = text(headers, "format");
-    if (format != null && !format.equals("1")) throw new IOException("expected format 1, given " + format);
+    boolean isKnown = format == null || format.equals("1") || format.equals("2"); // 2 is of models with tables.
+    if (!isKnown) throw new IOException("expected format 1 or 2, given " + format);
     Rank rank = new Rank(number(headers, "generation"), number(headers, "version"));
     if (rank.compareTo(newest) <= 0) return null;
     byte[] whole = text(headers, "chunk_index") == null ? value : join(headers, rank, value);
@@ -127,11 +128,12 @@ final class UpdateReader {
       switch (dtype) {
         case "F64" -> values.add(data.getDouble(at));
         case "F32" -> values.add(data.getFloat(at));
+        case "I32" -> values.add(data.getInt(at));
         case "I64" -> values.add(data.getLong(at));
         case "U8" -> values.add(data.get(at) & 0xff);
         default -> throw new IOException("a tensor has the type " + dtype + ", which is not read here");
       }
-      at += dtype.equals("U8") ? 1 : dtype.equals("F32") ? 4 : 8;
+      at += dtype.equals("U8") ? 1 : dtype.endsWith("32") ? 4 : 8;
     }
     return shaped(values.elements(), tensor.get("shape"), 0);
   }

@@ -1,0 +1,378 @@
+"""What a model has learned: the parts of a row's score, and the effect of each column that has tables.
+
+Tables of several columns are split as in an analysis of variance: into a mean, an effect of each column, and the rest,
+which only several columns have together. The shares of the rows of each bin are known; columns, and the comparisons of
+a tree, are taken to be independent. Whatever is split, the parts of a row add up to its score.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, reduce
+from typing import Any, Final
+
+import numpy as np
+
+from streamiter.models.shape_scores import BinnedRows, MemberScores, ShapeScores
+from streamiter.models.shapes import CELLS_OF_PAIR, COARSE_BINS, FINE_BINS, coarse_of
+from streamiter.values.numbers import Array, Floats, Indices
+
+SEVERAL_FIELDS: Final = "(several fields)"
+"""The name of the part that trees have beyond the effects of fields and pairs."""
+
+EFFECT_OF: Final = "effect of "
+"""The beginning of the names of metrics that say how much a column or a pair matters."""
+
+# The logarithms of probabilities beyond these would be infinite.
+_TINY: Final = 1e-300
+_ONE_LESS: Final = 1e-14
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """The score of a row as a sum, or the scores of several rows: then each contribution has a number for each row.
+
+    A model of classes has arrays, whose last axis has a number for each probability.
+    """
+
+    intercept: float | Floats
+    """The score of a row of which nothing is known. If the model has tables, the mean score of rows: it differs a
+    little by row, because a member that makes no difference where it is sure has little weight there."""
+    contributions: dict[str, Any]
+    """The part of each feature, by its field or the number of its column; a cross and a pair are named ``"a × b"``."""
+
+    @property
+    def score(self) -> float | Floats:
+        """The sum of the intercept and all contributions; the link turns it into the prediction."""
+        return sum(self.contributions.values(), start=self.intercept)
+
+
+def explanation_of(intercept: Any, parts: Mapping[str, Any], is_single: bool) -> Explanation:
+    """Return the explanation from arrays with a number for each row: of all rows, or of the only row."""
+    if not is_single:
+        return Explanation(intercept, dict(parts))
+    return Explanation(intercept, {name: part[0] if part.ndim == 2 else float(part[0]) for name, part in parts.items()})
+
+
+@dataclass(frozen=True, slots=True)
+class BinEffect:
+    """What the values of one bin do to the score."""
+
+    name: str
+    """The values, such as ``"5 to 7.5"``, ``"place 1234"`` for a hashed text, or ``"missing"``."""
+    low: float | None
+    """The least number of the bin; None if there is none, or the column has no numbers."""
+    high: float | None
+    """The largest number of the bin."""
+    rows: float
+    """The share of the rows that have been in the bin."""
+    effect: tuple[float, ...]
+    """What is added to each score; the mean over all rows is 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnEffect:
+    """What a field does to the score, whatever the other fields are."""
+
+    field: str
+    """The field."""
+    strength: float
+    """The deviation of the effect over all rows, of several scores their root mean square: how much it matters."""
+    bins: tuple[BinEffect, ...]
+    """The effects of all bins that have had rows, in ascending order; missing values come first."""
+
+
+@dataclass(frozen=True, slots=True)
+class PairEffect:
+    """What two fields do together, beyond the effects of each of them."""
+
+    fields: tuple[str, str]
+    """The fields."""
+    strength: float
+    """The deviation of the effect over all rows, as of a column."""
+
+
+@dataclass(frozen=True, slots=True)
+class Effects:
+    """The effects of a model with tables, the strongest first. The score is the mean of the members' scores."""
+
+    classes: list[Any] | None
+    """The labels of the scores; None if there is one."""
+    columns: list[ColumnEffect]
+    """The effect of each column."""
+    pairs: list[PairEffect]
+    """The effect of each pair."""
+
+
+class _MemberEffects:
+    """The tables of a member, split into effects."""
+
+    def __init__(self, scores: MemberScores, shares: Floats) -> None:
+        member, count = scores.member, scores.tables.shape[1]
+        self._scores = scores
+        self._shares = shares
+        self._above = shares[:, ::-1].cumsum(axis=1)[:, ::-1] - shares
+        """(columns, fine bins): the share of the rows above the bin."""
+        self.mean = np.zeros(count)
+        self.of_columns = scores.tables[: scores.at_pairs].reshape(-1, FINE_BINS, count).copy()
+        """(columns, fine bins, scores): the effects of columns; each has the mean 0."""
+        self.of_pairs = (
+            scores.tables[scores.at_pairs : scores.at_trees].reshape(-1, COARSE_BINS, COARSE_BINS, count).copy()
+        )
+        """(pairs, coarse bins, coarse bins, scores): what pairs add to the effects of their columns."""
+        trees, depth = member.tree_columns.shape
+        self._trees = scores.tables[scores.at_trees :].reshape(trees, 2**depth, count)
+        self.coarse = np.add.reduceat(shares, [0, *range(1, FINE_BINS, 4)], axis=1)
+        """(columns, coarse bins): the shares of the rows."""
+        for table, (first, second) in zip(self.of_pairs, member.pairs, strict=True):
+            of_first, of_second = self._take_out_means(table, first, second)
+            self.of_columns[first] += of_first[coarse_of(np.arange(FINE_BINS))]
+            self.of_columns[second] += of_second[coarse_of(np.arange(FINE_BINS))]
+        own_mean = np.einsum("cf,cfk->ck", shares, self.of_columns)
+        self.of_columns -= own_mean[:, None]
+        self.mean += own_mean.sum(axis=0)
+        self._of_trees = np.zeros_like(self.of_columns), np.zeros_like(self.of_pairs)
+        """The parts that trees have of the effects of columns, and of pairs."""
+        if trees:
+            self._split_trees()
+
+    def _take_out_means(self, table: Floats, first: int, second: int) -> tuple[Floats, Floats]:
+        """Take the effects of both columns out of the table of a pair, and return them; the first has the mean."""
+        of_first = np.einsum("b,abk->ak", self.coarse[second], table)
+        of_second = np.einsum("a,abk->bk", self.coarse[first], table) - self.coarse[first] @ of_first
+        table -= of_first[:, None] + of_second
+        return of_first, of_second
+
+    def _split_trees(self) -> None:
+        """Add the parts of trees to the mean, and to the effects of columns and pairs."""
+        member, depth = self._scores.member, self._scores.member.tree_columns.shape[1]
+        cells, bits = np.arange(2**depth), depth - 1 - np.arange(depth)
+        chances = self._above[member.tree_columns, member.tree_bins][:, :, None]
+        of_bits = np.where(cells >> bits[:, None] & 1, chances, 1.0 - chances)
+        self._mean_of_trees = np.einsum("tc,tck->k", of_bits.prod(axis=1), self._trees)
+        self.mean += self._mean_of_trees
+
+        def means(columns: Sequence[int], by_bin: Sequence[Indices]) -> Floats:
+            """Return the mean of the trees that compare all of these columns, for each of their bins."""
+            is_own = member.tree_columns[:, :, None] == np.asarray(columns)
+            own = np.flatnonzero(is_own.any(axis=1).all(axis=1))
+            is_fixed = is_own[own].any(axis=2)
+            # The cells that differ only in the bits of other columns are added up, with the chances of these.
+            others = np.where(is_fixed[:, :, None], 1.0, of_bits[own]).prod(axis=1)
+            sums, at = np.zeros_like(self._trees[own]), np.arange(len(own))
+            fixed = cells & (is_fixed << bits).sum(axis=1)[:, None]
+            np.add.at(sums, (at[:, None], fixed), others[:, :, None] * self._trees[own])
+            found = reduce(_all_with_all, (each[:, own] for each in by_bin))
+            mean: Floats = sums[at, found].sum(axis=-2)
+            return mean
+
+        of_columns, of_pairs = self._of_trees
+        of_bins = self._scores.bits_of_trees
+        for column, shares in enumerate(self._shares):
+            of_columns[column] = means([column], [of_bins[column]])
+            of_columns[column] -= shares @ of_columns[column]
+        # The commonest fine bin of each coarse bin stands for it.
+        within = self._shares[:, 1:].reshape(-1, COARSE_BINS - 1, 4).argmax(axis=2)
+        common = np.insert(1 + 4 * np.arange(COARSE_BINS - 1) + within, 0, 0, axis=1)
+        for table, (first, second) in zip(of_pairs, member.pairs, strict=True):
+            table += means([first, second], [of_bins[each][common[each]] for each in (first, second)])
+            self._take_out_means(table, first, second)
+        self.of_columns += of_columns
+        self.of_pairs += of_pairs
+
+    def rest_of_trees(self, fine: Indices) -> Floats:
+        """Return the part of trees (rows, scores) that is not in the effects of columns and pairs."""
+        total: Floats = self._scores.tables[self._scores.cells_of_trees(fine)].sum(axis=0) - self._mean_of_trees
+        of_columns, of_pairs = self._of_trees
+        for table, bins in zip(of_columns, fine, strict=True):
+            total -= table[bins]
+        coarse = coarse_of(fine)
+        for table, (first, second) in zip(of_pairs, self._scores.member.pairs, strict=True):
+            total -= table[coarse[first], coarse[second]]
+        return total
+
+
+def _all_with_all(first: Array, second: Array) -> Array:
+    """Return the bits of trees (bins, bins, trees) from those of two columns (bins, trees)."""
+    together: Array = first[:, None] | second
+    return together
+
+
+class ShapeEffects:
+    """The effects of all members: of the linear one, with its ``weights`` by field and place, and of those with tables.
+
+    ``link`` and ``classes`` are those of the model.
+    """
+
+    def __init__(self, scores: ShapeScores, link: str, weights: Floats, classes: list[Any] | None) -> None:
+        self.scores = scores
+        self._link = link
+        self._weights = weights
+        self._classes = classes
+        rows = scores.shapes.rows.astype(np.float64)
+        rows[:, 0] += rows.sum(axis=1) == 0.0
+        self._shares = rows / rows.sum(axis=1, keepdims=True)
+        self._members = [_MemberEffects(each, self._shares) for each in scores.members]
+
+    # ---- rows
+
+    def explained(
+        self, intercept: Floats, linear: Mapping[str, Floats], rows: BinnedRows, link: Callable[[Floats], Floats]
+    ) -> tuple[Floats, dict[str, Floats]]:
+        """Return the intercepts (rows, scores) and the parts (rows, scores) of rows, by name.
+
+        The intercept and the parts of the linear member are given; ``link`` makes predictions of scores.
+        """
+        members = zip(self._members, self.scores.members, strict=True)
+        terms = [(intercept, linear), *(self._parts_of(effects, scores, rows) for effects, scores in members)]
+        nothing = np.zeros((rows.fine.shape[1], len(intercept)))
+        scores = np.stack([sum(parts.values(), start=nothing + mean) for mean, parts in terms])
+        values = np.stack([link(each).reshape(nothing.shape) for each in scores])
+        shares, shifts = self._shares_of_members(scores, values)
+        found: dict[str, Floats] = {}
+        for share, (_, parts) in zip(shares, terms, strict=True):
+            for name, part in parts.items():
+                found[name] = found.get(name, nothing) + share * part
+        means = np.stack([nothing + mean for mean, _ in terms])
+        found = {name: part for name, part in found.items() if name in linear or part.any()}
+        return (shares * (means + shifts)).sum(axis=0), found
+
+    def _parts_of(
+        self, effects: _MemberEffects, scores: MemberScores, rows: BinnedRows
+    ) -> tuple[Floats, Mapping[str, Floats]]:
+        shapes, member = self.scores.shapes, scores.member
+        parts: dict[str, Floats] = {}
+
+        def add(name: str, part: Floats) -> None:
+            parts[name] = parts[name] + part if name in parts else part
+
+        for name, distances, slope in zip(self.scores.fields, rows.distances, member.slopes, strict=True):
+            add(name, distances[:, None] * slope)
+        for name, table, bins in zip(shapes.fields, effects.of_columns, rows.fine, strict=True):
+            add(name, table[bins])
+        coarse = coarse_of(rows.fine)
+        for (first, second), table in zip(member.pairs, effects.of_pairs, strict=True):
+            add(f"{shapes.fields[first]} × {shapes.fields[second]}", table[coarse[first], coarse[second]])
+        if len(member.tree_columns) > 0:
+            add(SEVERAL_FIELDS, effects.rest_of_trees(rows.fine))
+        return member.intercept + effects.mean, parts
+
+    def _shares_of_members(self, scores: Floats, values: Floats) -> tuple[Floats, Floats]:
+        """Return the weights (members, rows, scores) by which scores add up to that of the mixture, and shifts of them.
+
+        The mixture is a mean of predictions, its score therefore a mean of scores with other weights: each member's
+        weight times the slope of the link between its score and that of the mixture. The scores of classes are
+        logarithms of probabilities, so a number has to be added to the scores of each member first.
+        """
+        mixture = self.scores.shapes.mixture[:, None, None]
+        mixed = (mixture * values).sum(axis=0)
+        shift = np.zeros_like(scores)
+        if self._link == "softmax":
+            shift = np.log(np.maximum(values, _TINY)).max(axis=2, keepdims=True) - scores.max(axis=2, keepdims=True)
+            score, derivative = np.log(np.maximum(mixed, _TINY)), mixed
+        elif self._link == "logit":
+            inside = np.clip(mixed, _ONE_LESS, 1.0 - _ONE_LESS)
+            score, derivative = np.log(inside / (1.0 - inside)), inside * (1.0 - inside)
+        elif self._link == "log":
+            score, derivative = np.log(np.maximum(mixed, _TINY)), mixed
+        else:
+            score, derivative = mixed, np.ones_like(mixed)
+        away = scores + shift - score
+        is_near = np.abs(away) < 1e-9
+        slopes = np.where(is_near, derivative, (values - mixed) / np.where(is_near, 1.0, away))
+        weights = mixture * np.maximum(slopes, 0.0)
+        total = weights.sum(axis=0)
+        shares: Floats = np.where(total > 0.0, weights / np.where(total > 0.0, total, 1.0), mixture)
+        return shares, shift
+
+    # ---- columns
+
+    @cached_property
+    def effects(self) -> Effects:
+        """The effects of columns and pairs, the strongest first."""
+        shapes, mixture = self.scores.shapes, self.scores.shapes.mixture
+        columns = []
+        for column, (field, kind) in enumerate(zip(shapes.fields, shapes.kinds, strict=True)):
+            tables = [each.of_columns[column] for each in self._members]
+            total = sum(weight * table for weight, table in zip(mixture[1:], tables, strict=True))
+            total = total + (self._of_texts(column) if kind == "category" else self._of_slopes(column))
+            columns.append(self._effect(column, field, total - self._shares[column] @ total))
+        pairs: dict[tuple[str, str], float] = {}
+        for weight, effects, scores in zip(mixture[1:], self._members, self.scores.members, strict=True):
+            for (first, second), table in zip(scores.member.pairs, effects.of_pairs, strict=True):
+                shares = np.outer(effects.coarse[first], effects.coarse[second])
+                strength = float(weight) * _strength(shares.ravel(), table.reshape(CELLS_OF_PAIR, -1))
+                names = shapes.fields[first], shapes.fields[second]
+                pairs[names] = pairs.get(names, 0.0) + strength
+        columns.sort(key=lambda each: -each.strength)
+        strongest = sorted(pairs.items(), key=lambda each: -each[1])
+        return Effects(self._classes, columns, [PairEffect(*each) for each in strongest])
+
+    def _of_slopes(self, column: int) -> Floats:
+        """Return what weights of a field of numbers do in the middle of each bin."""
+        field = self.scores.shapes.fields[column]
+        nothing = np.zeros((FINE_BINS, self._weights.shape[1]))
+        if field not in self.scores.fields:
+            return nothing
+        at = self.scores.fields.index(field)
+        slope = self.scores.shapes.mixture[0] * self._weights[at]
+        for weight, each in zip(self.scores.shapes.mixture[1:], self.scores.members, strict=True):
+            slope = slope + weight * each.member.slopes[at]
+        ends = np.stack(self._ends(column))
+        known = np.isfinite(ends)
+        middles = np.where(known, ends, 0.0).sum(axis=0) / np.maximum(known.sum(axis=0), 1)
+        nothing[1:] = self.scores.distance(at, middles)[:, None] * slope
+        return nothing
+
+    def _of_texts(self, column: int) -> Floats:
+        """Return what the linear member's weights of texts do: the mean of those that share a bin."""
+        found, counts = np.zeros((FINE_BINS, self._weights.shape[1])), np.zeros((FINE_BINS, 1))
+        cells = self.scores.shapes.categories
+        own = np.flatnonzero((cells // FINE_BINS == column) & (cells > 0))
+        np.add.at(found, cells[own] % FINE_BINS, self._weights[len(self.scores.fields) + own])
+        np.add.at(counts, cells[own] % FINE_BINS, 1.0)
+        means: Floats = self.scores.shapes.mixture[0] * found / np.maximum(counts, 1.0)
+        return means
+
+    def _ends(self, column: int) -> tuple[Floats, Floats]:
+        """Return the ends of the fine bins from 1 on."""
+        edges = self.scores.shapes.edges[column]
+        edges = np.where(edges >= 1e100, np.inf, edges)
+        return np.append(-np.inf, edges), np.append(edges, np.inf)
+
+    def _effect(self, column: int, field: str, effects: Floats) -> ColumnEffect:
+        shares = self._shares[column]
+        low, high = self._ends(column)
+        is_category = self.scores.shapes.kinds[column] == "category"
+        bins = []
+        for at in np.flatnonzero(shares).tolist():
+            ends = (None, None) if at == 0 or is_category else (_finite(low[at - 1]), _finite(high[at - 1]))
+            name = "missing" if at == 0 else self._texts_of(column, at) if is_category else _range(*ends)
+            bins.append(BinEffect(name, *ends, float(shares[at]), tuple(effects[at].tolist())))
+        return ColumnEffect(field, _strength(shares, effects), tuple(bins))
+
+    def _texts_of(self, column: int, fine: int) -> str:
+        own = self.scores.places[self.scores.shapes.categories == column * FINE_BINS + fine]
+        more = f" and {len(own) - 1:,} more" if len(own) > 1 else ""
+        return f"place {own[0]}{more}" if len(own) else "a text"
+
+
+def _strength(shares: Floats, effects: Floats) -> float:
+    """Return the deviation of effects (bins, scores), whose mean is 0."""
+    return float(np.sqrt((shares @ effects**2).mean()))
+
+
+def _finite(number: float) -> float | None:
+    return float(number) if np.isfinite(number) else None
+
+
+def _range(low: float | None, high: float | None) -> str:
+    """Return the values of a bin.
+
+    >>> _range(None, 5.0), _range(5.0, 7.25), _range(7.25, None), _range(None, None)
+    ('up to 5', '5 to 7.25', 'above 7.25', 'any number')
+    """
+    if low is None:
+        return "any number" if high is None else f"up to {high:.6g}"
+    return f"above {low:.6g}" if high is None else f"{low:.6g} to {high:.6g}"

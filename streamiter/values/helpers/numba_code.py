@@ -1,0 +1,117 @@
+"""What compiled functions take from Numba, and where they differ from its own.
+
+Numba's start and its compiler are lightened in three ways, and no result differs by a bit:
+
+- Stored code is loaded before Numba has imported its implementations of numpy, and SciPy: .2 s in each process.
+- A function that compiled functions call has no entry from Python, and no file of its own: the code of its callers
+  contains it. It is compiled once, not again for each constant that it is called with. Both together halve the time
+  of the first compilation.
+- Stored code is of use only as long as the function itself, the compiled functions that it calls and the constants
+  that they read are the same. Numba looks at the file of the function, so that a change in the file of a called
+  function had no effect.
+
+All names of Numba are in this module. Threads that import Numba at the same time see parts of it half-made, because
+its modules import each other in circles. Python lets one thread at a time execute a module, so that all others wait
+here until Numba is complete.
+"""
+
+# mypy: allow-untyped-calls
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import cached_property
+from typing import Any, Final
+
+import numpy as np
+from numba import version_info
+from numba.core import types
+from numba.core.caching import FunctionCache, NullCache
+from numba.core.event import Event, Listener, install_listener
+from numba.core.registry import CPUDispatcher
+from numba.core.runtime.nrt import rtsys
+from numba.extending import intrinsic
+
+__all__ = ["CompiledFunction", "Event", "Listener", "install_listener", "intrinsic", "types"]
+
+# Of these versions it is known that stored code needs nothing but the runtime. With others, Numba imports all its
+# parts before it loads code, as it does by itself: a name that is missing then would end the process.
+LOADED_AT_ONCE: Final = ((0, 68),)
+
+_OPTIONS: Final = {"nopython": True, "nogil": True, "boundscheck": None, "no_cfunc_wrapper": True}
+
+
+class CompiledFunction(CPUDispatcher):
+    """A function that is compiled when it is first called; its code is stored if a directory can be written."""
+
+    _cache: Any
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__(function, targetoptions=_OPTIONS)
+
+    def compile(self, signature: Any) -> Any:
+        """Load or compile the function for a form of its arguments."""
+        # A function that only compiled functions call needs no directory, which is tried by writing a file.
+        if isinstance(self._cache, NullCache):
+            # No directory can be written, or the function has no file, as in an interactive session.
+            with suppress(RuntimeError):
+                self._cache = _StoredCode(self.py_func)
+        return super().compile(signature)
+
+    def _compilation_chain_init_hook(self) -> None:
+        """Leave out the search for extensions of Numba in all installed packages; no function here needs any."""
+
+    @cached_property
+    def _called(self) -> _CalledFunction:
+        return _CalledFunction(self.py_func, targetoptions=_OPTIONS | {"no_cpython_wrapper": True})
+
+    @property
+    def _numba_type_(self) -> Any:
+        """The type that compiled functions see."""
+        return types.Dispatcher(self._called)
+
+
+class _CalledFunction(CPUDispatcher):
+    """A compiled function as other compiled functions call it."""
+
+    def get_call_template(self, arguments: Any, keywords: Any) -> Any:
+        return super().get_call_template(tuple(map(types.unliteral, arguments)), keywords)
+
+
+class _StoredCode(FunctionCache):
+    """The stored code of a function, for each form of its arguments."""
+
+    def load_overload(self, signature: Any, target: Any) -> Any:
+        if version_info.short not in LOADED_AT_ONCE:
+            return super().load_overload(signature, target)
+        rtsys.initialize(target)
+        with self._guard_against_spurious_io_errors():
+            return self._load_overload(signature, target)
+
+    def _index_key(self, signature: Any, codegen: Any) -> Any:
+        return *super()._index_key(signature, codegen), self._digest
+
+    @cached_property
+    def _digest(self) -> str:
+        digest = hashlib.sha256()
+        for part in _parts(self._py_func, set()):
+            digest.update(repr(part).encode())
+        return digest.hexdigest()
+
+
+def _parts(function: Callable[..., Any], seen: set[Callable[..., Any]]) -> Iterator[object]:
+    """Yield what the code of a function depends on, in an order that is always the same."""
+    seen.add(function)
+    code = function.__code__
+    yield code.co_code, code.co_consts, code.co_names
+    for name in code.co_names:
+        value = function.__globals__.get(name)
+        if isinstance(value, CompiledFunction):
+            if value.py_func not in seen:
+                yield from _parts(value.py_func, seen)
+        elif isinstance(value, np.ndarray):
+            yield value.dtype, value.shape, value.tobytes()
+        elif isinstance(value, (int, float, np.generic, tuple)):
+            yield value

@@ -1,0 +1,105 @@
+"""The members with tables equal the published test vectors and the reference; restores and cuts change no bit."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from learn.shaped_streams import Recording, Shaped, shaped_rows, uncompiled_results
+from support.waiting import PATIENCE_S
+
+TESTS = Path(__file__).resolve().parents[1]
+REFERENCE = TESTS.parents[1] / "shared" / "reference" / "tables-learner" / "learner.py"
+
+# The predictions of the tables in the rows 0, 1, 63, 64, 256, 1,024, 4,095, 4,096 and 5,999 of the published streams.
+PUBLISHED_ROWS = [0, 1, 63, 64, 256, 1_024, 4_095, 4_096, 5_999]
+PUBLISHED: dict[str, list[Any]] = json.loads((TESTS / "learn" / "published_tables.json").read_text())
+
+Floats = npt.NDArray[np.float64]
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_tables_predict_as_the_published_test_vectors(name: str) -> None:
+    """A changed constant, or a table that is replaced at another row, makes a learner that was never measured."""
+    rows, labels = shaped_rows(name)
+    found = Recording.of(name, rows.values, labels).made[2][PUBLISHED_ROWS]
+    assert found == pytest.approx(np.array(PUBLISHED[name]), rel=1e-6, abs=1e-7)
+
+
+@pytest.mark.parametrize("columns", [2, 14])
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_each_row_equals_the_reference(name: str, columns: int, tmp_path: Path) -> None:
+    """Vectors of nine rows hide an edge that moves too late; 14 columns have more pairs than there is room for."""
+    if not REFERENCE.exists():
+        pytest.skip(f"the reference is not in {REFERENCE}")
+    copy = tmp_path / "reference_of_tables.py"  # Numba stores compiled code next to the module.
+    copy.write_text(REFERENCE.read_text())
+    spec = spec_from_file_location(copy.stem, copy)
+    assert spec is not None
+    assert spec.loader is not None
+    reference = module_from_spec(spec)
+    sys.modules[copy.stem] = reference
+    spec.loader.exec_module(reference)
+    values, labels = _random_rows(name, columns)
+    kind = {"binary": reference.BINARY, "regression": reference.REGRESSION, "three classes": reference.SOFTMAX}[name]
+    found = Recording.of(name, values, labels)
+    numbers = np.zeros(columns, np.bool_)
+    tables = reference.Tables(kind, numbers, 3).rows(values, labels)
+    alone = reference.Tables(kind, numbers, 3, pairs=0, trees=0).rows(values, labels)
+    mixed = reference.Mixture(kind, 3).rows([found.made[0], alone, tables], labels)
+    for own, expected in ((found.made[1], alone), (found.made[2], tables), (found.mixed, mixed)):
+        # The reference adds up squared gradients in float32.
+        assert own == pytest.approx(expected, rel=1e-5, abs=2e-6)
+
+
+def _random_rows(name: str, columns: int) -> tuple[Floats, Floats]:
+    draw = np.random.default_rng(columns)
+    values = draw.normal(size=(9_000, columns)) * 10.0 ** draw.integers(-3, 4, columns)
+    values[:, 0] = np.round(values[:, 0] / values[:, 0].std())  # Few distinct values.
+    values[4_500:, 1] += 3 * values[:, 1].std()  # Its edges move.
+    values[draw.random(values.shape) < 0.02] = np.nan
+    values[0] = 1.0  # Columns get tables with their first value.
+    score = np.nan_to_num(values[:, 0] * np.sign(values[:, 1])) + draw.normal(size=len(values))
+    labels = {"binary": score > 0, "regression": 1e3 + 20 * score, "three classes": np.digitize(score, [-1, 1])}[name]
+    return values, np.asarray(labels, np.float64)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_no_cut_of_rows_and_no_restore_changes_a_bit(name: str) -> None:
+    """Edges were placed at the end of a mini-batch, so the predictions depended on its size."""
+    rows, labels = shaped_rows(name)
+    expected = Recording.of(name, rows.values, labels).mixed
+    random, weights, at = Random(5), Shaped.new(name, rows.values.shape[1]), 0
+    parts = []
+    while at < len(labels):
+        stop = min(len(labels), at + random.choice([1, 2, 63, 700, 1_500]))
+        parts.append(weights.learn(rows.values[at:stop], labels[at:stop]))
+        weights, at = weights.restored(), stop
+    assert np.array_equal(np.concatenate(parts), expected)
+
+
+@pytest.mark.parametrize(
+    ("before", "disabled"), [("", "1"), ('sys.modules["numba"] = None', "0")], ids=["disabled", "missing"]
+)
+def test_tables_without_a_compiler_have_the_same_bits(before: str, disabled: str) -> None:
+    """Without Numba, numpy added float32 with float32, and the last bits of all weights differed."""
+    program = f"import json, sys\n{before}\nfrom learn.shaped_streams import uncompiled_results\n"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{program}print(json.dumps(uncompiled_results()))"],
+        env=os.environ | {"NUMBA_DISABLE_JIT": disabled, "PYTHONPATH": str(TESTS)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE_S,
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == uncompiled_results()
