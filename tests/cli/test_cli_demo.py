@@ -179,6 +179,7 @@ async def test_ctrl_c_suspends_and_prints_the_figures(demo, tmp_path):
         updates = topic(f"sqlite:///{tmp_path}/data/streamiter.db?topic=model-updates")
         async with model_updates(updates, "late-flights", start="latest") as following:
             await anext(following)
+        assert program.stderr.readline().startswith("Learning from 9,949 events")
         assert program.stderr.readline().startswith("While it learns")
         program.send_signal(signal.SIGINT)
         printed, said = program.communicate(timeout=PATIENCE_S)
@@ -198,7 +199,7 @@ def test_ctrl_c_while_events_are_written_keeps_none_of_them(tmp_path):
     assert "Stopped before the events were complete; nothing of them is kept." in printed
     assert "Traceback" not in printed
     ran = streamiter(*SMALL, "--json", cwd=tmp_path)
-    assert ran.stderr.startswith("Wrote 5,000 flights")
+    assert "\nWrote 5,000 flights" in ran.stderr
 
 
 @pytest.mark.usefixtures("fewer_flights")
@@ -218,13 +219,13 @@ def test_events_of_another_number_of_flights_are_written_again(demo, tmp_path):
     """A run with the first 2,000 flights used the events of the first 5,000 flights."""
     with_events_of(demo, tmp_path)
     ran = streamiter(*SMALL[:2], "2000", *SMALL[3:], "--json", cwd=tmp_path)
-    assert ran.stderr.startswith("Wrote 2,000 flights")
+    assert "\nWrote 2,000 flights" in ran.stderr
     summary = json.loads(ran.stdout)
     assert summary["predicted"] == 2_000
     assert summary["served"]["generation"] > 2
     fresh = streamiter(*SMALL[:2], "2000", *SMALL[3:], "--json", "--fresh", cwd=tmp_path)
     assert fresh.stderr.splitlines()[0] == "Deleted the topics of earlier runs in data/streamiter.db"
-    assert fresh.stderr.splitlines()[1].startswith("Wrote 2,000 flights")
+    assert fresh.stderr.splitlines()[2].startswith("Wrote 2,000 flights")
     assert json.loads(fresh.stdout)["served"]["generation"] == 1
 
 

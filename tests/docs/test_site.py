@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import json
 import re
 import runpy
 import tomllib
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -134,6 +136,58 @@ def test_code_names_no_file_of_docs_to_users() -> None:
     """A message or a docstring sent users of a wheel to a file that only a checkout has."""
     public = [*(ROOT / "streamiter" / "flow").glob("*.py"), ROOT / "streamiter" / "service" / "proposal.py"]
     assert [path for path in public if re.search(r"docs/[\w-]+\.md", path.read_text("utf-8"))] == []
+
+
+ROLE = re.compile(r":(?:class|func|meth|attr|mod|exc|data):`~?([^`<>]+)`")
+
+
+def roles() -> list[object]:
+    """Return the roles of all docstrings of a module, with the dotted names of the objects around them."""
+    found: list[object] = []
+    for folder, packages in ((ROOT / "streamiter", "streamiter"), (ROOT / "connectors", "")):
+        for path in sorted(folder.rglob("*.py")):
+            parts = [*([packages] if packages else []), *path.relative_to(folder).with_suffix("").parts]
+            module = ".".join(part for part in parts if part != "__init__")
+            rooms_of = [".".join(parts[:count]) for count in (1, 2)]  # whose names stand on a page of the reference
+            if targets := sorted(set(_roles_in(ast.parse(path.read_text("utf-8")), (*rooms_of, module)))):
+                found.append(pytest.param(targets, id=module))
+    return found
+
+
+def _roles_in(node: ast.AST, around: tuple[str, ...]) -> Iterator[tuple[str, tuple[str, ...]]]:
+    for inner in ast.iter_child_nodes(node):
+        if isinstance(inner, ast.Expr) and isinstance(inner.value, ast.Constant) and isinstance(inner.value.value, str):
+            yield from ((target, around) for target in ROLE.findall(inner.value.value))
+        is_place = isinstance(inner, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef))
+        yield from _roles_in(inner, (*around, f"{around[-1]}.{inner.name}") if is_place else around)
+
+
+def names_something(name: str) -> bool:
+    """Return whether a dotted name leads to a module, an object of it, or a member or field of a class."""
+    parts = name.split(".")
+    for count in range(len(parts), 0, -1):
+        try:
+            found = importlib.import_module(".".join(parts[:count]))
+        except ImportError:
+            continue
+        for part in parts[count:]:
+            fields = {each for owner in getattr(found, "__mro__", ()) for each in getattr(owner, "__annotations__", {})}
+            if not hasattr(found, part):
+                return part in fields
+            found = getattr(found, part)
+        return True
+    return False
+
+
+@pytest.mark.parametrize("targets", roles())
+def test_roles_of_docstrings_name_what_exists(targets: list[tuple[str, tuple[str, ...]]]) -> None:
+    """A function was renamed, and docstrings named the old one: the website was not built any more."""
+    missing = [
+        target
+        for target, around in targets
+        if not any(map(names_something, [target, *(f"{place}.{target}" for place in around)]))
+    ]
+    assert missing == []
 
 
 def test_a_published_version_replaces_its_folder_and_the_choice_names_all(tmp_path: Path) -> None:
