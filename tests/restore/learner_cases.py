@@ -43,6 +43,7 @@ from streamiter.learn import (
     train_online,
 )
 from streamiter.learn.answer_delays import AnswerDelays, Answers
+from streamiter.learn.cell_columns import Categories, CellColumns
 from streamiter.learn.clustering import _SomePoints
 from streamiter.learn.comparison import Compare
 from streamiter.learn.cross_statistics import CrossStatistics
@@ -61,6 +62,8 @@ from streamiter.learn.row_training import RowOwner
 from streamiter.learn.rows import MiniBatches
 from streamiter.learn.score_metrics import Calibration, ScoreHistogram
 from streamiter.learn.server_training import ParameterServerWorker, Repeater, Versions
+from streamiter.learn.shaped_weights import ShapedWeights
+from streamiter.learn.table_weights import TableWeights
 from streamiter.learn.training import (
     BroadcastSteps,
     EpochSteps,
@@ -550,6 +553,10 @@ BY_ROWS = (
     KnownFields,
     ExpertWeights,
     CrossStatistics,
+    Categories,
+    CellColumns,
+    ShapedWeights,
+    TableWeights,
     RowOwner,
     Answers,
     NumberMiniBatches,
