@@ -1,4 +1,4 @@
-"""Online trees of river in a flow, compared with the linear model that ``train_online`` makes itself.
+"""Online trees of river in a flow, compared with a linear model.
 
 A Hoeffding adaptive tree replaces its branches when their data changes; an adaptive random forest has several such
 trees. On this stream no linear model can be good. Both trees are trained, validated, published and served like every
@@ -16,10 +16,10 @@ from moving_boundary import points
 from river import forest, tree
 
 from streamiter import Flow
-from streamiter.learn import ForeignModel, train_online
+from streamiter.learn import AdaptiveLinearModel, ForeignModel, train_online
 
 MODELS = {
-    "linear": None,
+    "linear": lambda: AdaptiveLinearModel(shapes=False),
     "Hoeffding adaptive tree": ForeignModel.of_river(
         lambda: tree.HoeffdingAdaptiveTreeClassifier(seed=1), save=pickle.dumps, load=pickle.loads
     ),

@@ -195,11 +195,6 @@ class AdaptiveLinearModel(DeclaredState, Savable):
         return 0 if self._weights is None else self._weights.used
 
     @property
-    def cells(self) -> int:
-        """The number of numbers that the tables of a published version have."""
-        return self._weights.cells if isinstance(self._weights, ShapedWeights) else 0
-
-    @property
     def scores(self) -> int:
         """The number of probabilities, or numbers, that a prediction has; 0 before the first label."""
         return 0 if self._weights is None else self._weights.scores

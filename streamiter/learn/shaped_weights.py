@@ -151,11 +151,6 @@ class ShapedWeights(ExpertWeights):
             del self.members[-1]
             self.member_shares = self.member_shares[:-1] / self.member_shares[:-1].sum()
 
-    @property
-    def cells(self) -> int:
-        """The number of cells and scores of all members with tables."""
-        return self.scores * sum(member.cells for member in self.members)
-
     # ---- columns and scores
 
     def add_numeric(self, count: int) -> None:

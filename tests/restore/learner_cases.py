@@ -41,6 +41,7 @@ from streamiter.learn import (
     train_online,
 )
 from streamiter.learn.answer_delays import AnswerDelays, Answers
+from streamiter.learn.cell_columns import Categories, CellColumns
 from streamiter.learn.clustering import _SomePoints
 from streamiter.learn.comparison import Compare
 from streamiter.learn.cross_statistics import CrossStatistics
@@ -58,6 +59,8 @@ from streamiter.learn.row_reading import LabelFields, NumberMiniBatches, ReadsLa
 from streamiter.learn.row_training import RowOwner
 from streamiter.learn.rows import MiniBatches
 from streamiter.learn.server_training import ParameterServerWorker, Repeater, Versions
+from streamiter.learn.shaped_weights import ShapedWeights
+from streamiter.learn.table_weights import TableWeights
 from streamiter.learn.training import (
     BroadcastSteps,
     EpochSteps,
@@ -421,6 +424,10 @@ BY_ROWS = (
     KnownFields,
     ExpertWeights,
     CrossStatistics,
+    Categories,
+    CellColumns,
+    ShapedWeights,
+    TableWeights,
     RowOwner,
     Answers,
     NumberMiniBatches,
