@@ -69,9 +69,7 @@ def learned_since(update: ModelUpdate, records: list[dict[str, Any]]) -> dict[st
 
 def assert_same(update: ModelUpdate, expected: dict[str, Any]) -> None:
     assert isinstance(update.parameters, dict)
-    assert update.parameters.keys() == expected.keys()
-    for name, value in expected.items():
-        np.testing.assert_array_equal(update.parameters[name], value, err_msg=name)
+    np.testing.assert_equal(update.parameters, expected)
 
 
 async def test_a_killed_trainer_resumes_from_the_rollback_and_from_nothing_else(

@@ -154,7 +154,7 @@ def _learned_faults(findings: Findings, updates: Sequence[Document], good: npt.N
     findings.learned = updates[-1].records if updates else 0
     if findings.learned != len(good):
         yield f"the last one has learned from {findings.learned} events, and {len(good)} are good"
-    model = AdaptiveLinearModel(kinds=FEATURES)
+    model = AdaptiveLinearModel(kinds=FEATURES, shapes=False)
     for update in sorted(updates, key=lambda each: each.records):
         while model.records < min(update.records, len(good)):
             some = [example(number) for number in good[model.records : update.records][:_ROWS_AT_ONCE].tolist()]
@@ -166,7 +166,7 @@ def _learned_faults(findings: Findings, updates: Sequence[Document], good: npt.N
         if differing := _differences(parameters, model.parameters(state=False)):
             yield f"{rank} differs from an offline pass over {update.records} events in {differing}"
             continue
-        resumed = AdaptiveLinearModel(kinds=FEATURES)
+        resumed = AdaptiveLinearModel(kinds=FEATURES, shapes=False)
         resumed.start_from(update.parameters)
         if parameters is update.parameters or learned(resumed) != learned(model):
             yield f"{rank} has another state than an offline pass over {update.records} events"
