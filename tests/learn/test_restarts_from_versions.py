@@ -99,7 +99,7 @@ LEARNERS: dict[str, dict[str, Any]] = {
     },
 }
 # Versions in one record, and in many of at most this many bytes.
-FORMS = {"json": 1_000_000, "safetensors": 1_000_000, "auto": 1_500}
+FORMS = {"json": 1_000_000, "safetensors": 1_000_000, "auto": 6_000}
 
 
 def run(topic: Topic, rows: list[Any], options: dict[str, Any], form: Any = "auto", **starts: Any) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import shutil
 import signal
 import socket
@@ -305,12 +306,22 @@ def guard(pid: int) -> subprocess.Popen[bytes]:
 
 
 def free_ports(count: int) -> list[int]:
-    """Return ports of the loopback address that are free now."""
-    with contextlib.ExitStack() as sockets:
-        bound = [sockets.enter_context(socket.socket()) for _ in range(count)]
-        for each in bound:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in bound]
+    """Return ports of the loopback address that are free now.
+
+    No system gives them to clients: a broker that was down for a moment did not start again, because a connection of
+    another test had got its port.
+    """
+    found: list[int] = []
+    while len(found) < count:
+        port = _DRAW.randrange(10_000, 30_000)
+        with socket.socket() as each, contextlib.suppress(OSError):
+            each.bind(("127.0.0.1", port))
+            found += [port] if port not in found else []
+    return found
+
+
+# Workers of the tests must not all try the same ports.
+_DRAW = random.SystemRandom()
 
 
 @contextlib.contextmanager
