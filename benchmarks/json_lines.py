@@ -107,7 +107,7 @@ def _agree(first: float, other: float | None) -> bool:
 
 
 def _bare(path: Path, decoder: JsonColumns, rates: Rates = None) -> Trial:
-    model, validation, count = AdaptiveLinearModel(rates=rates), ProgressiveValidation(), 0
+    model, validation, count = AdaptiveLinearModel(rates=rates, shapes=False), ProgressiveValidation(), 0
     with Stopwatch() as watch:
         lines = path.read_bytes().splitlines()
         for start in range(0, len(lines), _LINES):
@@ -124,7 +124,7 @@ def _bare(path: Path, decoder: JsonColumns, rates: Rates = None) -> Trial:
 def _flow(path: Path, decoder: JsonColumns, count: int, rates: Rates = None) -> Trial:
     flow = Flow("JSON lines")
     flights = flow.source(topic(f"file:{path}"), decode=decoder)
-    model = partial(AdaptiveLinearModel, rates=rates)
+    model = partial(AdaptiveLinearModel, rates=rates, shapes=False)
     reports = train_online(flights, model, label=_LABEL).validation.collect()
     with Stopwatch() as watch:
         run_to_end(flow)

@@ -25,6 +25,7 @@ Floats = npt.NDArray[np.float64]
 EVENTS: Final = "events/s"
 FLOW: Final = "train_online"
 DICTS: Final = "train_online, a dict for each record"
+SHAPES: Final = "train_online, with shapes"
 DEFAULT: Final = 'train_online, schedule="expected"'
 NUMPY: Final = "by hand: heapq, gradient descent with numpy"
 RIVER: Final = "by hand: heapq, river"
@@ -56,6 +57,7 @@ def late_labels(session: Session) -> Iterator[Figure]:
     contenders: dict[str, Contender] = {
         FLOW: lambda: _flow(records, records, "end"),
         DICTS: lambda: _flow(records, dicts, "end"),
+        SHAPES: lambda: _flow(records, records, "end", shapes=True),
         NUMPY: lambda: _by_hand(records, _Descent),
     }
     if find_spec("river") is not None:
@@ -67,6 +69,7 @@ def late_labels(session: Session) -> Iterator[Figure]:
             yield series.figure(name, EVENTS)
             for flow in (FLOW, DICTS):
                 yield series.figure(flow, EVENTS, compared_with=name, target=Target("ratio", at_least=1.0))
+            yield series.figure(SHAPES, EVENTS, compared_with=name)
     # The default learns most labels before the end of their wait, so in another order.
     schedules: dict[str, Contender] = {DICTS: contenders[DICTS], DEFAULT: lambda: _flow(records, dicts, "expected")}
     series = alternate(schedules, repeat=session.repeat, agree=Settled.is_as_good_as)
@@ -159,7 +162,7 @@ def _by_hand(records: Columns, make: Callable[[Floats], _Learner]) -> Trial:
 # ---- in a flow
 
 
-def _flow(records: Columns, given: Sequence[Any], schedule: Schedule) -> Trial:
+def _flow(records: Columns, given: Sequence[Any], schedule: Schedule, *, shapes: bool = False) -> Trial:
     labels = DelayedLabels(
         key_of=itemgetter("row"),
         is_answer=itemgetter("answer"),
@@ -171,7 +174,7 @@ def _flow(records: Columns, given: Sequence[Any], schedule: Schedule) -> Trial:
     )
     flow = Flow("late labels")
     events = flow.from_items(given, parallelism=1).event_time("at", unit="ms", check_unit=False)
-    predicted = train_online(events, labels=labels).predictions.collect()
+    predicted = train_online(events, labels=labels, shapes=shapes).predictions.collect()
     with Stopwatch() as watch:
         run_to_end(flow)
     predictions, targets = (np.concatenate([part[name] for part in predicted.items]) for name in _REPORTED)

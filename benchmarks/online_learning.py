@@ -217,10 +217,10 @@ def _flow(session: Session, events: Topic, count: int, learn: Learn, decoder: An
 
 
 def _ready_made(session: Session, events: Topic, count: int, decoder: Any) -> Trial:
-    """Learn with the model that ``train_online`` makes, row by row, with a version ten times a second."""
+    """Learn with the linear model that ``train_online`` makes, row by row, with a version ten times a second."""
     updates = kafka.new_topic(session, "updates", linger_s=LINGER_S)
     flow = Flow("online learning")
-    models = train_online(flow.source(events, decode=decoder, stop="latest"), label="y").models
+    models = train_online(flow.source(events, decode=decoder, stop="latest"), label="y", shapes=False).models
     last = _Last()
     models.process(lambda: last)
     models.publish_model(updates, model="regression")
