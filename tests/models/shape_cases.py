@@ -14,24 +14,23 @@ import pytest
 from streamiter.models.shapes import CELLS_OF_PAIR, EDGES_OF_COLUMN, FINE_BINS, Shapes, TableMember
 from streamiter.values.named_rows import place_of_text
 
-REFERENCE = Path(__file__).parents[4] / "shared" / "reference" / "tables-learner" / "learner.py"
+REFERENCE = Path(__file__).resolve().parents[3] / "shared" / "reference" / "tables-learner" / "learner.py"
 TOWNS = ["Kyjiw", "Ἀθῆναι", "𝄞", "Roma"]
 BITS = 18
 
 
 def reference() -> ModuleType:
     """Return the executable reference."""
-    for path in (REFERENCE, Path("/work/shared/reference/tables-learner/learner.py")):
-        if path.exists():
-            pytest.importorskip("numba", reason="the reference is compiled by Numba")
-            spec = importlib.util.spec_from_file_location("tables_learner_reference", path)
-            assert spec is not None
-            assert spec.loader is not None
-            module = importlib.util.module_from_spec(spec)
-            sys.modules[spec.name] = module
-            spec.loader.exec_module(module)
-            return module
-    pytest.skip("the executable reference of tables is not on this machine")
+    if not REFERENCE.exists():
+        pytest.skip(f"the executable reference of tables is not in {REFERENCE}")
+    pytest.importorskip("numba", reason="the reference is compiled by Numba")
+    spec = importlib.util.spec_from_file_location("tables_learner_reference", REFERENCE)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
 
 
 def linear_part(link: str, scores: int = 1) -> dict[str, Any]:
