@@ -34,7 +34,7 @@ RIVER: Final = "by hand: river, a row at a time"
 _PART_FOR_RIVER: Final = 50
 _ROWS_AT_LEAST: Final = 500_000
 _TIMES_RIVER: Final = 10.0
-# The members with tables take some ten times as long.
+# The members with tables take some seven times as long.
 _PART_WITH_SHAPES: Final = 5
 _ROWS_WITH_SHAPES_AT_LEAST: Final = 60_000
 

@@ -98,7 +98,7 @@ class AdaptiveLinearModel(DeclaredState, Savable):
     the linear model and of two models with tables, weighted by their losses so far; it is hardly worse than the best of
     them. Tables have at most 128 columns: numbers, truth values, times, and texts that are no lists. ``SparseRows``,
     and other losses than the squared one, have the linear model alone, as all models with ``shapes=False``, which are
-    some ten times as fast.
+    some seven times as fast.
 
     ``loss`` says what is predicted of numbers: the mean ("squared", the default), the median ("absolute"), the number
     that the share ``quantile`` of all labels is below ("quantile"), the mean hardly moved by outliers ("huber"), or the

@@ -1,4 +1,4 @@
-"""How far the ports of an inbox have come: in epochs, in event time, to the end found at the start, to their own end.
+"""How far each port of an inbox has come: its epochs, its event time, the end of its table, the end of its input.
 
 :class:`PortProgress` lets the control records of the ports act, or wait as marks in the logs, and says what the task is
 told of them: the watermark of all ports, the ends of its inputs.
@@ -7,7 +7,7 @@ told of them: the watermark of all ports, the ends of its inputs.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Final, final
+from typing import Final, final
 
 from streamiter.engine.inbox.order import BEFORE_ALL_EPOCHS, Arrival
 from streamiter.engine.inbox.port_log import Port
@@ -15,9 +15,6 @@ from streamiter.errors import InternalError
 from streamiter.operators.frontier import Frontier
 from streamiter.values.records import Control, EndOfData, EpochWatermark, EventTimeWatermark, Idle, ReadToEnd
 from streamiter.values.times import MAX_TIME, MIN_TIME
-
-if TYPE_CHECKING:
-    pass
 
 NO_EPOCH: Final = EndOfData(BEFORE_ALL_EPOCHS)
 """The end of data that only the end of the input has brought."""
