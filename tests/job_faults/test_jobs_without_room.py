@@ -24,6 +24,7 @@ from support.s3_server import S3Server
 from support.waiting import PATIENCE_S
 
 from streamiter import Checkpoints, RocksState
+from streamiter.engine.graph.statistics import JobStatistics
 from streamiter.errors import (
     CheckpointError,
     ConfigurationError,
@@ -63,12 +64,19 @@ def has_room(file: BinaryIO) -> bool:
     return True
 
 
-async def abandons_until_there_is_room(service: Service, disk: Path) -> None:
-    """Let three checkpoints fail on the full disk, and later ones succeed with space."""
-    filler = fill(disk)
-    await service.until(lambda: service.given_up >= 3)
-    filler.unlink()
-    await service.works()
+async def outlives_a_full_disk(service: Service, disk: Path, topics: Topics) -> JobStatistics:
+    """Let three checkpoints fail on the full disk, and later ones succeed with space, in one job; return its end."""
+    async with feeding(topics.numbers) as feed:
+        await service.works()
+        filler = fill(disk)
+        await service.until(lambda: service.given_up >= 3)
+        filler.unlink()
+        await service.works()
+    await until_committed(topics.sums, feed.count)
+    statistics = await service.suspended()
+    await check_committed(topics.sums, feed.count)
+    assert len(service.jobs) == 1
+    return statistics
 
 
 async def test_outputs_wait_for_room_for_the_checkpoints(
@@ -80,13 +88,7 @@ async def test_outputs_wait_for_room_for_the_checkpoints(
     await topics.create()
     with nothing_unheard(caplog):
         service = serve(sums_flow("sums", topics), checkpoints_in(disk / "kept"))
-        async with feeding(topics.numbers) as feed:
-            await service.works()
-            await abandons_until_there_is_room(service, disk)
-        await until_committed(topics.sums, feed.count)
-        statistics = await service.suspended()
-    await check_committed(topics.sums, feed.count)
-    assert len(service.jobs) == 1
+        statistics = await outlives_a_full_disk(service, disk, topics)
     assert statistics.state == "suspended"
     assert "expected room for checkpoints in" in caplog.text
     assert "The next one is tried in 0.1 s" in caplog.text
@@ -130,13 +132,7 @@ async def test_a_commit_without_room_is_tried_again(
     await topics.create()
     with nothing_unheard(caplog):
         service = serve(sums_flow("sums", topics), checkpoints_in(tmp_path / "kept"))
-        async with feeding(topics.numbers) as feed:
-            await service.works()
-            await abandons_until_there_is_room(service, disk)
-        await until_committed(topics.sums, feed.count)
-        statistics = await service.suspended()
-    await check_committed(topics.sums, feed.count)
-    assert len(service.jobs) == 1
+        statistics = await outlives_a_full_disk(service, disk, topics)
     assert "no room left to write" in caplog.text
     assert statistics.checkpoints is not None
     # A transaction has a commit record for each attempt; the last one counts.

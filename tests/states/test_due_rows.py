@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections import Counter
-from collections.abc import Iterator
-from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -13,23 +10,13 @@ import pytest
 from support.examples import random_examples
 
 from streamiter.engine.states import due_rows
-from streamiter.engine.states.database import Database, DatabaseHome
+from streamiter.engine.states.database import Database
 from streamiter.engine.states.due_rows import DueRows
 from streamiter.operators.due import DueHeap, DueItem
 from streamiter.values.times import MAX_TIME
 
 Order = tuple[int, int]
 Action = tuple[str, int, int]
-
-
-@pytest.fixture
-def database(tmp_path: Path) -> Iterator[Database]:
-    home = DatabaseHome(tmp_path / "state", 16 << 20, flow="tests")
-    made = Database(home, 0, owner="step 'join'")
-    yield made
-    with contextlib.suppress(Exception):
-        made.close()
-    home.close()
 
 
 @pytest.fixture

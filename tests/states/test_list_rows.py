@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import threading
 from bisect import insort
-from collections.abc import Iterator
 from itertools import pairwise
 from operator import itemgetter
 from pathlib import Path
@@ -20,7 +19,7 @@ from support.waiting import PATIENCE_S
 from streamiter import RocksState
 from streamiter.engine.states import database as database_module
 from streamiter.engine.states import list_rows
-from streamiter.engine.states.database import Database, DatabaseHome
+from streamiter.engine.states.database import Database
 from streamiter.engine.states.list_rows import ListRows
 from streamiter.engine.states.rocks_state import RocksStates
 from streamiter.engine.states.stored import whole_states
@@ -34,16 +33,6 @@ PLAIN = PlainData()
 
 def row_keys(keys: list[Any]) -> list[bytes]:
     return [b"\x01" + key for key in encode_each_key(keys)]
-
-
-@pytest.fixture
-def database(tmp_path: Path) -> Iterator[Database]:
-    home = DatabaseHome(tmp_path / "state", 16 << 20, flow="tests")
-    made = Database(home, 0, owner="step 'join'")
-    yield made
-    with contextlib.suppress(Exception):
-        made.close()
-    home.close()
 
 
 class Step:
