@@ -318,8 +318,21 @@ class CellColumns:
         self.rows = LOOKS[-1]
         self.edges[:] = np.where(shapes.edges >= NO_EDGE, np.inf, shapes.edges)
         self._is_placed[:] = True
+        self._sample[:] = np.column_stack(
+            [np.zeros((_SAMPLE, 0)), *map(self._sample_of, range(len(shapes.rows)), shapes.rows)]
+        )
         coarse = shapes.rows[:, 1:].reshape(len(self.sources), -1, self.steps.SPLIT).any(axis=2)
         self.used[:] = np.maximum(coarse.sum(axis=1), 2)
+
+    def _sample_of(self, column: int, rows: npt.NDArray[np.float32]) -> Floats:
+        """Return values of a column that are in the bins of ``rows``, as many in each as its share."""
+        tops = np.arange(1.0, self.steps.BINS + 1)
+        if not self.is_category[column]:
+            tops = np.append(self.edges[column], np.inf)
+            finite = tops[np.isfinite(tops)]
+            tops[len(finite) :] = np.nextafter(finite[-1], np.inf) if len(finite) else 0.0
+        shares = rows.cumsum(dtype=np.float64) / max(float(rows.sum()), 1.0)
+        return np.append(np.nan, tops)[np.searchsorted(shares, (np.arange(_SAMPLE) + 0.5) / _SAMPLE) % FINE_BINS]
 
     def state(self) -> dict[str, Any]:
         """Return a copy as plain data."""

@@ -23,7 +23,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from streamiter.learn.row_losses import ADAPTIVE, Rates
+from streamiter.learn.row_losses import ADAPTIVE, Rates, observe_target
 from streamiter.values.field_kinds import HUGE
 from streamiter.values.helpers.compiled import compiled
 from streamiter.values.numbers import Floats, Indices
@@ -281,16 +281,10 @@ def mix_members(
                     own[member, score] = asked[question, score, first + member]
         if not judges[position] or not (predicts[position] or question >= 0):
             continue
-        if question >= 0:
-            for member in range(members):
-                for score in range(made.shape[2]):
-                    own[member, score] = asked[question, score, first + member]
-        target, row_weight, least = targets[position], row_weights[position], np.inf
+        target, row_weight, least, deviation = targets[position], row_weights[position], np.inf, 0.0
         if is_of_numbers:
             totals[0] += row_weight
-            difference = target - totals[1]
-            totals[1] += difference * row_weight / totals[0]
-            totals[2] += row_weight * difference * (target - totals[1])
+            target, deviation = observe_target(totals, target, row_weight)
         for member in range(members):
             if is_of_numbers:
                 losses[member] = (own[member, 0] - target) * (own[member, 0] - target)
@@ -304,7 +298,7 @@ def mix_members(
         for member in range(members):
             loss = losses[member]
             if is_of_numbers:
-                loss = min((loss - least) * totals[0] / totals[2], loss_max) if totals[2] > 0.0 else 0.0
+                loss = min((loss - least) / (deviation * deviation), loss_max) if deviation > 0.0 else 0.0
             elif row_weight != 1.0:
                 loss -= least  # A heavy row would leave no share above zero.
             shares[member] *= math.exp(-rate * row_weight * loss)

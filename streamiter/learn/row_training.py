@@ -159,8 +159,10 @@ class RowOwner(ModelOwner, KeepsRecords):
             else:
                 self.take_over_rollback()  # in the event loop, where rollbacks arrive
                 attach = detach(out)
-                await asyncio.to_thread(self._learn_rows, given, out)
-                attach()
+                try:
+                    await asyncio.to_thread(self._learn_rows, given, out)
+                finally:
+                    attach()
             self.count_step(out)
         else:
             self._held.append(given)
@@ -421,7 +423,9 @@ class RowOwner(ModelOwner, KeepsRecords):
             is_due = now_s - self._effects[0] >= _EFFECTS_EVERY_S
         else:
             is_due = self._model.records - self._records_published >= _ROWS_FOR_EFFECTS
-        if SHAPES not in parameters or not is_due:
+        if SHAPES not in parameters:
+            return {}
+        if not is_due:
             return self._effects[1] if is_in_time else {}
         effects = LinearPredictor(parameters).effects
         assert effects is not None

@@ -7,7 +7,7 @@ logarithm of their number, and by a little more for each change of the best one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, Self
 
 import numpy as np
@@ -54,7 +54,7 @@ class ShapedWeights(ExpertWeights):
         """The members with tables, the one with least memory first."""
         self.member_shares: Floats = np.full(3, 1.0 / 3.0)
         """The shares of the linear model and of these members."""
-        self._member_totals: Floats = np.zeros(3)
+        self._member_totals: Floats = np.zeros(6)
         self.left_out: frozenset[int] = frozenset()
         """The numeric columns of crosses, which the members with tables do not have: pairs have tables anyway."""
         super().__init__(task, scores, hashed, rates)
@@ -70,11 +70,14 @@ class ShapedWeights(ExpertWeights):
         kept = [np.ascontiguousarray(asked[:, :, first : first + experts]) for first in range(0, stop, experts)]
         made = np.zeros((len(kept), len(steps.rows), self.scores))
         made[0] = super().step(rows, steps, targets, kept[0])
-        if self.members:
-            self._step_tables(rows, steps, targets, kept[1:], made[1:])
-        for place, own in enumerate(kept):
-            asked[:, :, place * experts : (place + 1) * experts] = own
-        return self._mix(steps, targets, made, asked)
+        predictions = np.zeros((len(steps.rows), self.scores))
+        every = [slice(0, len(steps.rows))]
+        for part in self._step_tables(rows, steps, targets, kept[1:], made[1:]) if self.members else every:
+            own = np.ascontiguousarray(made[: len(self.member_shares), part])
+            predictions[part] = self._mix(steps.part(part.start, part.stop), targets[part], own, asked)
+        for place, scores in enumerate(kept):
+            asked[:, :, place * experts : (place + 1) * experts] = scores
+        return predictions
 
     def _mix(self, steps: RowSteps, targets: Floats, made: Floats, asked: Floats) -> Floats:
         """Return the mixture of the members' predictions, and judge the members by the labels."""
@@ -104,8 +107,13 @@ class ShapedWeights(ExpertWeights):
         )
         return predictions
 
-    def _step_tables(self, rows: ModelRows, steps: RowSteps, targets: Floats, kept: list[Floats], made: Floats) -> None:
-        """Make the steps of the members with tables, from look to look; columns get tables with their first value."""
+    def _step_tables(
+        self, rows: ModelRows, steps: RowSteps, targets: Floats, kept: list[Floats], made: Floats
+    ) -> Iterator[slice]:
+        """Make the steps of the members with tables, from look to look; columns get tables with their first value.
+
+        Yields each part that is made; a member may leave the mixture before the next one.
+        """
         observed = steps.learns & (steps.weights > 0.0)
         if steps.assumed is not None:
             observed &= steps.assumed <= ASSUMED  # Later steps of a question do not count again.
@@ -124,6 +132,7 @@ class ShapedWeights(ExpertWeights):
             own, of_own = _rows_of(numeric, part)
             for place, member in enumerate(self.members):
                 made[place, start:stop] = member.step_cells(own, of_own, targets[start:stop], kept[place], bins)
+            yield slice(start, stop)
             columns.observe(values[observed[start:stop]])
             if columns.rows == look:
                 moved = columns.look()
@@ -140,14 +149,14 @@ class ShapedWeights(ExpertWeights):
                 stop = min(stop, start + first)
                 break
             count = columns.add_columns_of(rows, int(steps.rows[start]), self.hashed)
+            self._keep_within_memory(count)
             for member in self.members:
                 member.add_columns(count)
-            self._keep_within_memory()
         places = np.flatnonzero(observed[start:stop])
         return stop if len(places) < rows_to_look else start + int(places[rows_to_look - 1]) + 1
 
-    def _keep_within_memory(self) -> None:
-        while self.members and self.members[-1].bytes > _BYTES_MAX:
+    def _keep_within_memory(self, more_columns: int = 0) -> None:
+        while self.members and self.members[-1].bytes_with(more_columns) > _BYTES_MAX:
             del self.members[-1]
             self.member_shares = self.member_shares[:-1] / self.member_shares[:-1].sum()
 
@@ -172,7 +181,7 @@ class ShapedWeights(ExpertWeights):
         classes = super().as_classes(rows)
         classes.cell_columns = self.cell_columns
         classes.members = [member.as_classes(rows) for member in self.members]
-        classes.member_shares = self.member_shares
+        classes.member_shares, classes.left_out = self.member_shares, self.left_out
         return classes
 
     def _of_classes(self) -> Self:
@@ -258,7 +267,7 @@ class ShapedWeights(ExpertWeights):
         del self.members[len(shapes.members) :]
         for member, own in zip(self.members, shapes.members, strict=True):
             member.start_from_tables(published, own)
-        self.member_shares = shapes.mixture.copy()
+        self.member_shares, self._member_totals = shapes.mixture.copy(), self.totals[:6].copy()
 
     def _follow_linear(self) -> None:
         """Begin with tables beside a linear model that has learned: it has nearly the whole share.
@@ -267,6 +276,7 @@ class ShapedWeights(ExpertWeights):
         """
         for member in self.members:
             member.standardize_as(self)
+        self._member_totals = self.totals[:6].copy()
         self.member_shares[1:] = _SHARE / len(self.member_shares)
         self.member_shares[0] = 1.0 - self.member_shares[1:].sum()
 

@@ -64,7 +64,6 @@ class TableWeights(ExpertWeights):
         self._draw = np.random.default_rng(_SEED)
         self._tables = columns.steps
         super().__init__(task, scores, 0, rates)
-        self._add_cells(trees * self._tables.OF_TREE)
 
     @property
     def cells_in_use(self) -> int:
@@ -73,10 +72,12 @@ class TableWeights(ExpertWeights):
             return 0
         return 2 * len(self._first_of_column) + 2 * len(self.pairs) + len(self.tree_columns)
 
-    @property
-    def bytes(self) -> int:
-        """The memory of the cells."""
-        return self._cell_weights.nbytes + self._cell_sums.nbytes
+    def bytes_with(self, more_columns: int) -> int:
+        """Return the memory that the cells take with this many more columns."""
+        tables, columns = self._tables, len(self._first_of_column) + more_columns
+        pairs = min(columns * (columns - 1) // 2, self._pairs_max)
+        cells = columns * tables.OF_COLUMN + pairs * tables.OF_PAIR + len(self.tree_columns) * tables.OF_TREE
+        return int(cells * self.scores * (4 * len(self.rates) + 8 * self._adaptive))
 
     def cells_of(self, bins: npt.NDArray[np.uint8]) -> npt.NDArray[np.int32]:
         """Return the cells of each row, from the bins of its columns."""
@@ -107,6 +108,8 @@ class TableWeights(ExpertWeights):
     def add_columns(self, count: int) -> None:
         """Make tables of the last columns, so many that they are new, and of their pairs, as there is room."""
         before, columns = len(self._first_of_column), len(self._first_of_column) + count
+        if not before:
+            self._add_cells(len(self.tree_columns) * self._tables.OF_TREE)
         for _ in range(count):
             self._first_of_column = np.append(self._first_of_column, np.int32(self._add_cells(self._tables.OF_COLUMN)))
         every = [(i, j) for i in range(columns) for j in range(max(i + 1, before), columns)]
@@ -294,6 +297,7 @@ class TableWeights(ExpertWeights):
         own["intercept"] = member.intercept[0] if one else member.intercept
         super().start_from({**published, **own})
         tables, columns = self._tables, len(self._cell_columns.sources)
+        self._add_cells(len(self.tree_columns) * tables.OF_TREE)
         self._first_of_column = np.array([self._add_cells(tables.OF_COLUMN) for _ in range(columns)], np.int32)
         self.pairs = member.pairs.astype(np.int32)
         self._first_of_pair = np.array([self._add_cells(tables.OF_PAIR) for _ in self.pairs], np.int32)

@@ -48,7 +48,7 @@ def checked_time(option: str, time: object) -> int:
 
 @final
 class EventTimers(TimedStates[EventTimer]):
-    """The timers of one subtask. The state of a key: the number of each timer by its identity; of one timer a pair.
+    """The timers of one subtask. The state of a key: each timer's number by its identity; for one timer, the pair.
 
     An *identity* is a tuple: the time, the type and the value of the payload. If the payload is not an atom, the type
     is empty, the value is the result of ``identify``, and the entry is a list of the number and the payload. If the

@@ -93,9 +93,9 @@ class ServiceLearning:
         given = {name: value for name, value in learn.learner_settings.items() if name not in _NOT_THE_OPTIMIZERS}
         if learn.learner == "default":
             options = {name: value for name, value in learn.learner_settings.items() if name != "mini_batch"}
-            # Classes of texts and of whole numbers are found as they come.
-            # A version with tables has some 90 KB, and with the state of its learner a megabyte, each second.
+            # With shapes, a version has some 90 KB, and a megabyte with the state of its learner, each second.
             options = {"shapes": False} | options
+            # Classes of texts and of whole numbers are found as they come.
             options |= {"task": task_of(learn.kind), "positive": learn.label.positive, "other_settings": "keep"}
             options |= {"kinds": self.features.kinds, "time_zone": self.features.time_zone}
             return lambda: AdaptiveLinearModel(**options)

@@ -127,6 +127,8 @@ class _Page:
         while True:
             # The server ends with its phase, and would wait for this answer; the last state tells that it has ended.
             is_last = self._observations.phase.phase in ("finished", "suspended", "aborted", "failed")
+            if is_last:  # A document of the last half second may be older than the end.
+                self._encoded.pop("state", None)
             yield _event("state", self._state())
             if number % _DETAILS_EVERY == 0 and (details := await self._details()) != sent:
                 sent = details

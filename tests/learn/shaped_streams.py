@@ -100,11 +100,13 @@ class Recording(Shaped):
     def of(cls, name: str, values: Floats, labels: Floats) -> Recording:
         """Return weights that have learned these rows at once."""
         weights = cls.new(name, values.shape[1])
+        weights.made = np.zeros((len(weights.member_shares), 0, weights.scores))
         weights.mixed = weights.learn(values, labels)
         return weights
 
     def _mix(self, steps: RowSteps, targets: Floats, made: Floats, asked: Floats) -> Floats:
-        self.made = made
+        # New weights mix a row, so that all is compiled.
+        self.made = np.concatenate([getattr(self, "made", made[:, :0]), made], axis=1)
         return super()._mix(steps, targets, made, asked)
 
 

@@ -364,7 +364,7 @@ class Inbox:
     ) -> bool:
         """Handle an item of an empty channel if the task waits, and no checkpoint is under way; return whether."""
         ready = self._ready
-        if ready.waiter is None or ready.queue or self._posted or port.is_blocked:
+        if ready.waiter is None or ready.queue or self._posted or self._idle or port.is_blocked:
             return False
         if isinstance(item, DataBatch):
             self.count_aside(item.records)

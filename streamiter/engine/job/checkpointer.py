@@ -387,7 +387,12 @@ class Checkpointer:
 
     async def _still_waits(self, sent: _Sent) -> bool:
         """Return whether nothing was read up to this barrier: then the last checkpoint, which knows the end, stays."""
-        if await self._positions_at(sent) != self._ends_at:
+        try:
+            is_same = await self._positions_at(sent) == self._ends_at
+        except BaseException:
+            release_taken(sent.parts)
+            raise
+        if not is_same:
             self._ends_at = None
             return False
         release_taken(sent.parts)

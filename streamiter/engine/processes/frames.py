@@ -22,7 +22,7 @@ If 128 is added to the encoding, the timestamps of the records (i64 each) follow
 order (five i64 each) follows the timestamps.
 
 Records have one of six encodings. MSGPACK is one call of msgspec, for types that msgpack keeps exactly. TUPLES is the
-same for records that are tuples of such values, which are arrays in msgpack. ARRAYS is for
+same for tuples of such types; msgpack has them as arrays, which are read as tuples. ARRAYS is for
 arrays, ``Columns`` and ``SparseRows`` of the common dtypes: their layout in msgpack, then each array, all filled to a
 multiple of 16 bytes; the layout of a message is the message itself, with an extension object (the character of the
 dtype; the shape) in the place of each array. OUTGOING is the columns of an ``OutgoingBatch`` in msgpack, for a sink in

@@ -91,7 +91,10 @@ class _StoredCode(FunctionCache):
             return self._load_overload(signature, target)
 
     def _index_key(self, signature: Any, codegen: Any) -> Any:
-        return *super()._index_key(signature, codegen), self._digest
+        # Types of named tuples are equal if only the names or the order of their fields differ.
+        arguments = getattr(signature, "args", signature)
+        fields = tuple([each.fields for each in arguments if isinstance(each, (types.NamedTuple, types.NamedUniTuple))])
+        return *super()._index_key(signature, codegen), self._digest, fields
 
     @cached_property
     def _digest(self) -> str:
@@ -113,5 +116,7 @@ def _parts(function: Callable[..., Any], seen: set[Callable[..., Any]]) -> Itera
                 yield from _parts(value.py_func, seen)
         elif isinstance(value, np.ndarray):
             yield value.dtype, value.shape, value.tobytes()
-        elif isinstance(value, (int, float, np.generic, tuple)):
-            yield value
+        elif isinstance(value, type):
+            yield name, getattr(value, "_fields", ())
+        elif isinstance(value, (int, float, str, bytes, np.generic, tuple)):
+            yield name, value
