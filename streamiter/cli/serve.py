@@ -39,6 +39,14 @@ def serve(
             show_default=False,
         ),
     ] = None,
+    follow: Annotated[
+        bool,
+        typer.Option(
+            "--follow",
+            help="Predict only, with the versions that the service of this file publishes: a replica, of which there "
+            "may be any number.",
+        ),
+    ] = False,
     without_checkpoint: Annotated[
         bool,
         typer.Option(
@@ -57,10 +65,17 @@ def serve(
         raise typer.BadParameter("expected one of --check and --init, given both", param_hint="'--init'")
     if answers is not None and init is None:
         raise typer.BadParameter("expected --answers with --init, given it alone", param_hint="'--answers'")
+    if follow and (check or init is not None or without_checkpoint):
+        raise typer.BadParameter("expected --follow alone, given another option", param_hint="'--follow'")
     if init is not None:
         _init(file, init, answers)
     elif check:
         _check(file)
+    elif follow:
+        from streamiter.service import ServiceReplica, read_settings
+
+        if code := ServiceReplica(read_settings(file)).run():
+            raise typer.Exit(code)
     else:
         from streamiter.service import OnlineLearningService, read_settings
 

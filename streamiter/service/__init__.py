@@ -18,12 +18,16 @@ from streamiter.service.settings_file import SettingChange, changed, read_settin
 from streamiter.values.settings import SettingProblem, SettingsError
 
 if TYPE_CHECKING:
+    from streamiter.service.replica import ServiceReplica
     from streamiter.service.service import OnlineLearningService
 else:
     from streamiter.values.helpers.lazy import lazy_names
 
     # The file is read, checked and proposed without the HTTP server, which is an extra.
-    __getattr__, __dir__ = lazy_names(__name__, {"streamiter.service.service": "OnlineLearningService"})
+    __getattr__, __dir__ = lazy_names(
+        __name__,
+        {"streamiter.service.service": "OnlineLearningService", "streamiter.service.replica": "ServiceReplica"},
+    )
 
 __all__ = [
     "CheckpointSettings",
@@ -36,6 +40,7 @@ __all__ = [
     "LogSettings",
     "OnlineLearningService",
     "PublishSettings",
+    "ServiceReplica",
     "ServiceSettings",
     "SettingChange",
     "SettingProblem",

@@ -147,7 +147,7 @@ def readiness(facts: HealthFacts) -> tuple[HealthProblem, ...]:
         problems += _stalls(facts, "topic")
         problems += _source_problems(facts)
         problems += _checkpoint_problems(facts)
-    else:
+    elif facts.phase != "following":
         told = "" if facts.reason is None else f", {facts.reason}"
         detail = f"{facts.phase}, {facts.seconds_in_phase:.1f} s{told}"
         problems.append(HealthProblem("job", detail, facts.seconds_in_phase))

@@ -1,6 +1,6 @@
 """From the settings to a training: labels that come in time, the learner, when versions are published.
 
-``ServiceLearning`` adds the training to the flow of a service, and makes the predictors of its versions.
+``ServiceLearning`` adds the training to the flow of a service.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from streamiter.learn import (
     PublishSchedule,
     train_online,
 )
-from streamiter.models import LinearPredictor, Parameters, Rollbacks
+from streamiter.models import Rollbacks
 from streamiter.parameter_server.optimizers import Constant, Optimizer
 from streamiter.service.features import FeatureRows
 from streamiter.service.labels import delayed_labels_of, label_of, questions_and_answers, task_of
@@ -77,10 +77,6 @@ class ServiceLearning:
             **options,
             **rejections,
         )
-
-    def predictor(self, parameters: Parameters) -> LinearPredictor:
-        """Return the predictor of a version, whose rows have the fields of the events: ``ServedModel(load=…)``."""
-        return self.features.predictor(parameters, f"model {self._settings.name!r}")
 
     def apply(self, settings: ServiceSettings) -> None:
         """Take over when to publish, and the learning rate, from other settings of the same service."""

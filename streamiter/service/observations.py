@@ -25,9 +25,10 @@ if TYPE_CHECKING:
     from streamiter.engine.job.job import Job
     from streamiter.models import ModelUpdate, ServedModel
 
-Phase = JobState | Literal["starting", "restoring", "waiting", "stopping"]
+Phase = JobState | Literal["starting", "restoring", "waiting", "stopping", "following"]
 """The state of the job, or ``starting``: it opens its topics; ``restoring``: it reads the state of a checkpoint;
-``waiting``: it has ended by an outage of a topic, and starts again soon; ``stopping``: a signal has told it to stop."""
+``waiting``: it has ended by an outage of a topic, and starts again soon; ``stopping``: a signal has told it to stop;
+``following``: a replica, which has no job."""
 
 # An hour of samples, at one a second: what the charts of the page show. A longer history is kept by Prometheus.
 HISTORY: Final = 3_600

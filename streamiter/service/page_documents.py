@@ -220,6 +220,8 @@ def page_state(observations: Observations) -> PageState:
     statistics, phase = observations.statistics(), observations.phase
     facts, quality = facts_of(observations, statistics), observations.quality
     level, sentence, problems = _verdict(liveness(facts), readiness(facts), quality)
+    if level == "well" and phase.phase == "following":
+        sentence = "All is well: this replica predicts with the newest version of the service"
     newest = observations.samples[-1] if observations.samples else None
     tasks = () if statistics is None else statistics.tasks
     update = observations.model

@@ -1,24 +1,20 @@
-"""The online-learning service: the flow of its settings, and the run of this flow with all surfaces."""
+"""The online-learning service: the flow of its settings, and the runs of its job."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
-import signal
-import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, Literal
 
 from streamiter.engine.graph.statistics import JobStatistics
 from streamiter.engine.job.job import Job, StopMode
-from streamiter.engine.job.running import causes_of, run_in_own_loop, run_jobs, running_meanwhile, signal_handlers
+from streamiter.engine.job.running import causes_of, run_jobs
 from streamiter.engine.storage.store import Checkpoints
 from streamiter.errors import (
     CheckpointError,
-    ConfigurationError,
-    ModelError,
     OffsetOutOfRange,
     OtherModel,
     ProducerFenced,
@@ -30,29 +26,23 @@ from streamiter.errors import (
 from streamiter.flow.flow import Flow
 from streamiter.flow.stream import Stream
 from streamiter.learn import OnlineTraining
-from streamiter.models import Rollbacks, ServedModel, initial_model
-from streamiter.service.http import serving
+from streamiter.models import Rollbacks, initial_model
 from streamiter.service.learning import ServiceLearning, decoder_of, rejections_of
-from streamiter.service.logs import apply_level, log_figures, logging_to
-from streamiter.service.observations import SAMPLE_S, LoopBlock, Observations
+from streamiter.service.observations import LoopBlock
 from streamiter.service.settings import ServiceSettings
-from streamiter.service.settings_file import SettingChange, changed, read_settings
+from streamiter.service.settings_file import SettingChange, changed
+from streamiter.service.surfaces import FAILED, SUCCEEDED, ServiceSurfaces
 from streamiter.service.tracing import Traces
 from streamiter.topics import topic
-from streamiter.values.helpers.clock import Clock, SystemClock
+from streamiter.values.helpers.clock import Clock
 
 _log = logging.getLogger("streamiter.service")
 
-# The exit codes of the process. 130 is that of a program which Ctrl-C ended.
-SUCCEEDED: Final = 0
-FAILED: Final = 1
+# Further exit codes of the process. 130 is that of a program which Ctrl-C ended.
 STALLED: Final = 3
 TAKEN_OVER: Final = 4
 ABORTED: Final = 130
 _CODES: Final[Mapping[str, int]] = {"stall": STALLED, "time": ABORTED}
-
-# Windows has no such signal. A service under ``nohup``, which ignores it, reads its settings again, too.
-_HANGUP: Final = [signal.SIGHUP] if hasattr(signal, "SIGHUP") else []
 
 # After an outage of a topic the job is started again: at first soon, since most outages are restarts of a broker.
 _WAITS_S: Final = (1.0, 2.0, 5.0, 10.0)
@@ -64,11 +54,8 @@ _STOP_S: Final = 15.0
 _STOP_ANSWERED_S: Final = 25.0
 _ANSWER_S: Final = 2.0
 
-# The last version is found in some milliseconds; where a broker is away, HTTP tells so after this time.
-_SEARCH_S: Final = 2.0
 
-
-class OnlineLearningService:
+class OnlineLearningService(ServiceSurfaces):
     """A flow that reads a topic, learns from it and publishes its model; with health, metrics, predictions and a page.
 
     ``flow``, the stream ``events`` and the streams of ``training`` may get further steps before ``run``::
@@ -82,19 +69,13 @@ class OnlineLearningService:
         self, settings: ServiceSettings, *, clock: Clock | None = None, without_checkpoint: bool = False
     ) -> None:
         """``without_checkpoint``: start from the last version, and read the input from its ``start`` on."""
-        self.settings = settings
+        self.learning = ServiceLearning(settings)
+        super().__init__(
+            settings, self.learning.features, clock=clock, checkpoint_interval_s=settings.checkpoints.interval_s
+        )
         self._restore: Literal["last"] | None = None if without_checkpoint else "last"
-        self.name = settings.name
         self.flow = Flow(self.name)
         """The flow; it has the name of the service."""
-        self._clock = clock or SystemClock()
-        self.observations = Observations(
-            self.name, limits=settings.health, checkpoint_interval_s=settings.checkpoints.interval_s, clock=self._clock
-        )
-        """All that is known about the service."""
-        self._updates = topic(settings.publish.topic)
-        self.learning = ServiceLearning(settings)
-        self.observations.texts_at = self.learning.features.reader.texts_at
         self.events: Stream = self._read(settings.input.topic, "events")
         """The decoded records of the input; without answers that have a topic of their own."""
         of_answers = settings.input.answers
@@ -109,13 +90,9 @@ class OnlineLearningService:
         self.training.models.publish_model(self._updates, model=self.name, name="publish")
         self.training.validation.map(self.observations.validated, name="observe validation")
         self.training.drifts.map(self.observations.drifted, name="observe drifts")
-        self.address: str | None = None
-        """The address of the HTTP server, such as ``http://127.0.0.1:8080``; None before it listens."""
         self._traces = Traces()
         self._stops: Sequence[StopMode] = ()
         """The stops that signals have told the job."""
-        self._main: asyncio.Task[Any] | None = None
-        self._is_ending = False
         self._ended_by: Literal["stall", "time"] | None = None
         """Why the service has aborted the job: no progress, or no last checkpoint in time."""
 
@@ -132,11 +109,6 @@ class OnlineLearningService:
 
     # -- the run -----------------------------------------------------------------------------------------
 
-    def run(self) -> int:
-        """Run the service in an event loop of its own; return the exit code of the process, see :meth:`serve`."""
-        with logging_to(sys.stderr, self.settings):
-            return run_in_own_loop(self.serve())
-
     async def serve(self) -> int:
         """Run the service in this event loop until its job ends; return the exit code of the process. Call it once.
 
@@ -148,57 +120,13 @@ class OnlineLearningService:
         Codes: 0 suspended or finished, 1 failed, 3 stalled, if the settings ask for it, 4 another run has taken over,
         130 aborted. Raises ConfigurationError for an address that is in use.
         """
-        self._main = asyncio.current_task()
-        try:
-            with (
-                signal_handlers(self._on_signal, signal.SIGINT, signal.SIGTERM),
-                signal_handlers(self._on_hangup, *_HANGUP, even_ignored=True),
-            ):
-                async with (
-                    self._following(),
-                    serving(self.observations, self.settings.http) as self.address,
-                    running_meanwhile(
-                        lag_of_the_event_loop=self.observations.loop_lag.run(self._warn_of_block),
-                        samples=self._sample(),
-                        figures_in_the_log=self._log_figures(),
-                    ),
-                ):
-                    return await self._run_jobs()
-        except asyncio.CancelledError:
-            if not self._is_ending:
-                raise
-            _log.info("the service ends while no job runs: the next run resumes from the last checkpoint")
-            self.observations.enter("suspended")
-            return SUCCEEDED
-        except ExceptionGroup as errors:  # A surface has failed.
-            for error in errors.exceptions:
-                _log.error("the service has failed: %r", error, exc_info=error)
-            self.observations.enter("failed", repr(errors.exceptions[0]))
-            return FAILED
+        return await super().serve()
 
-    def _on_signal(self, *_: object) -> None:
-        """End the service while no job runs. While one runs, ``run_jobs`` handles signals."""
-        if self._is_ending:
-            raise KeyboardInterrupt
-        self._is_ending = True
-        assert self._main is not None
-        self._main.get_loop().call_soon_threadsafe(self._main.cancel)
+    def _end_of_wait(self) -> None:
+        _log.info("the service ends while no job runs: the next run resumes from the last checkpoint")
+        self.observations.enter("suspended")
 
-    def _on_hangup(self, *_: object) -> None:
-        assert self._main is not None
-        self._main.get_loop().call_soon_threadsafe(self.reload)
-
-    def reload(self) -> None:
-        """Read the file of the settings again, and apply it; a file with errors changes nothing."""
-        try:
-            settings = read_settings(self.settings.source)
-        except ConfigurationError as error:
-            _log.error("the settings have not changed: %s", error)
-            return
-        self.apply(settings)
-
-    def apply(self, settings: ServiceSettings) -> list[SettingChange]:
-        """Apply other settings as far as a running service can; return, and log, which ones apply and which do not."""
+    def _changes(self, settings: ServiceSettings) -> list[SettingChange]:
         changes = changed(self.settings, settings)
         before, learner = self.settings, self.settings.learn.learner_settings
         if settings.learn.learner == before.learn.learner:
@@ -212,51 +140,23 @@ class OnlineLearningService:
             health=settings.health,
         )
         self.learning.apply(self.settings)
-        self.observations.limits = settings.health
         if self.observations.job is not None:
             self.observations.job.stall_after(settings.health.stall_limit_s)
-        apply_level(settings.log)
-        for change in changes:
-            if change.needs is None:
-                _log.info("%s has changed", change.key)
-            else:
-                _log.warning("%s has changed in the file only: %s", change.key, change.needs)
         return changes
 
-    @contextlib.asynccontextmanager
-    async def _following(self) -> AsyncIterator[None]:
-        """Follow the published model; an error of it is no error of the job."""
-        served = ServedModel(self._updates, self.name, load=self.learning.predictor, clock=self._clock)
-        self.observations.served = served
-        try:
-            async with served:
-                # The first request is answered by the last version.
-                await served.searched(timeout_s=_SEARCH_S)
-                yield
-        except ModelError as error:
-            _log.warning("%s", error)
-
     def _warn_of_block(self, block: LoopBlock) -> None:
-        _log.warning("the event loop was blocked for %.1f s; at work was %s", block.seconds, block.task or "no step")
+        super()._warn_of_block(block)
         self._traces.slow_batch(self.name, block.task, self._clock.now_ms(), block.seconds)
 
-    async def _sample(self) -> None:
-        while True:
-            if self._stops and self.observations.phase.phase == "running":
-                self.observations.enter("stopping")
-            if self.observations.phase.phase == "stopping":
-                await self._end_in_time()
-            if (statistics := self.observations.sample()) is not None:
-                self._traces.checkpoint(statistics)
-                if self.settings.health.exit_when_stalled:
-                    await self._end_if_stalled(statistics)
-            await self._clock.sleep(SAMPLE_S)
-
-    async def _log_figures(self) -> None:
-        while True:
-            every_s = self.settings.log.every_s
-            await self._clock.sleep(every_s)
-            log_figures(self.observations, every_s)
+    async def _take_sample(self) -> None:
+        if self._stops and self.observations.phase.phase == "running":
+            self.observations.enter("stopping")
+        if self.observations.phase.phase == "stopping":
+            await self._end_in_time()
+        if (statistics := self.observations.sample()) is not None:
+            self._traces.checkpoint(statistics)
+            if self.settings.health.exit_when_stalled:
+                await self._end_if_stalled(statistics)
 
     async def _end_in_time(self) -> None:
         """Abort a job whose last checkpoint takes too long; one that is only slow has more time."""
@@ -289,7 +189,7 @@ class OnlineLearningService:
             with contextlib.suppress(StreamiterError):  # job.wait() raises it, too.
                 await job.stop("abort")
 
-    async def _run_jobs(self) -> int:
+    async def _work(self) -> int:
         """Run the job; start it again after an outage."""
         given = self.settings.checkpoints
         options = {"checkpoints": Checkpoints(given.store, interval_s=given.interval_s, keep=given.keep)}

@@ -74,7 +74,7 @@ class Setting:
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a service look at its job and its stop more often than once a second."""
-    monkeypatch.setattr("streamiter.service.service.SAMPLE_S", 0.05)
+    monkeypatch.setattr("streamiter.service.surfaces.SAMPLE_S", 0.05)
 
 
 def close_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -283,7 +283,7 @@ async def test_a_service_whose_broker_never_answers_waits_and_ends_in_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After a failure of power the service came back before its broker, gave up, and was never started again."""
-    monkeypatch.setattr("streamiter.service.service._SEARCH_S", 0.2)
+    monkeypatch.setattr("streamiter.service.surfaces._SEARCH_S", 0.2)
     [port] = free_ports(1)
     setting = Setting(f"127.0.0.1:{port}", "away-", tmp_path, "?give_up_after_s=0.5&request_timeout_s=0.2")
     service = setting.service()

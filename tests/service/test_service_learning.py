@@ -286,7 +286,7 @@ def test_a_model_predicts_rows_as_they_are_in_the_topic(learner: str, settings: 
     """A published model could be used only by code that repeated the features of the training."""
     learn = LearnSettings("classification", LabelSettings("late"), KINDS, learner=learner, learner_settings=settings)
     learning, models = learned(learn, ROWS)
-    predict = learning.predictor(models[-1].parameters)
+    predict = learning.features.predictor(models[-1].parameters, "model")
     rain, sun = {"km": 3, "hour": 1, "title": "Rain!"}, {"km": 3, "hour": "1", "title": "sun"}
     assert predict(rain) > 0.6 > 0.4 > predict(sun)
     assert predict([rain, sun]).tolist() == pytest.approx([predict(rain), predict(sun)])
@@ -315,7 +315,7 @@ def test_the_published_model_reads_rows_as_the_service_does() -> None:
         parameters = models[-1].parameters
         assert (parameters["kinds"]["at"], parameters["kinds"]["price"]) == ("time", "number")
         assert "id" not in parameters["fields"]
-        served, follower = learning.predictor(parameters), LinearPredictor(parameters)
+        served, follower = learning.features.predictor(parameters, "model"), LinearPredictor(parameters)
         for row in rows[:4]:
             for given in (row, row | {"title": row["title"].split(), "price": float(row["price"])}):
                 assert served(given) == follower(given) == pytest.approx(served([row])[0], rel=1e-12)
@@ -331,14 +331,15 @@ def test_a_version_from_before_versions_had_kinds_is_read_by_the_settings() -> N
     learning, models = learned(learn, ROWS)
     older = {name: value for name, value in models[-1].parameters.items() if name != "kinds"}
     row = {"km": 3, "hour": 1, "title": "Rain!"}
-    assert learning.predictor(older)(row) == learning.predictor(models[-1].parameters)(row) > 0.6
+    before, now = (learning.features.predictor(each, "model")(row) for each in (older, models[-1].parameters))
+    assert before == now > 0.6
 
 
 @pytest.mark.parametrize(("kind", "field"), [("regression", "km"), ("multiclass", "title")])
 def test_numbers_and_classes_are_learned(kind: Any, field: str) -> None:
     """A multiclass model was trained as two classes."""
     learning, models = learned(LearnSettings(kind, LabelSettings(field)), ROWS)
-    predicted = learning.predictor(models[-1].parameters)([{"hour": 1}])
+    predicted = learning.features.predictor(models[-1].parameters, "model")([{"hour": 1}])
     assert predicted.shape == ((1,) if kind == "regression" else (1, 3))
 
 
@@ -413,7 +414,7 @@ def test_a_training_with_late_labels_ends_with_all_its_answers() -> None:
     learn = LearnSettings("classification", BY_EVENTS, {"km": "number"})
     learning, models = learned(learn, events)
     assert models[-1].records == 860 - 86
-    assert float(learning.predictor(models[-1].parameters)({"km": 4})) > 0.8
+    assert float(learning.features.predictor(models[-1].parameters, "model")({"km": 4})) > 0.8
 
 
 def test_a_service_learns_the_quantile_that_its_file_names() -> None:

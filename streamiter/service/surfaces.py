@@ -1,0 +1,186 @@
+"""What a service and its replicas share: the model that is followed, HTTP, signals, samples and the log."""
+
+from __future__ import annotations
+
+import abc
+import asyncio
+import contextlib
+import logging
+import signal
+import sys
+from collections.abc import AsyncIterator
+from typing import Any, Final
+
+from streamiter.engine.job.running import run_in_own_loop, running_meanwhile, signal_handlers
+from streamiter.errors import ConfigurationError, ModelError
+from streamiter.models import ServedModel
+from streamiter.service.features import FeatureRows
+from streamiter.service.http import serving
+from streamiter.service.logs import apply_level, log_figures, logging_to
+from streamiter.service.observations import SAMPLE_S, LoopBlock, Observations
+from streamiter.service.settings import ServiceSettings
+from streamiter.service.settings_file import SettingChange, read_settings
+from streamiter.topics import topic
+from streamiter.values.helpers.clock import Clock, SystemClock
+
+_log = logging.getLogger("streamiter.service")
+
+# The exit codes of the process. 130 is that of a program which Ctrl-C ended.
+SUCCEEDED: Final = 0
+FAILED: Final = 1
+
+# Windows has no such signal. A service under ``nohup``, which ignores it, reads its settings again, too.
+_HANGUP: Final = [signal.SIGHUP] if hasattr(signal, "SIGHUP") else []
+
+# The last version is found in some milliseconds; where a broker is away, HTTP tells so after this time.
+_SEARCH_S: Final = 2.0
+
+
+class ServiceSurfaces(abc.ABC):
+    """The base of :class:`OnlineLearningService` and :class:`ServiceReplica`: all but the work itself.
+
+    A subclass says what the process does (``_work``), and how it ends by a signal while it waits (``_end_of_wait``).
+    """
+
+    def __init__(
+        self,
+        settings: ServiceSettings,
+        features: FeatureRows,
+        *,
+        clock: Clock | None = None,
+        checkpoint_interval_s: float | None = None,
+    ) -> None:
+        self.settings = settings
+        self.name = settings.name
+        """The name of the service, of its flow and of its model."""
+        self._features = features
+        self._clock = clock or SystemClock()
+        self.observations = Observations(
+            self.name, limits=settings.health, checkpoint_interval_s=checkpoint_interval_s, clock=self._clock
+        )
+        """All that is known about the service."""
+        self.observations.texts_at = features.reader.texts_at
+        self._updates = topic(settings.publish.topic)
+        self.address: str | None = None
+        """The address of the HTTP server, such as ``http://127.0.0.1:8080``; None before it listens."""
+        self._main: asyncio.Task[Any] | None = None
+        self._is_ending = False
+
+    @abc.abstractmethod
+    async def _work(self) -> int:
+        """Do the work of the process; return its exit code."""
+
+    @abc.abstractmethod
+    def _end_of_wait(self) -> None:
+        """Note that a signal has ended the process while no job ran."""
+
+    def run(self) -> int:
+        """Run in an event loop of its own; return the exit code of the process, see :meth:`serve`."""
+        with logging_to(sys.stderr, self.settings):
+            return run_in_own_loop(self.serve())
+
+    async def serve(self) -> int:
+        """Run in this event loop until the work ends; return the exit code of the process. Call it once.
+
+        Raises ConfigurationError for an address that is in use.
+        """
+        self._main = asyncio.current_task()
+        try:
+            with (
+                signal_handlers(self._on_signal, signal.SIGINT, signal.SIGTERM),
+                signal_handlers(self._on_hangup, *_HANGUP, even_ignored=True),
+            ):
+                async with (
+                    self._following(),
+                    serving(self.observations, self.settings.http) as self.address,
+                    running_meanwhile(
+                        lag_of_the_event_loop=self.observations.loop_lag.run(self._warn_of_block),
+                        samples=self._sample(),
+                        figures_in_the_log=self._log_figures(),
+                    ),
+                ):
+                    return await self._work()
+        except asyncio.CancelledError:
+            if not self._is_ending:
+                raise
+            self._end_of_wait()
+            return SUCCEEDED
+        except ExceptionGroup as errors:  # A surface has failed.
+            for error in errors.exceptions:
+                _log.error("the service has failed: %r", error, exc_info=error)
+            self.observations.enter("failed", repr(errors.exceptions[0]))
+            return FAILED
+
+    def _on_signal(self, *_: object) -> None:
+        """End the process while no job runs. While one runs, ``run_jobs`` handles signals."""
+        if self._is_ending:
+            raise KeyboardInterrupt
+        self._is_ending = True
+        assert self._main is not None
+        self._main.get_loop().call_soon_threadsafe(self._main.cancel)
+
+    def _on_hangup(self, *_: object) -> None:
+        assert self._main is not None
+        self._main.get_loop().call_soon_threadsafe(self.reload)
+
+    def reload(self) -> None:
+        """Read the file of the settings again, and apply it; a file with errors changes nothing."""
+        try:
+            settings = read_settings(self.settings.source)
+        except ConfigurationError as error:
+            _log.error("the settings have not changed: %s", error)
+            return
+        self.apply(settings)
+
+    def apply(self, settings: ServiceSettings) -> list[SettingChange]:
+        """Apply other settings as far as a running process can; return, and log, which ones apply and which do not."""
+        changes = self._changes(settings)
+        self.observations.limits = self.settings.health
+        apply_level(self.settings.log)
+        for change in changes:
+            if change.needs is None:
+                _log.info("%s has changed", change.key)
+            else:
+                _log.warning("%s has changed in the file only: %s", change.key, change.needs)
+        return changes
+
+    @abc.abstractmethod
+    def _changes(self, settings: ServiceSettings) -> list[SettingChange]:
+        """Take over what may change while the process runs; return all changes."""
+
+    @contextlib.asynccontextmanager
+    async def _following(self) -> AsyncIterator[None]:
+        """Follow the published model; an error of it is no error of the job."""
+        subject = f"model {self.name!r}"
+        served = ServedModel(
+            self._updates,
+            self.name,
+            load=lambda parameters: self._features.predictor(parameters, subject),
+            clock=self._clock,
+        )
+        self.observations.served = served
+        try:
+            async with served:
+                # The first request is answered by the last version.
+                await served.searched(timeout_s=_SEARCH_S)
+                yield
+        except ModelError as error:
+            _log.warning("%s", error)
+
+    def _warn_of_block(self, block: LoopBlock) -> None:
+        _log.warning("the event loop was blocked for %.1f s; at work was %s", block.seconds, block.task or "no step")
+
+    async def _sample(self) -> None:
+        while True:
+            await self._take_sample()
+            await self._clock.sleep(SAMPLE_S)
+
+    async def _take_sample(self) -> None:
+        """Take one sample of the figures."""
+        self.observations.sample()
+
+    async def _log_figures(self) -> None:
+        while True:
+            every_s = self.settings.log.every_s
+            await self._clock.sleep(every_s)
+            log_figures(self.observations, every_s)
