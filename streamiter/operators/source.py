@@ -158,8 +158,12 @@ class TellsEnd(Source):
     """Set before ``open`` if a step waits for the records that the topic has then: ``read`` returns None behind these
     records, and reading continues after ``read_on``."""
 
-    async def read_on(self) -> None:
-        """Continue behind the end that was found in ``open``; called once, if ``tells_end`` is set."""
+    async def read_on(self) -> bool:
+        """Continue behind the end that was found last; return whether the topic has no records there yet."""
+        raise NotImplementedError
+
+    async def find_end(self) -> None:
+        """Find the end of the topic again: ``read`` returns None behind it."""
         raise NotImplementedError
 
 

@@ -165,12 +165,19 @@ class TopicSource(TellsEnd):
             positions_after=lambda records: {partition: batch.offsets[records - 1] + 1, **changed},
         )
 
-    async def read_on(self) -> None:
+    async def read_on(self) -> bool:
+        await self._read_up_to(self.stop)
+        return not any(self.lag().values())
+
+    async def find_end(self) -> None:
+        await self._read_up_to("latest")
+
+    async def _read_up_to(self, stop: StopPosition) -> None:
         # A new reader, since each connector knows how to stop at an end behind which offsets may have no records.
         assert self._reader is not None
         before = self._reader
         self._reader = await self._open_reader(
-            replace(self._request, stop=self.stop, positions=before.positions(), identities=before.identities())
+            replace(self._request, stop=stop, positions=before.positions(), identities=before.identities())
         )
         await before.close()
 

@@ -173,7 +173,7 @@ async def test_memory_is_bounded_while_the_stream_waits_for_a_table_that_always_
     """A stream was faster than its table; the job held a day of it until it was killed."""
     made, records = MemoryBroker(), 100_000
     await made.topic("numbers").create()
-    await made.topic("names").create(partitions=3, settings={"compact": "1"})
+    await made.topic("names").create(partitions=3)
     await write(made.topic("numbers"), [n % KEYS for n in range(records)])
     await write(made.topic("names"), [{"id": n, "name": "first"} for n in range(KEYS)])
     flow, found = flow_of(made.topic("numbers"), made.topic("names"), held := Held())
@@ -193,6 +193,27 @@ async def test_memory_is_bounded_while_the_stream_waits_for_a_table_that_always_
     await until(lambda: len(found.items) == records)
     growing.cancel()
     assert {name for n, name in found.items} <= {"first", "later"}
+    await job.stop("abort")
+
+
+@pytest.mark.parametrize("make_topic", ["memory", "sqlite"], indirect=True)
+async def test_keys_whose_records_are_compacted_while_the_table_is_read_are_there_when_the_stream_begins(
+    make_topic: MakeTopic, tmp_path: Path
+) -> None:
+    """A name changed after the start, before its old record was read: that was gone, and the new one behind the end."""
+    numbers, names = make_topic("numbers"), make_topic("names")
+    await numbers.create()
+    await names.create(partitions=12, settings={**names.compaction_settings, **names.eager_compaction_settings})
+    ids = range(KEYS + 1, KEYS + 2401)
+    await write(names, [{"id": n, "name": "first"} for n in ids])
+    await write(numbers, [*ids])
+    flow, found = flow_of(numbers, names, held := Held())
+    job = await started(flow, tmp_path)
+    await until(lambda: taken(job) > 0)
+    await write(names, [{"id": n, "name": "later"} for n in ids])
+    held.go.set()
+    await until(lambda: len(found.items) == len(ids))
+    assert {name for _, name in found.items} <= {"first", "later"}
     await job.stop("abort")
 
 
