@@ -139,9 +139,6 @@ class LoopMember(SharedOperator, AttachedBoundary, LoopDecisions):
     def checkpoint_begins(self, checkpoint: int) -> None:
         self.reports.checkpoint_begins(self.number, checkpoint)
 
-    def checkpoint_ends(self, checkpoint: int) -> None:
-        self.reports.checkpoint_ends(self.number, checkpoint)
-
 
 class ReceivingHead(LoopMember):
     """Base of the heads: they report the records that come back, and end with the iteration."""
@@ -179,7 +176,6 @@ class ReceivingHead(LoopMember):
 
     def checkpoint_ends(self, checkpoint: int) -> None:
         self._in_checkpoint = False
-        super().checkpoint_ends(checkpoint)
         if self._postponed_end is not None:
             self.terminate(self._postponed_end)
 

@@ -2,18 +2,20 @@
 
 Reports and decisions are plain data, so members may be in other processes than the coordinator. The reports of each
 member arrive in order, and so do the decisions for it; each may be late. ``LoopProgress`` decides. The coordinator
-keeps decisions back during a checkpoint, and throttles new input while much feedback waits.
+aligns the reports at checkpoints, as a task aligns its channels, and throttles new input while much feedback waits.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, NamedTuple, final
 
 from streamiter.engine.graph.statistics import LoopStatistics, RoundStatistics
 from streamiter.iteration.progress import Completed, Decision, Ended, EndReason, LoopProgress, ReleasedEpoch
+from streamiter.operators.frontier import Frontier
 
 Names = Sequence[str]
 
@@ -26,6 +28,10 @@ class Stopped:
     """All heads drop feedback of epochs after ``epoch``, in which the iteration ends."""
 
     epoch: int
+
+
+Report = Callable[[], Iterable[Decision]]
+"""Tells the loop's progress a report, and returns the decisions that follow."""
 
 
 class LoopDecisions:
@@ -114,14 +120,10 @@ class LoopCoordinator:
         self._overloaded: set[int] = set()
         """The heads whose feedback waits on disk."""
         self._restored: dict[int, RestoredMember] = {}
-        self._checkpoint = 0
-        """The last checkpoint that a member has begun, or that was given up."""
-        self._in_checkpoint = False
-        """Whether a member has begun that checkpoint, and not all members have ended it."""
-        self._checkpointed = 0
-        """The number of members that have ended it."""
-        self._undecided: list[Decision | Stopped] = []
-        """Decisions that are kept back during a checkpoint."""
+        self._begun = Frontier(range(len(self._names)), 0)
+        """By member: the last checkpoint that it has begun, or that was given up."""
+        self._kept: list[tuple[int, Report]] = []
+        """Reports of members behind a checkpoint that other members have not begun, each with that checkpoint."""
 
     # -- reports -----------------------------------------------------------------------------------------
 
@@ -131,27 +133,38 @@ class LoopCoordinator:
 
     def received(self, member: int, epoch: int, count: int) -> None:
         """A head has received all ``count`` records of ``epoch``."""
-        self._tell(self._progress.head_received(member, epoch=epoch, count=count))
+        self._hear(member, partial(self._progress.head_received, member, epoch=epoch, count=count))
 
     def passed(self, member: int, epoch: int) -> None:
         """All stamped data up to ``epoch`` has passed an entrance."""
-        self._tell(self._progress.entrance_passed(member - self._first_entrance, epoch))
+        self._hear(member, partial(self._progress.entrance_passed, member - self._first_entrance, epoch))
 
     def ended(self, member: int) -> None:
         """The feedback of a head has ended, or the data of an entrance."""
-        entrance = member - self._first_entrance
-        self._tell(self._progress.head_finished(member) if entrance < 0 else self._progress.entrance_ended(entrance))
+        entrance, progress = member - self._first_entrance, self._progress
+        is_head = entrance < 0
+        self._hear(
+            member, partial(progress.head_finished, member) if is_head else partial(progress.entrance_ended, entrance)
+        )
 
     def stopped(self, member: int, epoch: int) -> None:
-        """A head drops all feedback of epochs after ``epoch``, in which the iteration ends."""
+        """A head drops all feedback of epochs after ``epoch``, in which the iteration ends.
+
+        This report is never kept back: members that have ended begin no checkpoint, and others would wait for them.
+        """
         self._unstopped.discard(member)
         if not self._unstopped:
             self._tell([Stopped(epoch)])
 
+    def _hear(self, member: int, report: Report) -> None:
+        """Take a report; keep it back if its member has begun a checkpoint which other members have not begun."""
+        checkpoint = self._begun.reached(member)
+        if checkpoint > self._begun.value:
+            self._kept.append((checkpoint, report))
+        else:
+            self._tell(report())
+
     def _tell(self, decisions: Iterable[Decision | Stopped]) -> None:
-        if self._in_checkpoint:
-            self._undecided += decisions
-            return
         # A head that is told of a complete epoch also releases it: one turn of each head instead of two.
         released: int | None = None
         for decision in decisions:
@@ -192,31 +205,29 @@ class LoopCoordinator:
     # -- checkpoints ---------------------------------------------------------------------------------------
 
     def checkpoint_begins(self, member: int, checkpoint: int) -> None:
-        """Keep decisions back, because a member takes its snapshot, until all members have taken theirs.
+        """A member has taken its snapshot: keep its later reports back until all members have taken theirs.
 
         Otherwise an epoch could be complete in the snapshot of one member because of feedback that another member
-        receives again after a restore. The next checkpoint may begin before the last report of the end of this one.
+        receives again after a restore. A report from before the snapshot counts, however late it comes; so the loop
+        makes progress even if the next checkpoint begins before the last member's report about this one.
         """
-        if checkpoint > self._checkpoint:
-            self._checkpoint, self._checkpointed, self._in_checkpoint = checkpoint, 0, True
-
-    def checkpoint_ends(self, member: int, checkpoint: int) -> None:
-        """A member has taken its snapshot, with the feedback that belongs to it."""
-        if checkpoint == self._checkpoint:
-            self._checkpointed += 1
-            if self._checkpointed == len(self._names):
-                self._resume()
+        self._begun.reach(member, checkpoint)
+        self._hear_kept()
 
     def checkpoint_abandoned(self, checkpoint: int) -> None:
-        """Stop waiting for a checkpoint that is given up."""
-        if checkpoint >= self._checkpoint:
-            self._checkpoint = checkpoint
-            self._resume()
+        """Do not wait any longer until all members have begun a checkpoint, which is given up."""
+        for member in range(len(self._names)):
+            self._begun.reach(member, checkpoint)
+        self._hear_kept()
 
-    def _resume(self) -> None:
-        self._in_checkpoint = False
-        decisions, self._undecided = self._undecided, []
-        self._tell(decisions)
+    def _hear_kept(self) -> None:
+        """Take the reports from before the first checkpoint that some members have still to begin."""
+        if self._begun.settle() and self._kept:
+            kept, begun = self._kept, self._begun.value
+            self._kept = [(checkpoint, report) for checkpoint, report in kept if checkpoint > begun]
+            for checkpoint, report in kept:
+                if checkpoint <= begun:
+                    self._tell(report())
 
     def restored(self, member: int, state: RestoredMember) -> None:
         """A member resumes from a snapshot. When all members have reported this, the loop resumes."""

@@ -531,7 +531,7 @@ class Boundary(EngineOperator):
         return False
 
     def checkpoint_begins(self, checkpoint: int) -> None:
-        """A barrier has arrived; ``snapshot`` is called next, unless the checkpoint was abandoned."""
+        """A barrier has arrived, and ``snapshot`` was called, unless the checkpoint was abandoned."""
 
     def checkpoint_ends(self, checkpoint: int) -> None:
         """Its part of the checkpoint is complete: at once, or when the barrier has returned to it."""

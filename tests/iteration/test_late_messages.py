@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from iteration.iteration_support import called, ended
+from iteration.loop_ways import simulated
 from simulation.flows import MakeFlow, online_learner
 from simulation.flows_with_loops import (
     bounded_loop_of_many,
@@ -21,12 +22,24 @@ from simulation.flows_with_loops import (
 from simulation.simulation_runs import run, undisturbed
 from support.late_messages import DELAYS_S, make_late
 
-from streamiter import Flow, IterationBodyResult, IterationListener, Operator, Stream, iterate_unbounded_streams
+from streamiter import (
+    Checkpoints,
+    Flow,
+    IterationBodyResult,
+    IterationConfig,
+    IterationListener,
+    Operator,
+    Stream,
+    iterate_bounded_streams_until_termination,
+    iterate_unbounded_streams,
+)
+from streamiter.engine.storage.store import MemoryStore
 from streamiter.iteration.border import Head
 from streamiter.iteration.coordinator import LoopCoordinator, LoopDecisions, RestoredMember
 from streamiter.iteration.stamping import Stamper, groups_of
 from streamiter.operators.operator import JobScope, Notice
 from streamiter.testing import SimulationFailed, VirtualClock, simulate
+from streamiter.values.helpers.clock import Clock
 from streamiter.values.records import EpochWatermark
 
 
@@ -70,6 +83,31 @@ def test_a_snapshot_that_is_late_in_one_process_has_no_epoch_that_is_complete_in
         simulate(unbounded_synchronous_loop, seed, processes=3, undisturbed=expected)
 
 
+@pytest.mark.parametrize("ahead", [0, None])
+def test_a_loop_ends_although_its_messages_take_longer_than_the_time_between_checkpoints(
+    ahead: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A checkpoint began before the loop had heard of the end of the one before, so it kept all decisions back."""
+    make_late(monkeypatch, 1, lambda way: 0.5 if way == ("from", 1) else 0.0)
+    flow = Flow("loop", parallelism=2)
+
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        more = variables[0].map(lambda number: number + 1, name="more").filter(lambda number: number < 5, name="below")
+        return IterationBodyResult([more], [variables[0]])
+
+    start = flow.from_items([0], name="start")
+    config = IterationConfig(max_epochs_ahead=ahead)
+    [passed] = iterate_bounded_streams_until_termination([start.rebalance()], [], body, config)
+    collected = passed.collect(name="passed")
+
+    async def main(clock: Clock) -> None:
+        job = await flow.start(checkpoints=Checkpoints(MemoryStore(), interval_s=0.1), clock=clock)
+        await job.wait()
+
+    simulated(main, seed=1)
+    assert collected.items == [0, 1, 2, 3, 4]
+
+
 class Told(LoopDecisions):
     """A member that keeps the epochs that it is told to be complete."""
 
@@ -89,26 +127,24 @@ def coordinator() -> tuple[LoopCoordinator, list[tuple[int, int]]]:
     return made, told
 
 
-def test_a_checkpoint_begins_before_the_last_member_reports_the_end_of_the_one_before() -> None:
+def test_a_checkpoint_begins_before_the_last_member_has_reported_the_one_before() -> None:
     """The late report counted for the new checkpoint: epochs were complete in some of its snapshots and not in others.
 
-    Head a is in checkpoint 2 when head b's reports about checkpoint 1 arrive.
+    Head a is in checkpoint 2 when the report of head b about checkpoint 1 arrives.
     """
     loop, told = coordinator()
-    for checkpoint in (1, 2):
-        loop.checkpoint_begins(0, checkpoint)
-        if checkpoint == 1:
-            loop.checkpoint_ends(0, checkpoint)
-    loop.checkpoint_begins(1, 1)
-    loop.checkpoint_ends(1, 1)
+    loop.checkpoint_begins(0, 1)
     loop.received(0, 0, 0)
+    loop.checkpoint_begins(0, 2)
+    loop.received(0, 1, 1)
     loop.received(1, 0, 0)
     assert told == []
-    loop.checkpoint_begins(1, 2)
-    loop.checkpoint_ends(1, 2)
-    assert told == []
-    loop.checkpoint_ends(0, 2)
+    loop.checkpoint_begins(1, 1)
     assert told == [(0, 0), (1, 0)]
+    loop.received(1, 1, 0)
+    assert told[2:] == []
+    loop.checkpoint_begins(1, 2)
+    assert told[2:] == [(0, 1), (1, 1)]
 
 
 def test_the_beginning_of_a_checkpoint_is_reported_after_it_was_given_up() -> None:

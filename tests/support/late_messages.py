@@ -20,18 +20,25 @@ NO_DELAYS_S: Final = (0.0, 0.0, 0.0, 0.001)
 DELAYS_S: Final = (0.0, 0.001, 0.001, 0.003, 0.01, 0.1)
 
 
+Way = tuple[str, int]
+"""The way of a message: ``"from"`` or ``"to"`` a member, and the number of the member."""
+
+Delays = Sequence[float] | Callable[[Way], float]
+"""Seconds of which each message takes one by chance, or the function of the seconds that each way takes."""
+
+
 class Late:
     """Calls functions later, in order for each member and direction. Each argument must be plain data."""
 
-    def __init__(self, seed: object, delays_s: Sequence[float] = DELAYS_S) -> None:
-        self._random = random.Random(f"{seed}")
-        self._delays_s = delays_s
-        self._last_s: dict[object, float] = {}
-        self._waiting: dict[object, deque[Callable[[], object]]] = {}
+    def __init__(self, seed: object, delays_s: Delays = DELAYS_S) -> None:
+        chosen = random.Random(f"{seed}")
+        self._delay_s = delays_s if callable(delays_s) else lambda _: chosen.choice(delays_s)
+        self._last_s: dict[Way, float] = {}
+        self._waiting: dict[Way, deque[Callable[[], object]]] = {}
 
-    def call(self, way: object, function: Callable[..., object], *arguments: Any) -> None:
+    def call(self, way: Way, function: Callable[..., object], *arguments: Any) -> None:
         loop = asyncio.get_running_loop()
-        due_s = max(loop.time() + self._random.choice(self._delays_s), self._last_s.get(way, 0.0))
+        due_s = max(loop.time() + self._delay_s(way), self._last_s.get(way, 0.0))
         self._last_s[way] = due_s
         waiting = self._waiting.setdefault(way, deque())
         waiting.append(partial(function, *json.loads(json.dumps(arguments))))
@@ -41,7 +48,7 @@ class Late:
 class LateAnswers:
     """Answers to a member that arrive later."""
 
-    def __init__(self, member: object, way: object, late: Late) -> None:
+    def __init__(self, member: object, way: Way, late: Late) -> None:
         self._member = member
         self._way = way
         self._late = late
@@ -66,7 +73,7 @@ class LateReports:
         return lambda member, *arguments: self._late.call(("from", member), report, member, *arguments)
 
 
-def make_late(patch: pytest.MonkeyPatch, seed: object, delays_s: Sequence[float] = DELAYS_S) -> None:
+def make_late(patch: pytest.MonkeyPatch, seed: object, delays_s: Delays = DELAYS_S) -> None:
     """Let all messages of loops, and of steps that stamp by records or marks, be late from now on."""
     get = JobScope.get
 

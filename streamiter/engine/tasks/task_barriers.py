@@ -131,9 +131,9 @@ class TaskBarriers:
     async def pass_barrier(self, barrier: CheckpointBarrier) -> None:
         """Take the state of the task, then pass the barrier on."""
         number, is_abandoned = barrier.checkpoint, barrier.checkpoint <= self._abandoned
+        parts = [] if is_abandoned else await self.parts()
         if self._boundary is not None:
             self._boundary.checkpoint_begins(number)
-        parts = [] if is_abandoned else await self.parts()
         is_kept = not barrier.suspend or self._keeps_last_state
         if self.worker is not None and is_kept and not is_abandoned:
             self.worker.pass_barrier(number)
@@ -164,6 +164,8 @@ class TaskBarriers:
         if returned.checkpoint > self._abandoned:
             name = PartName(FEEDBACK, self._task.first.step.name, self._task.first.subtask)
             parts.append(encode_part(name, returned.logged, self._plain_data))
+        else:
+            release_all(returned.logged)
         self._complete(barrier, parts)
 
     def _complete(self, barrier: CheckpointBarrier, parts: list[SnapshotPart]) -> None:
