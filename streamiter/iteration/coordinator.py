@@ -30,7 +30,7 @@ class Stopped:
     epoch: int
 
 
-Report = Callable[[], Iterable[Decision]]
+_Report = Callable[[], Iterable[Decision]]
 """Tells the loop's progress a report, and returns the decisions that follow."""
 
 
@@ -122,7 +122,7 @@ class LoopCoordinator:
         self._restored: dict[int, RestoredMember] = {}
         self._begun = Frontier(range(len(self._names)), 0)
         """By member: the last checkpoint that it has begun, or that was given up."""
-        self._kept: list[tuple[int, Report]] = []
+        self._kept: list[tuple[int, _Report]] = []
         """Reports of members behind a checkpoint that other members have not begun, each with that checkpoint."""
 
     # -- reports -----------------------------------------------------------------------------------------
@@ -156,7 +156,7 @@ class LoopCoordinator:
         if not self._unstopped:
             self._tell([Stopped(epoch)])
 
-    def _hear(self, member: int, report: Report) -> None:
+    def _hear(self, member: int, report: _Report) -> None:
         """Take a report; keep it back if its member has begun a checkpoint which other members have not begun."""
         checkpoint = self._begun.reached(member)
         if checkpoint > self._begun.value:

@@ -347,14 +347,13 @@ async def test_a_table_that_is_read_later_does_not_hold_up_a_barrier_or_a_restor
     other.put_control(CheckpointBarrier(1))
     assert handled(first) == ["CheckpointBarrier(1)"]
     assert (
-        first.waits_for_table()
-        == "its input 'table' must first be read to the end that was found at the start: table 2"
+        first.unread_table() == "its input 'table' must first be read to the end that was found at the start: table 2"
     )
     state = first.snapshot()
     assert [each[0] for port in state for each in port["held"]] == ["data", "data"]
     other.put_control(ReadToEnd())
     assert handled(first) == ["DataBatch(1 records, epoch 0)", "ReadToEnd()", "DataBatch(1 records, epoch 0)"]
-    assert first.waits_for_table() is None
+    assert first.unread_table() is None
 
     again, [stream, table, other] = inbox()
     again.restore(state, PlainData())

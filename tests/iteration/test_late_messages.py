@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from iteration.iteration_support import called, ended
-from iteration.loop_ways import simulated
+from iteration.loop_ways import RARELY_S, simulated
+from runtime.checkpointed_sums import written
 from simulation.flows import MakeFlow, online_learner
 from simulation.flows_with_loops import (
     bounded_loop_of_many,
@@ -21,6 +23,7 @@ from simulation.flows_with_loops import (
 )
 from simulation.simulation_runs import run, undisturbed
 from support.late_messages import DELAYS_S, make_late
+from support.waiting import until
 
 from streamiter import (
     Checkpoints,
@@ -30,15 +33,19 @@ from streamiter import (
     IterationListener,
     Operator,
     Stream,
+    epochs_every,
     iterate_bounded_streams_until_termination,
     iterate_unbounded_streams,
 )
+from streamiter.engine.job.job import Job
 from streamiter.engine.storage.store import MemoryStore
+from streamiter.errors import JobFailed
 from streamiter.iteration.border import Head
 from streamiter.iteration.coordinator import LoopCoordinator, LoopDecisions, RestoredMember
 from streamiter.iteration.stamping import Stamper, groups_of
 from streamiter.operators.operator import JobScope, Notice
 from streamiter.testing import SimulationFailed, VirtualClock, simulate
+from streamiter.topics import MemoryBroker, OutgoingBatch
 from streamiter.values.helpers.clock import Clock
 from streamiter.values.records import EpochWatermark
 
@@ -106,6 +113,92 @@ def test_a_loop_ends_although_its_messages_take_longer_than_the_time_between_che
 
     simulated(main, seed=1)
     assert collected.items == [0, 1, 2, 3, 4]
+
+
+class Door:
+    """The door of a step, which passes records on while it is open."""
+
+    def __init__(self) -> None:
+        self.is_open = asyncio.Event()
+
+    def behind(self, stream: Stream, name: str) -> Stream:
+        """Return the records of the stream that have passed the step of this name."""
+        is_open = self.is_open
+
+        class Pass(Operator):
+            async def process(self, record: Any, out: Any) -> None:
+                await is_open.wait()
+                out.emit(record)
+
+        return stream.process(Pass, name=name)
+
+
+@pytest.mark.parametrize("is_aligned", [True, False])
+async def test_no_epoch_is_complete_in_a_snapshot_because_of_feedback_that_comes_again(
+    is_aligned: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Epoch 1 was complete behind the snapshot of the head, and before that of an entrance behind a slow step.
+
+    Without the alignment of reports, a restart from that checkpoint fails.
+    """
+    before, inside, broker, store = Door(), Door(), MemoryBroker(), MemoryStore()
+    begun, begins = set[int](), LoopCoordinator.checkpoint_begins
+
+    def note(loop: LoopCoordinator, member: int, checkpoint: int) -> None:
+        begun.add(member)
+        if is_aligned:
+            begins(loop, member, checkpoint)
+
+    monkeypatch.setattr(LoopCoordinator, "checkpoint_begins", note)
+
+    async def started(store: MemoryStore) -> Job:
+        flow = Flow("loop")
+        fast, slow = (
+            epochs_every(flow.source(broker.topic(name), name=name), records=1, name=f"stamp {name}")
+            for name in ("fast", "slow")
+        )
+
+        def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+            every = variables[0].union(*data).filter(lambda number: number < 9, name="below")
+            return IterationBodyResult([inside.behind(every.map(lambda number: number + 5), "inside")], [every])
+
+        start = flow.from_items([9], name="start")
+        [passed] = iterate_unbounded_streams([start], [fast, before.behind(slow, "before")], body)
+        passed.sink(broker.topic("passed"))
+        return await flow.start(checkpoints=Checkpoints(store, interval_s=RARELY_S), restore="last")
+
+    async def write(name: str, *numbers: int) -> None:
+        writer = await broker.topic(name).open_writer()
+        await writer.write(OutgoingBatch([b"%d" % number for number in numbers]))
+        await writer.close()
+
+    for name in ("fast", "slow", "passed"):
+        await broker.topic(name).create()
+    before.is_open.set()
+    await write("slow", 9, 9, 9)
+    job = await started(store)
+    await until(lambda: job.statistics().step("data 1").records_in == 3)
+    before.is_open.clear()
+    await write("slow", 4)
+    await write("fast", 1, 2)
+    await until(lambda: job.statistics().step("before").records_in == 4)
+    await until(
+        lambda: job.statistics().step("data 0").records_in == 2 and job.statistics().loops[0].epoch_complete == 0
+    )
+    taking = asyncio.create_task(job.checkpoint())
+    await until(lambda: begun == {0, 1})  # The head, and the entrance of the fast stream.
+    inside.is_open.set()
+    await until(lambda: job.statistics().loops[0].fed_back_records == 2)
+    await until(lambda: is_aligned or job.statistics().loops[0].epoch_complete == 1)
+    before.is_open.set()
+    await taking
+    await job.stop("abort")
+    if is_aligned:
+        await (await started(store.another())).stop("drain")
+        assert sorted(await written(broker.topic("passed"))) == [1, 2, 4, 6, 7]
+    else:
+        with pytest.raises(JobFailed, match="loop: epoch 1 is complete, but heads resume after"):
+            await started(store.another())
 
 
 class Told(LoopDecisions):

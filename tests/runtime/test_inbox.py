@@ -250,11 +250,13 @@ class TestWantedInputs:
 def test_a_posted_barrier_is_passed_when_all_inputs_have_ended() -> None:
     """A head, which starts barriers itself after its initial values have ended, waited for a barrier."""
     run = InboxRun(["a"])
-    assert run.inbox.announce(CheckpointBarrier(1), starts_here=True) == []
+    assert run.inbox.expect_barrier(CheckpointBarrier(1), starts_here=True) == []
     run.put_all(0, EndOfInput())
     run.run()
     assert run.told() == ["a ended", "barrier 1", "end"]
-    assert [type(event) for event in run.inbox.announce(CheckpointBarrier(2), starts_here=True)] == [CheckpointBarrier]
+    assert [type(event) for event in run.inbox.expect_barrier(CheckpointBarrier(2), starts_here=True)] == [
+        CheckpointBarrier
+    ]
 
 
 def test_a_control_record_that_is_posted_is_refused_on_a_channel() -> None:

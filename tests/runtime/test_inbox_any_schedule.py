@@ -127,7 +127,7 @@ class Scheduler:
                 return False
             if item.checkpoint not in self.announced:
                 self.announced.add(item.checkpoint)
-                self.run.inbox.announce(item)
+                self.run.inbox.expect_barrier(item)
         if not self.run.put(port, item):
             return False
         script.popleft()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,10 @@ from streamiter.engine.inbox.alignment import BarrierReturned
 from streamiter.engine.inbox.inbox import Inbox
 from streamiter.engine.inbox.port_log import Port
 from streamiter.engine.storage.disk_queue import SpillQueue
+from streamiter.engine.storage.snapshot import SnapshotPart
+from streamiter.engine.tasks.task_barriers import TaskBarriers, TaskState
 from streamiter.errors import InternalError
+from streamiter.operators.operator import Boundary
 from streamiter.values.plain_data import PlainData
 from streamiter.values.records import CheckpointBarrier, Control, DataBatch, EndOfData, EndOfInput, EpochWatermark, Idle
 
@@ -96,11 +100,11 @@ class TestUnwantedInputs:
         """An entrance held data for an epoch that could not complete, because the loop waited for the barrier."""
         run = InboxRun(["data"], wants=lambda _: ())
         run.put_all(0, data(10, 11), EndOfInput())
-        assert run.inbox.announce(barrier(1), starts_here=True) == []
+        assert run.inbox.expect_barrier(barrier(1), starts_here=True) == []
         run.run()
         assert run.told() == ["barrier 1"]
         assert held_records(run.snapshots[1], in_order=False) == [10, 11]
-        [again] = run.inbox.announce(barrier(2), starts_here=True)
+        [again] = run.inbox.expect_barrier(barrier(2), starts_here=True)
         assert isinstance(again, CheckpointBarrier)
         run.wants = None
         run.inbox.want(None)
@@ -181,7 +185,7 @@ class TestUnwantedInputs:
         run.put_all(1, data(10), barrier())
         run.run()
         assert run.told() == []
-        run.inbox.announce(barrier())
+        run.inbox.expect_barrier(barrier())
         run.run()
         assert run.told() == ["barrier 1"]
         assert sorted(held_records(run.snapshots[1], in_order=False)) == [1, 10]
@@ -199,7 +203,7 @@ def test_data_that_is_not_admitted_stays_in_its_channel_and_lets_a_barrier_pass(
     run.run()
     assert (run.told(), run.channels[0].records, run.inbox.is_ahead) == (["1"], 1, True)
     run.put_all(0, barrier())
-    run.inbox.announce(barrier())
+    run.inbox.expect_barrier(barrier())
     run.run()
     assert (run.told(), held_records(run.snapshots[1], in_order=False)) == (["1", "barrier 1"], [2])
     run.inbox.admit_up_to(1)
@@ -279,7 +283,7 @@ class TestRecordsSetAside:
         run.run()
         waiting = asyncio.create_task(run.channels[1].wait_for_room())
         await asyncio.sleep(0)
-        run.inbox.announce(barrier(2))
+        run.inbox.expect_barrier(barrier(2))
         run.run()
         await waiting
         run.put_all(1, data(14), barrier(2))
@@ -379,6 +383,21 @@ class Looped:
             )
         restored.close()
         return told
+
+
+class HeadTask:
+    """A task of this inbox, as far as its barriers use it."""
+
+    name = "head[0]"
+    feeder = None
+    chain: Any = SimpleNamespace(write_control=lambda barrier: None)
+    first: Any = SimpleNamespace(step=SimpleNamespace(name="head"), subtask=0)
+
+    def __init__(self, inbox: Inbox) -> None:
+        self.inbox = inbox
+
+    async def snapshot(self) -> TaskState:
+        return {"operators": {}, "positions": {}, "inbox": self.inbox.snapshot()}
 
 
 class TestFeedbackLog:
@@ -491,6 +510,47 @@ class TestFeedbackLog:
         head.feed_back(data(6), barrier(2))
         head.run()
         assert head.logged_items() == ["[6] of 0"]
+
+    async def test_a_log_that_was_complete_before_its_checkpoint_was_abandoned_leaves_no_file(self) -> None:
+        """The barrier had returned, and the log was forgotten with the state: its file stayed open."""
+        before, head, given = unnamed_files(), Looped(), list[list[SnapshotPart]]()
+        barriers = TaskBarriers(
+            HeadTask(head.inbox), None, lambda task, checkpoint, parts: given.append(parts), PlainData()
+        )
+        await barriers.pass_barrier(barrier())
+        head.feed_back(array(*range(100)), array(*range(100)), barrier())
+        head.run()
+        [returned] = (event for event in head.events if isinstance(event, BarrierReturned))
+        assert len(unnamed_files()) > len(before)
+        barriers.abandon(1)
+        barriers.barrier_returned(returned)
+        assert given == [[]]
+        assert unnamed_files() == before
+
+    async def test_a_head_reports_a_checkpoint_behind_its_state(self) -> None:
+        """A loop decided its end within the report: the end was in the state, although others had not received it."""
+        told, head = list[str](), Looped()
+
+        class Reporting(Boundary):
+            def checkpoint_begins(self, checkpoint: int) -> None:
+                told.append(f"begins {checkpoint}")
+
+            def checkpoint_ends(self, checkpoint: int) -> None:
+                told.append(f"ends {checkpoint}")
+
+        class Telling(HeadTask):
+            async def snapshot(self) -> TaskState:
+                told.append("state")
+                return await super().snapshot()
+
+        barriers = TaskBarriers(Telling(head.inbox), Reporting(), lambda *_: told.append("given"), PlainData())
+        await barriers.pass_barrier(barrier())
+        assert told == ["state", "begins 1"]
+        head.feed_back(barrier())
+        head.run()
+        [returned] = (event for event in head.events if isinstance(event, BarrierReturned))
+        barriers.barrier_returned(returned)
+        assert told[2:] == ["given", "ends 1"]
 
     def test_restored_feedback_that_is_never_handled_leaves_no_file(self) -> None:
         """A job that failed right after its restore left files open."""

@@ -179,7 +179,7 @@ class CheckpointFollower:
         barrier = CheckpointBarrier(checkpoint, suspend=suspend)
         for task in self._tasks:
             if not task.ended and (task.feeder is not None or task.may_hold_back_barriers):
-                task.announce(barrier)
+                task.expect_barrier(barrier)
         taking = asyncio.create_task(self._take(pending), name=f"checkpoint {checkpoint} of {self._flow}")
         self._taking.add(taking)
         taking.add_done_callback(self._has_taken)

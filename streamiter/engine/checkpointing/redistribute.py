@@ -238,8 +238,8 @@ async def fetch_topic_batches(
 ) -> OldJob:
     """Return the job with feedback that is in topics replaced by its batches, for steps with another parallelism.
 
-    ``steps`` are at the heads of the new tasks. The batches are kept on disk until ``queues`` is closed; then they are
-    shared out as other waiting batches.
+    ``steps`` are the first steps of the new tasks. The batches are shared out like others that wait, and are kept on
+    disk until ``queues`` is closed.
     """
     tasks = dict(old.tasks)
     for step in steps:
@@ -286,7 +286,7 @@ def _frames_in(queue: SpillQueue, plain_data: PlainData) -> Iterator[PlainValue]
 
 def has_same_tasks(old: OldJob, tasks: Sequence[Task]) -> bool:
     """Return whether the snapshot has these tasks, with the same channels between them."""
-    before = {(head, task.subtask): task for head, of_head in old.tasks.items() for task in of_head}
+    before = {(step, task.subtask): task for step, of_step in old.tasks.items() for task in of_step}
     for task in tasks:
         known = before.get((task.first.step.name, task.first.subtask))
         if known is None or known.state["steps"] != [instance.step.name for instance in task.instances]:
@@ -313,8 +313,8 @@ async def redistribute_states(
         found = await meeting.reach("the progress of all steps is found", told)
         redistribution.progress = {step: [SubtaskProgress(*each) for each in of] for step, of in found[0].items()}
     states: TaskStates = {}
-    for head in redistribution.heads:
-        states.update(redistribution.states_of(head))
+    for first_step in redistribution.by_first_step:
+        states.update(redistribution.states_of(first_step))
         await asyncio.sleep(0)
     return states
 
@@ -323,11 +323,12 @@ class _Redistribution:
     def __init__(self, old: OldJob, tasks: Sequence[Task], plain_data: PlainData) -> None:
         self._old = old
         self._plain_data = plain_data
-        self.heads: dict[str, list[Task]] = {}
+        self.by_first_step: dict[str, list[Task]] = {}
+        """The tasks of this process by their first step, in the order of subtasks."""
         self._steps: dict[str, OperatorInstance] = {}
         """One instance of each step, upstream first."""
         for task in tasks:
-            self.heads.setdefault(task.first.step.name, []).append(task)
+            self.by_first_step.setdefault(task.first.step.name, []).append(task)
             for instance in task.instances:
                 self._steps.setdefault(instance.step.name, instance)
         self.progress: AllProgress = {}
@@ -341,13 +342,13 @@ class _Redistribution:
         return progress
 
     def _check_held(self) -> None:
-        """Raise CheckpointError if records wait before a step that is not at the head of a task any more."""
-        for head, of_head in self._old.tasks.items():
-            if head not in self.heads and any(
-                any(next(port.batches(), None) for port in old_ports(task)) or list(task.logged) for task in of_head
+        """Raise CheckpointError if records wait before a step that is not the first of a task any more."""
+        for step, of_step in self._old.tasks.items():
+            if step not in self.by_first_step and any(
+                any(next(port.batches(), None) for port in old_ports(task)) or list(task.logged) for task in of_step
             ):
                 raise self._old.refusal(
-                    head,
+                    step,
                     "records wait before it, which is now chained to another or gone; restore the flow as it was, and "
                     "stop it where less waits",
                 )
@@ -379,7 +380,7 @@ class _Redistribution:
         if step.loop is not None:
             ended = (progress.ended for progress in before)
             check_same(ended, "some of them have ended with their iteration and others have not")
-        if step.name not in self.heads:  # All operators of a task have the same progress.
+        if step.name not in self.by_first_step:  # All operators of a task have the same progress.
             if not isinstance(operator, Boundary) and hasattr(operator, "input_ended"):
                 data_ended = (progress.data_ended for progress in before)
                 check_same(data_ended, "some of them have heard that their input has ended and others have not")
@@ -388,11 +389,11 @@ class _Redistribution:
 
     # -- the tasks of one step -----------------------------------------------------------------------------
 
-    def states_of(self, head: str) -> TaskStates:
+    def states_of(self, first_step: str) -> TaskStates:
         """Return the states of the tasks with this first step, by their names."""
-        tasks = self.heads[head]
+        tasks = self.by_first_step[first_step]
         first = tasks[0].first
-        step, before = first.step, self._old.tasks.get(head, [])
+        step, before = first.step, self._old.tasks.get(first_step, [])
         per_round = is_per_round(step, first.operator)
         chain = tasks[0].instances[1:] if per_round else tasks[0].instances
         operators = {
@@ -412,7 +413,7 @@ class _Redistribution:
         states: TaskStates = {}
         for task in tasks:
             subtask = task.first.subtask
-            progress = self.progress[head][subtask]
+            progress = self.progress[first_step][subtask]
             inbox, logged = self._inbox(inboxes, task)
             states[task.name] = {
                 "operators": {name: of_step[subtask] for name, of_step in operators.items()},

@@ -277,9 +277,9 @@ async def states_of_tasks(
     if not all(await meeting.reach("the tasks are compared", is_same)):
         await read(name for name in names if str(name) not in states and name.kind != SERVICE)
         old = OldJob.from_states(stored.header, states)
-        heads = dict.fromkeys(task.first.step for task in tasks)
+        first_steps = dict.fromkeys(task.first.step for task in tasks)
         shared_out = await redistribute_states(
-            await fetch_topic_batches(old, heads, plain_data, clock, queues), tasks, plain_data, meeting
+            await fetch_topic_batches(old, first_steps, plain_data, clock, queues), tasks, plain_data, meeting
         )
         return {**shared_out, **services}
     found: TaskStates = dict(services)

@@ -159,11 +159,11 @@ class OldJob:
     where: str
     """The flow and the checkpoint, for error messages."""
     tasks: Mapping[str, list[OldTask]]
-    """The tasks by the step at their head, in the order of subtasks."""
+    """The tasks by their first step, in the order of subtasks."""
     instances: Mapping[str, list[PlainValue]]
     """The states of the operators by step, in the order of subtasks."""
-    heads: Mapping[str, str]
-    """For each step, the step at the head of its task."""
+    first_steps: Mapping[str, str]
+    """For each step, the first step of its task."""
 
     @classmethod
     def from_states(cls, header: SnapshotHeader, states: Mapping[str, PlainValue]) -> OldJob:
@@ -173,20 +173,20 @@ class OldJob:
             part = PartName.of(name)
             kinds[part.kind].setdefault(part.step, {})[part.subtask] = state
         tasks: dict[str, list[OldTask]] = {}
-        heads: dict[str, str] = {}
-        for head, by_subtask in kinds[TASK].items():
-            logs = kinds[FEEDBACK].get(head, {})
-            tasks[head] = [OldTask(each, state, logs.get(each, [])) for each, state in sorted(by_subtask.items())]
-            heads.update(dict.fromkeys(tasks[head][0].state["steps"], head))
+        first_steps: dict[str, str] = {}
+        for first, by_subtask in kinds[TASK].items():
+            logs = kinds[FEEDBACK].get(first, {})
+            tasks[first] = [OldTask(each, state, logs.get(each, [])) for each, state in sorted(by_subtask.items())]
+            first_steps.update(dict.fromkeys(tasks[first][0].state["steps"], first))
         instances = {
             step: [state for _, state in sorted(by_subtask.items())] for step, by_subtask in kinds[STEP].items()
         }
-        return cls(f"flow {header.flow!r}, checkpoint {header.id.number}", tasks, instances, heads)
+        return cls(f"flow {header.flow!r}, checkpoint {header.id.number}", tasks, instances, first_steps)
 
     def progress_of(self, step: str) -> list[SubtaskProgress] | None:
         """Return the progress of each subtask of a step; None for a new step."""
-        head = self.heads.get(step)
-        return None if head is None else [task.progress for task in self.tasks[head]]
+        first = self.first_steps.get(step)
+        return None if first is None else [task.progress for task in self.tasks[first]]
 
     def refusal(self, step: str, why: str) -> CheckpointError:
         return CheckpointError(f"{self.where}, step {step!r}: {why}")
@@ -205,8 +205,8 @@ class OldJob:
             )
 
     def parallelism(self, step: str) -> int:
-        head = self.heads.get(step)
-        return len(self.instances.get(step, ())) if head is None else len(self.tasks[head])
+        first = self.first_steps.get(step)
+        return len(self.instances.get(step, ())) if first is None else len(self.tasks[first])
 
 
 @dataclass(frozen=True, slots=True)

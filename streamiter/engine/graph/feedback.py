@@ -77,14 +77,14 @@ class FeedbackStatistics:
     """The highest ``bytes_on_disk``."""
 
 
-class FeedbackEntrance(Protocol):
+class WritableFeedback(Protocol):
     """The end of a feedback channel that its producer uses; ``put`` never waits."""
 
     def put(self, batch: DataBatch) -> None: ...
     def put_control(self, control: Control) -> None: ...
 
 
-class FeedbackDeparture(FeedbackEntrance, Protocol):
+class FeedbackDeparture(WritableFeedback, Protocol):
     """The producer's half of a feedback channel that leads to another process."""
 
     def waiting(self) -> Mapping[str, int]:

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamiter.engine.graph.channels import Channel
-from streamiter.engine.graph.feedback import FeedbackEntrance
+from streamiter.engine.graph.feedback import WritableFeedback
 from streamiter.errors import ConfigurationError, OutputOverflow, StreamiterError, shortened
 from streamiter.operators.operator import Progress
 from streamiter.operators.output import RecordFailure
@@ -327,7 +327,7 @@ class FeedbackWriter:
     """Distributes batches over the channels of a feedback edge: the epoch grows by one, and nothing blocks."""
 
     def __init__(
-        self, split: Splitter | None, channels: Sequence[FeedbackEntrance], progress: Progress, step: str
+        self, split: Splitter | None, channels: Sequence[WritableFeedback], progress: Progress, step: str
     ) -> None:
         self.split = split
         self._channels = channels

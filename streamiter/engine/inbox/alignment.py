@@ -30,7 +30,7 @@ class BarrierAlignment:
         """By port: its last barrier. A port has ended if its channel has brought the end of its input."""
         self._barrier: CheckpointBarrier | None = None
         """The barrier that some ports have brought."""
-        self._announced: CheckpointBarrier | None = None
+        self._expected: CheckpointBarrier | None = None
         """A barrier that ports will bring."""
         self._triggered: CheckpointBarrier | None = None
         """A barrier that starts here if no port can bring it."""
@@ -40,17 +40,17 @@ class BarrierAlignment:
     @property
     def is_due(self) -> bool:
         """Whether a port has brought a barrier, or will bring one."""
-        return self._barrier is not None or self._announced is not None
+        return self._barrier is not None or self._expected is not None
 
     def awaited(self) -> list[str]:
         """Return the channels that delay a barrier; none while no channel has brought one."""
         open_ports = (port for port in self._ports if not port.is_blocked and not self._brought.has_ended(port.index))
         return [] if self._barrier is None else [port.channel.name for port in open_ports]
 
-    def announce(self, barrier: CheckpointBarrier, *, starts_here: bool = False) -> None:
+    def expect(self, barrier: CheckpointBarrier, *, starts_here: bool = False) -> None:
         """Note a barrier that the ports will bring. ``starts_here``: it starts here if no port can bring it."""
         if barrier.checkpoint > self._last:  # A channel from another process may have brought it before.
-            self._announced = barrier
+            self._expected = barrier
             self._triggered = barrier if starts_here else self._triggered
 
     def bring(self, port: Port, barrier: CheckpointBarrier) -> bool:
@@ -66,7 +66,7 @@ class BarrierAlignment:
         if self._barrier is not None:
             return False
         self._barrier, self._last = barrier, barrier.checkpoint
-        self._announced = self._triggered = None
+        self._expected = self._triggered = None
         return True
 
     def end(self, port: Port) -> None:
@@ -93,7 +93,7 @@ class BarrierAlignment:
         """Note that no port can bring a barrier; return the barrier that starts here instead, if there is one."""
         triggered = self._triggered
         self._last = self._last if triggered is None else triggered.checkpoint
-        self._announced = self._triggered = None
+        self._expected = self._triggered = None
         return triggered
 
 

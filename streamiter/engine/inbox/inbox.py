@@ -87,7 +87,7 @@ class Inbox:
         self._in_order = epochs_in_order
         self._ready = ReadyPorts(len(self.ports))
         self._posted: deque[Control] = deque()
-        self.wanted = WantedInputs(self.ports, self._has_ended)
+        self.wanted = WantedInputs(self.ports, self._counts_as_ended)
         """What the operator wants to read now. Only the inbox changes it."""
         self.feedback = FeedbackLog(self.ports, make_feedback_queue)
         self.has_feedback = bool(self.feedback.ports)
@@ -99,7 +99,7 @@ class Inbox:
             on_data_ended=self.reconsider_wanted,
             awaited_input=awaited_input,
         )
-        self.waits_for_table = self._progress.waits_for_table
+        self.unread_table = self._progress.unread_table
         self._epochs = self._progress.epochs
         self.times = self._progress.times
         """The event time of the ports; None if none brings any."""
@@ -455,7 +455,7 @@ class Inbox:
                 names.pop(port.input_name, None)
         return list(names)
 
-    def _has_ended(self, port: Port) -> bool:
+    def _counts_as_ended(self, port: Port) -> bool:
         """Return whether a port brings nothing more, or nothing more of the current epoch if epochs are in order."""
         if self._epochs.has_ended(port.index) and not port.held:
             return True
@@ -477,7 +477,7 @@ class Inbox:
     def waits_for(self) -> str | None:
         """Return in words what the records that are not read wait for; None if they only are not wanted."""
         if not self._by_port:
-            return self.waits_for_table()
+            return self.unread_table()
         wanted = self.wanted.names
         port = None if self._ready.parked else self._order.next(self.ports, wanted, self._epochs)
         return None if port is None else f"its records come after those of {port.channel.name}"
@@ -535,13 +535,13 @@ class Inbox:
 
     # -- barriers ------------------------------------------------------------------------------------
 
-    def announce(self, barrier: CheckpointBarrier, *, starts_here: bool = False) -> list[Control]:
+    def expect_barrier(self, barrier: CheckpointBarrier, *, starts_here: bool = False) -> list[Control]:
         """Note that channels will bring this barrier. Inputs that are not wanted must not delay it.
 
         ``starts_here``: it starts here if no channel can bring it any more, and is returned if that is so now.
         """
         if starts_here or not self._all_ended():
-            self.barriers.announce(barrier, starts_here=starts_here)
+            self.barriers.expect(barrier, starts_here=starts_here)
             self._ready.unpark()
         return self._aligned() if starts_here else []
 

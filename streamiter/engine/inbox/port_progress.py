@@ -172,7 +172,7 @@ class PortProgress:
         """Return whether a port of the awaited input has brought ``ReadToEnd``."""
         return port in self._awaited and self._read.reached(port.index) > 0
 
-    def waits_for_table(self) -> str | None:
+    def unread_table(self) -> str | None:
         """Return in words what the inputs other than the awaited one wait for; None if they do not wait."""
         unread = (port for port in self._awaited if not (self.is_read(port) or self._read.has_ended(port.index)))
         if not (missing := [port.channel.name for port in unread]):

@@ -120,17 +120,17 @@ class Checkpointer:
         settings: Checkpoints | None,
         options: JobOptions,
         *,
-        beside: JobFollower,
+        follower: JobFollower,
         plain_data: PlainData,
     ) -> None:
-        """``beside`` is the follower of process 0, which has a subtask of each step."""
+        """``follower`` is the follower of process 0, which has a subtask of each step."""
         self._flow = flow
         self.settings = settings
         """None for a job without checkpoints."""
         self._options = options
-        self._beside = beside
-        self._tasks = beside.tasks
-        self._exchange = exchange = beside.exchange
+        self._follower = follower
+        self._tasks = follower.tasks
+        self._exchange = exchange = follower.exchange
         exchange.handle("checkpoint passed", self._has_passed)
         exchange.handle("checkpoint taken", self._has_taken)
         self._next = FIRST_CHECKPOINT
@@ -165,7 +165,7 @@ class Checkpointer:
 
     async def open(self) -> None:
         """Shut out older runs, choose a checkpoint, and let the followers restore their tasks."""
-        self._steps = {**stateful_steps(self._tasks), **self._beside.services.steps()}
+        self._steps = {**stateful_steps(self._tasks), **self._follower.services.steps()}
         await join_commit_domains(self._tasks)
         output = output_to_commit_with(self._flow, self._tasks)
         if self._checkpoints.store is None:
@@ -186,11 +186,11 @@ class Checkpointer:
                 is_newest_run=self._is_newest_run,
                 positions=self._positions,
             )
-            self._beside.scope.put(Outputs, self._transaction)
+            self._follower.scope.put(Outputs, self._transaction)
         if self._positions is not None and self._transaction is not None:
             await self._transaction.open()
             await self._positions.open_others(self._transaction.commit_domain, self._checkpoints.transaction_timeout_s)
-            self._beside.meeting.open(CHOSEN, None, None, {})
+            self._follower.meeting.open(CHOSEN, None, None, {})
             return
         self._job_restore = JobRestore(
             self._flow,
@@ -200,10 +200,10 @@ class Checkpointer:
             steps=self._steps,
             run_id=self._run_id,
         )
-        self._beside.checkpoints.snapshot, dropped = await self._job_restore.choose(self._tasks)
+        self._follower.checkpoints.snapshot, dropped = await self._job_restore.choose(self._tasks)
         self._next = max(self._next, self._job_restore.highest_number + 1)
         chosen = self._job_restore.checkpoint
-        self._beside.meeting.open(
+        self._follower.meeting.open(
             CHOSEN, self._run_id, None if chosen is None else [chosen.number, chosen.run], dropped
         )
 
@@ -226,7 +226,7 @@ class Checkpointer:
         ``found`` is where the sources of each process begin, and what a job whose inputs had ended has to read.
         """
         # The operators may have adopted the order of a state.
-        self._steps = {**stateful_steps(self._tasks), **self._beside.services.steps()}
+        self._steps = {**stateful_steps(self._tasks), **self._follower.services.steps()}
         begun, positions = None, joined_positions(of_process for of_process, _ in found)
         to_read = max(to_read for _, to_read in found)
         if self._job_restore is not None:
@@ -249,7 +249,7 @@ class Checkpointer:
 
         Raises the error of any checkpoint that ends the job.
         """
-        meeting = self._beside.meeting
+        meeting = self._follower.meeting
         await self.open()
         await self.restored(await meeting.until(ALL_OPEN))
         meeting.open(BEGUN)
@@ -473,16 +473,19 @@ class Checkpointer:
     ) -> _Sent:
         """Send a barrier through the job; return it with the state of this process, which the caller releases.
 
-        A task that ended before the barrier gives its state at its end. With ``seals_sinks``, sinks hold back the
-        records behind it. Raises CheckpointTimedOut after ``timeout_s`` seconds; then, and if the
-        call is cancelled, the checkpoint is abandoned. If the state of parameter servers is kept (``keeps_state``), all
-        their workers must reach the same clock first, within ``stand_still_timeout_s``.
+        The barrier before it must have passed all tasks first. Then, if the state of parameter servers is kept
+        (``keeps_state``), their workers must reach the same clock, within ``stand_still_timeout_s`` seconds. The state
+        of a task that has ended is taken when the barrier has passed all others of its process. With ``seals_sinks``,
+        sinks hold back the records behind the barrier.
+
+        Raises CheckpointTimedOut after ``timeout_s`` seconds, and WorkersApart for workers that are late; then no
+        barrier was sent. If it was sent, an error or a cancelled call abandons the checkpoint.
         """
         due_s = None if timeout_s is None else self._clock.monotonic_s() + timeout_s
         if self._sent is not None:
             # A second barrier in a loop would end the feedback log of the one before it.
             await self._until_passed(self._sent, due_s)
-        if keeps_state and self._beside.services:
+        if keeps_state and self._follower.services:
             await self._align_workers(self._sooner(due_s, stand_still_timeout_s))
         sent = self._sent = _Sent(self._next, self._exchange.processes, suspends=suspend)
         self._next += 1
@@ -505,7 +508,7 @@ class Checkpointer:
 
     async def _align_workers(self, due_s: float | None) -> None:
         """Wait until all workers of parameter servers stop at one clock. Raises WorkersApart at ``due_s``."""
-        services = self._beside.services
+        services = self._follower.services
         try:
             have_stopped = await in_time(services.stop_reading(), self._clock, due_s)
         except BaseException:
@@ -526,7 +529,7 @@ class Checkpointer:
             return
         if missing := sent.passed.missing():
             others = [f"process {process}" for process in missing if process]
-            late = some([*others, *self._beside.checkpoints.delayed_by(sent.checkpoint)])
+            late = some([*others, *self._follower.checkpoints.delayed_by(sent.checkpoint)])
             raise CheckpointTimedOut(
                 f"checkpoint {sent.checkpoint}: its barrier has not passed {late} in time; "
                 "check what delays these tasks, or raise alignment_timeout_s"
@@ -539,9 +542,9 @@ class Checkpointer:
         sent.is_abandoned = True
         release_taken(sent.parts)
         self._exchange.tell("checkpoint abandoned", sent.checkpoint, is_late)
-        self._beside.services.resume_reading()
-        for loop in self._beside.loops if sent.passed.missing() else ():
-            loop.checkpoint_abandoned(self._beside.scope, sent.checkpoint)
+        self._follower.services.resume_reading()
+        for loop in self._follower.loops if sent.passed.missing() else ():
+            loop.checkpoint_abandoned(self._follower.scope, sent.checkpoint)
 
     def _has_passed(self, process: int, checkpoint: int, runs: bool) -> None:
         sent = self._sent

@@ -81,11 +81,11 @@ class Job:
             )
         self._clock = options.clock
         self._plain_data = plain_data
-        beside = self._beside = JobFollower(flow, steps, plain_data, options, own)
-        self._tasks, self._loops, self._scope = beside.tasks, beside.loops, beside.scope
-        self._exchange, self._meeting = beside.exchange, beside.meeting
-        settings = beside.failures.checkpoints = checkpoints_of(flow, beside.tasks, options)
-        self._checkpointer = Checkpointer(flow, settings, options, beside=beside, plain_data=plain_data)
+        follower = self._follower = JobFollower(flow, steps, plain_data, options, own)
+        self._tasks, self._loops, self._scope = follower.tasks, follower.loops, follower.scope
+        self._exchange, self._meeting = follower.exchange, follower.meeting
+        settings = follower.failures.checkpoints = checkpoints_of(flow, follower.tasks, options)
+        self._checkpointer = Checkpointer(flow, settings, options, follower=follower, plain_data=plain_data)
         self._state: JobState = "running"
         self._is_draining = False
         self._coordinating: asyncio.Task[None] | None = None
@@ -108,15 +108,15 @@ class Job:
         if snapshot is not None:
             self._check_same_tasks(snapshot)
             # Operators keep the state that they restore, and other jobs may start from the same snapshot.
-            self._beside.checkpoints.states = independent_copy(snapshot)
+            self._follower.checkpoints.states = independent_copy(snapshot)
         elif self._checkpointer.settings is None:
             warn_of_doubled_outputs(self.flow, self._tasks)
         conducting = self._conduct()
         self._coordinating = asyncio.create_task(self._coordinate(conducting), name=f"coordinate {self.flow}")
         try:
             with contextlib.suppress(Exception):  # The job raises it, too.
-                await self._beside.start()
-            if not self._beside.has_begun:
+                await self._follower.start()
+            if not self._follower.has_begun:
                 await self.wait()
         except asyncio.CancelledError:
             # Who cancels the start waits for no other process: one of them may be lost.
@@ -133,7 +133,7 @@ class Job:
                 "snapshot has other positions than the topics"
             )
         names = {task.name: None for task in self._tasks}
-        names.update({service_key(name): None for name in self._beside.services.names()})
+        names.update({service_key(name): None for name in self._follower.services.names()})
         for given, expected, kind in ((snapshot, names, "only in the snapshot"), (names, snapshot, "only in the flow")):
             different = [name for name in given if name not in expected]
             if different:
@@ -161,7 +161,7 @@ class Job:
             return None
         conducting = asyncio.create_task(self._checkpointer.conduct(), name=f"checkpoints of {self.flow}")
         # It stores the state of steps, so these are not closed before it has ended.
-        self._beside.users.add(conducting)
+        self._follower.users.add(conducting)
         return conducting
 
     async def _coordinate(self, conducting: asyncio.Task[None] | None) -> None:
@@ -174,12 +174,12 @@ class Job:
         except asyncio.CancelledError:
             # Who cancels a job without an abort waits for no other process.
             self._stop_followers("abort", but=[0])
-            await self._beside.closed()
+            await self._follower.closed()
             await close_each(closing)
             self._state = "aborted"
             raise
-        unclosed = [self._beside.failures.error_of(error) for error in await close_each(closing)]
-        states = {self._beside.state, *(report.statistics.state for _, report in self._reports.values())}
+        unclosed = [self._follower.failures.error_of(error) for error in await close_each(closing)]
+        states = {self._follower.state, *(report.statistics.state for _, report in self._reports.values())}
         state: JobState = "aborted" if "aborted" in states else "suspended" if "suspended" in states else "finished"
         if state == "suspended" and self._checkpointer.waits_at_end:
             state = "finished"
@@ -193,8 +193,8 @@ class Job:
     async def _end_if_failed(self, conducting: asyncio.Task[None]) -> None:
         await asyncio.wait([conducting])
         if not conducting.cancelled() and (error := conducting.exception()) is not None:
-            failures = self._beside.failures
-            self._errors[_COORDINATOR] = failures.error_of(first_failure(error)) if self._beside.has_begun else error
+            failures = self._follower.failures
+            self._errors[_COORDINATOR] = failures.error_of(first_failure(error)) if self._follower.has_begun else error
             self._stop_followers("abort", but=self._errors)
 
     # -- the followers ---------------------------------------------------------------------------------
@@ -209,7 +209,7 @@ class Job:
 
     def _has_failed(self, process: int, report: bytes | None, error: PlainValue) -> None:
         self._reported(process, report)
-        failure = error_from_plain(error) if process else self._beside.error
+        failure = error_from_plain(error) if process else self._follower.error
         assert failure is not None
         self._errors[process] = failure
         self._stop_followers("abort", but=self._errors)
@@ -217,7 +217,7 @@ class Job:
     def _has_ended(self, process: int, report: bytes | None, error: PlainValue) -> None:
         self._reported(process, report)
         self._running.discard(process)
-        state = self._reports[process][1].statistics.state if process else self._beside.state
+        state = self._reports[process][1].statistics.state if process else self._follower.state
         if state == "failed":
             self._has_failed(process, report, error)
         elif state == "aborted":
@@ -263,7 +263,7 @@ class Job:
         if mode == "abort":
             self._abort()
         elif mode == "drain" and not await self._waits_at_end():
-            self._beside.when_tables_are_read(self._drain)
+            self._follower.when_tables_are_read(self._drain)
         else:
             await self._suspend()
         return await self.wait()
@@ -311,7 +311,7 @@ class Job:
 
     def _owed_s(self) -> float:
         """Return for how long a server of an output has owed an answer; 0 if none does."""
-        return max((self._beside.owed_s(), *(report.owed_s for _, report in self._reports.values())))
+        return max((self._follower.owed_s(), *(report.owed_s for _, report in self._reports.values())))
 
     def _abort(self) -> None:
         if self._state == "running":
@@ -377,7 +377,7 @@ class Job:
             taking.close()
             return None
         taking_task = asyncio.create_task(taking, name="barrier")
-        self._beside.users.add(taking_task)
+        self._follower.users.add(taking_task)
         taking_task.add_done_callback(self._forget_taking)
         try:
             await asyncio.wait({taking_task, self._coordinating}, return_when=asyncio.FIRST_COMPLETED)
@@ -394,11 +394,11 @@ class Job:
         if isinstance(result, StreamiterError):
             raise result
         if isinstance(result, BaseException):
-            raise self._beside.failures.error_of(result)
+            raise self._follower.failures.error_of(result)
         return result
 
     def _forget_taking(self, taking_task: asyncio.Task[object]) -> None:
-        self._beside.users.discard(taking_task)
+        self._follower.users.discard(taking_task)
         if not taking_task.cancelled():
             taking_task.exception()  # marks the error as retrieved: wait() raises it
 
@@ -406,7 +406,7 @@ class Job:
 
     def stall_after(self, seconds: float) -> None:
         """Set the seconds without progress after which a step is stalled, from the next look of the watchdog on."""
-        self._beside.watchdog.stall_after_s = seconds
+        self._follower.watchdog.stall_after_s = seconds
 
     def _repr_html_(self) -> str:
         """Return the statistics of this moment, for notebooks."""
@@ -416,7 +416,7 @@ class Job:
         """Return the statistics of this process now, and the last statistics that the other processes have sent."""
         reports = [report for _, report in self._reports.values()]
         own = replace(
-            self._beside.statistics(),
+            self._follower.statistics(),
             state=self._state,
             loops=tuple(
                 loop.statistics(self._scope, [share for report in reports for share in report.shares[number]])

@@ -356,7 +356,7 @@ class OperatorInstance(EntryCounts):
             passed = max(self.times.passed, passed)
         return None if passed == MIN_TIME else passed
 
-    def announce(self) -> None:
+    def repeat_watermark(self) -> None:
         """Tell the readers the watermark that they were told before the job was restored."""
         if self.times is not None and self.times.passed != MIN_TIME and self.step.watermarked:
             pass_watermark(self.out, EventTimeWatermark(self.times.passed))

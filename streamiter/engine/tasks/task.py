@@ -224,7 +224,7 @@ class Task:
             if self.feeder is not None and self.feeder.is_idle:
                 self.chain.write_control(Idle())
             for instance in self.instances:
-                instance.announce()
+                instance.repeat_watermark()
         await self._take_turns()
         for channel in self._feedback_channels:
             channel.close()  # Feedback to a task that has ended is dropped, and not kept until the job ends.
@@ -243,7 +243,7 @@ class Task:
 
     @property
     def may_hold_back_barriers(self) -> bool:
-        """Whether the task may leave input unread, so that a barrier behind the input must be announced to it."""
+        """Whether the task may leave input unread, so that the task must expect a barrier behind the input."""
         return self.barriers.clocks is not None or hasattr(self.first.operator, "wanted_inputs")
 
     def held_for(self) -> str:
@@ -264,14 +264,14 @@ class Task:
 
     # -- notices of the job ----------------------------------------------------------------------------
 
-    def announce(self, barrier: CheckpointBarrier) -> None:
+    def expect_barrier(self, barrier: CheckpointBarrier) -> None:
         """Post that a checkpoint begins, to a task where barriers start, or that may leave input unread."""
 
-        async def announce(_: BoundaryOutput) -> None:
-            for event in self.barriers.announce(barrier):
+        async def expect(_: BoundaryOutput) -> None:
+            for event in self.barriers.expect(barrier):
                 await self._handle_event(event)
 
-        self.inbox.post(announce)
+        self.inbox.post(expect)
 
     def abandon(self, checkpoint: int) -> None:
         """Post that the state for this checkpoint is dropped. Its barrier is still passed on."""

@@ -118,7 +118,7 @@ class TaskBarriers:
         if self.clocks is not None:
             self._inbox.stand_still(self.clocks.stands_still(self._task.name))
 
-    def announce(self, barrier: CheckpointBarrier) -> list[Control]:
+    def expect(self, barrier: CheckpointBarrier) -> list[Control]:
         """Prepare for a barrier that the job has posted; return the barrier if it is passed now."""
         if self._task.feeder is not None:
             if not barrier.suspend:
@@ -126,7 +126,7 @@ class TaskBarriers:
             self._task.feeder.stop(barrier)
             return []
         outlives_inputs = self._boundary is not None and self._boundary.outlives_inputs
-        return self._inbox.announce(barrier, starts_here=outlives_inputs or self._inbox.stands_still)
+        return self._inbox.expect_barrier(barrier, starts_here=outlives_inputs or self._inbox.stands_still)
 
     async def pass_barrier(self, barrier: CheckpointBarrier) -> None:
         """Take the state of the task, then pass the barrier on."""

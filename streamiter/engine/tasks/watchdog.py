@@ -226,7 +226,7 @@ def task_statistics(task: Task, loops: Sequence[object], process: int) -> TaskSt
         is_paused=task.feeder is not None and not task.ended and task.feeder.intake.is_shut,
         ended=task.ended,
         process=process,
-        waits_for=None if task.ended else task.inbox.waits_for_table(),
+        waits_for=None if task.ended else task.inbox.unread_table(),
         **_event_time(task),
     )
 

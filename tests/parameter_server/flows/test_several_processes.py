@@ -200,14 +200,14 @@ async def test_workers_read_again_after_a_checkpoint_that_was_given_up() -> None
     built = [watched_flow(BSP(), Staleness()) for _ in range(2)]
     run = joined_jobs([flow for flow, _ in built])
     await run.start()
-    seeking = asyncio.ensure_future(run.jobs[0]._beside.services.stop_reading())
+    seeking = asyncio.ensure_future(run.jobs[0]._follower.services.stop_reading())
     await until(seeking.done)
     received = [job.statistics().step("count").records_in for job in run.jobs]
     for _ in range(100):
         await asyncio.sleep(0)
     assert [job.statistics().step("count").records_in for job in run.jobs] == received
     assert max(received) < RECORDS
-    run.jobs[0]._beside.services.resume_reading()
+    run.jobs[0]._follower.services.resume_reading()
     async with asyncio.timeout(PATIENCE_S):
         await asyncio.gather(*(job.wait() for job in run.jobs))
     assert built[0][1].items == [[1.0] * RECORDS]
