@@ -28,6 +28,7 @@ from streamiter.learn.losses import PROBABILITY_FLOOR
 from streamiter.learn.model_rows import RowSteps
 
 __all__ = [
+    "AMF",
     "FOREST",
     "LEARNERS",
     "LINEAR",
@@ -47,6 +48,7 @@ OURS: Final = "streamiter"
 LINEAR: Final = "streamiter, linear"
 TREE: Final = "tree"
 FOREST: Final = "forest"
+AMF: Final = "AMF"
 
 
 @dataclass(frozen=True)
@@ -262,37 +264,52 @@ def river(stream: LearningStream) -> Learned:
     return _by_row(stream, River(stream))
 
 
+def aggregated_mondrian_forest(stream: LearningStream) -> Learned | None:
+    """Learn with the aggregated Mondrian forest of river, behind the same encoders; None for a long stream."""
+    from river.forest import AMFClassifier, AMFRegressor
+
+    if len(stream) * stream.columns > VALUES_OF_A_FOREST:
+        return None
+    return _by_row(stream, River(stream, AMFRegressor(seed=1) if stream.task == "number" else AMFClassifier(seed=1)))
+
+
 class River:
-    def __init__(self, stream: LearningStream) -> None:
+    """A model of river behind its encoders; None: the linear model for the task."""
+
+    def __init__(self, stream: LearningStream, model: Any = None) -> None:
         from river import compose, linear_model, preprocessing
 
         self._rows, texts = _dicts(stream)
         self._labels = stream.labels.tolist()
         self._classes = len(set(self._labels))
         self._task = stream.task
-        model = {
+        linear = {
             "binary": linear_model.LogisticRegression,
             "classes": linear_model.SoftmaxRegression,
             "number": linear_model.LinearRegression,
-        }[stream.task]()
+        }[stream.task]
+        learner = linear() if model is None else model
         scaler = preprocessing.StandardScaler()
-        # Zeros left out change no number: a zero moves no weight.
-        encoder = compose.Select(*texts) | preprocessing.OneHotEncoder(drop_zeros=True)
+        # Zeros left out change no number of a linear model: a zero moves no weight. A forest splits at them.
+        encoder = compose.Select(*texts) | preprocessing.OneHotEncoder(drop_zeros=model is None)
         if isinstance(stream.features, SparseRows):
-            self._model: Any = model
+            if model is not None:
+                self._rows = [dict(enumerate(row)) for row in stream.features.to_dense().tolist()]
+            self._model: Any = learner
         elif not texts:
-            self._model = scaler | model
+            self._model = scaler | learner
         elif len(texts) == stream.columns:
-            self._model = encoder | model
+            self._model = encoder | learner
         else:
-            self._model = ((compose.Discard(*texts) | scaler) + encoder) | model
+            self._model = ((compose.Discard(*texts) | scaler) + encoder) | learner
 
     def predict(self, row: int) -> float:
         if self._task == "number":
-            return float(self._model.predict_one(self._rows[row]))
+            return float(self._model.predict_one(self._rows[row]) or 0.0)
         probabilities = self._model.predict_proba_one(self._rows[row])
         if self._task == "binary":
-            return float(probabilities[True])
+            # A forest knows no class before the first row, and one after it.
+            return float(probabilities.get(True, 0.0 if probabilities else 0.5))
         # A class that has not come yet is scored as if all classes were equally probable.
         return float(probabilities.get(self._labels[row], 1.0 / self._classes))
 
@@ -395,6 +412,7 @@ LEARNERS: Final[Mapping[str, Learner]] = MappingProxyType(
         "VW --ftrl": vowpal_wabbit("--ftrl"),
         TREE: tree,
         FOREST: forest,
+        AMF: aggregated_mondrian_forest,
     }
 )
 

@@ -195,6 +195,11 @@ class AdaptiveLinearModel(DeclaredState, Savable):
         return 0 if self._weights is None else self._weights.used
 
     @property
+    def has_tables(self) -> bool:
+        """Whether a published version has tables beside the linear model."""
+        return isinstance(self._weights, ShapedWeights) and bool(self._weights.members)
+
+    @property
     def scores(self) -> int:
         """The number of probabilities, or numbers, that a prediction has; 0 before the first label."""
         return 0 if self._weights is None else self._weights.scores

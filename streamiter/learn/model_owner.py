@@ -189,7 +189,7 @@ class ModelOwner(DeclaredOperator, IterationListener, abc.ABC):
     def _publish_if_due(self, out: Output) -> None:
         if is_due(wait_s := self.due_in_s()):
             self._publish(out)
-        elif self._schedule.every_s is not None and not self._has_timer and self.is_new():
+        elif math.isfinite(wait_s) and not self._has_timer and self.is_new():
             self._context.set_timer(wait_s)
             self._has_timer = True
 

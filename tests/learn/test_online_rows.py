@@ -59,6 +59,7 @@ def test_training_equals_a_plain_loop_for_any_mini_batch_and_schedule(mode: Any,
         if mode == "asynchronous" and workers > 1:
             continue
         options = {"label": label, "features": FEATURES, "mini_batch": mini_batch, "workers": workers}
+        options["publish_every"] = 1
         result = trained(records, mode=mode, seed=seed, **options)
         assert result.last == frozen(model.parameters(state=False)), options
         assert result.models[-1].records == 300

@@ -78,3 +78,22 @@ def test_two_ways_to_publish_are_refused() -> None:
         PublishSchedule(records=5, every_s=1.0)
     with pytest.raises(ConfigurationError, match=r"\(records=\): expected .* given 0"):
         PublishSchedule(every_s=1.0).change(records=0)
+
+
+async def test_versions_with_tables_leave_time_to_learn() -> None:
+    """A version with tables costs as much as 250 rows; after each ten rows there was one, and the last rows had none."""
+    given, clock, flow = Fed(), VirtualClock(), Flow("f")
+    stream = flow.from_source(lambda: given, parallelism=1)
+    models = train_online(stream, label="y", mini_batch=10, workers=1).models.collect()
+    job = await flow.start(clock=clock)
+    given.give(*ROWS[:100])
+    await clock.advance(0.5)
+    assert [model.records for model in models.items] == [10]
+    await clock.advance(0.6)
+    assert [model.records for model in models.items] == [10, 100]
+    given.give(*ROWS, *ROWS[:100])
+    await clock.advance(0.5)
+    assert [model.records for model in models.items] == [10, 100, 360]
+    given.end()
+    await job.wait()
+    assert models.items[-1].records == 400
