@@ -37,7 +37,7 @@ _GOLDEN: Final = 2_654_435_769
 
 @compiled
 def add_delay(last: Integers, ordered: Integers, counts: Integers, delay: int) -> None:
-    """Count an answer that came so long after its question, in milliseconds."""
+    """Count an answer that came this many milliseconds after its question."""
     count = min(counts[DELAYS], DELAYS_KEPT)
     ring = counts[DELAYS] % DELAYS_KEPT
     if count == DELAYS_KEPT:

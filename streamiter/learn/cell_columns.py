@@ -172,7 +172,7 @@ class CellColumns:
         self._column_of_category[0] = 0  # Of places without a bin, which are not new.
 
     def add_numeric(self, count: int) -> None:
-        """Know of so many more numeric columns; they have no tables yet."""
+        """Know of ``count`` more numeric columns; they have no tables yet."""
         self._column_of_number = np.append(self._column_of_number, np.full(count, -1, np.int32))
 
     def has_new(self) -> bool:

@@ -308,8 +308,8 @@ class ExpertWeights:
             flags = [0, arithmetic.ASSUME, arithmetic.CORRECT, arithmetic.JUDGE, arithmetic.WITHDRAW]
             actions += np.array(flags, dtype=np.uint8)[steps.assumed]
             actions[steps.assumed == CONFIRMED] -= self._steps.LEARN
-        indices = _plain(rows.indices, np.intp)
-        indptr = _plain(rows.indptr, np.intp)
+        indices = plain(rows.indices, np.intp)
+        indptr = plain(rows.indptr, np.intp)
         lowest, highest = int(indices.min(initial=self.hashed)), int(indices.max(initial=0))
         # Compiled code checks no bounds.
         if lowest < 0 or highest > self.hashed + self.numeric:
@@ -319,7 +319,7 @@ class ExpertWeights:
             )
         if self.task == "classes" and np.max(targets, initial=0.0, where=steps.learns) >= self.scores:
             raise ModelError(f"AdaptiveLinearModel: expected classes below {self.scores}, given {np.max(targets)}")
-        actions, order = actions.astype(np.uint8), _plain(steps.rows, np.intp)
+        actions, order = actions.astype(np.uint8), plain(steps.rows, np.intp)
         if lowest < self.hashed:
             slots = self._steps.take_slots(indptr, indices, order, actions, self._slot_of, self._slots)
             try:
@@ -332,17 +332,17 @@ class ExpertWeights:
             self.hashed,
             indptr,
             indices,
-            _plain(rows.values, np.float64),
+            plain(rows.values, np.float64),
             order,
             actions,
-            _plain(targets, np.float64),
-            _plain(steps.weights, np.float64),
+            plain(targets, np.float64),
+            plain(steps.weights, np.float64),
             self._slot_of,
             self._columns,
             self.mixture,
             self.totals,
             predictions,
-            _plain(steps.questions, np.intp),
+            plain(steps.questions, np.intp),
             np.zeros((0, self.scores, len(self.rates))) if asked is None else asked,
             np.empty((3 * self.scores + 2) * len(self.rates) + int(np.diff(indptr).max(initial=0))),
             cells,
@@ -390,7 +390,7 @@ class ExpertWeights:
 
     @staticmethod
     def fill_in_scores(by_question: Floats, questions: Indices, counts: Indices, scores: Floats) -> None:
-        """Fill in the experts' scores of earlier questions, a row for each, of which so many are known.
+        """Fill in the experts' scores of earlier questions, a row for each, of which ``counts`` are known.
 
         The last scores of a question are the scores of the open class. Each class that has come since has the same
         scores.
@@ -515,6 +515,6 @@ def _fill(predictions: Floats, found: Floats, *, is_open: bool) -> None:
     predictions[:, -1] = found[:, -1]
 
 
-def _plain(array: npt.NDArray[Any], kind: type[np.generic]) -> npt.NDArray[Any]:
+def plain(array: npt.NDArray[Any], kind: type[np.generic]) -> npt.NDArray[Any]:
     """Return the array in the one form that the arithmetic is compiled for; another form takes ten seconds more."""
     return np.require(array, kind, ["C_CONTIGUOUS", "WRITEABLE"])

@@ -236,7 +236,7 @@ class LabelJoin(DeclaredState):
         """Yield up to which event the kind of the labels is as it is now; last the number of the events.
 
         Of the labels until then, the label of a question without an answer may be one of several classes. No effect
-        once so many labels have come that the model refuses such a label.
+        once there were enough labels that the model refuses such a label.
         """
         if self.is_false_otherwise and not self.delays.are_known():
             known = (None, self.otherwise, self._other_label)

@@ -73,7 +73,7 @@ def gradient_and_loss(
     return Gradient(total, float(slopes.sum()), weight, records, len(weights)), total_loss
 
 
-# A larger weight is most likely a mistake, and so many single steps would look like a hang.
+# A larger weight is most likely a mistake, and this many single steps would look like a hang.
 _STEPS_LIMIT: Final = 10_000
 
 

@@ -143,6 +143,7 @@ class RowOwner(ModelOwner, KeepsRecords):
         if self._labels is not None:
             self._labels.forget_assumptions()
         self._model, self._version_published, self._untold = model, model.version, []
+        self._effects = -math.inf, {}
 
     def _renumber(self, column_of: Callable[[int], int | None], *, keeps_classes: bool = True) -> None:
         if self._labels is not None:

@@ -13,7 +13,7 @@ from typing import Any, Final, Self
 import numpy as np
 
 from streamiter.learn.cell_columns import Categories, CellColumns, next_look
-from streamiter.learn.expert_weights import ExpertWeights
+from streamiter.learn.expert_weights import ExpertWeights, plain
 from streamiter.learn.labels import LabelKind
 from streamiter.learn.model_rows import ASSUMED, CONFIRMED, CORRECTED, ModelRows, RowSteps
 from streamiter.learn.table_weights import TableWeights
@@ -28,7 +28,7 @@ _SHARE: Final = 0.001
 _LOSS_MAX_OF_NUMBERS: Final = 16.0
 # Members with more memory leave the mixture: the tables of some 14 classes, and columns alone of some 30.
 _BYTES_MAX: Final = 16_000_000
-# The cells of so many rows stay in the processor's cache.
+# The cells of this many rows stay in the processor's cache.
 _ROWS_AT_ONCE: Final = 512
 
 
@@ -118,7 +118,7 @@ class ShapedWeights(ExpertWeights):
         if steps.assumed is not None:
             observed &= steps.assumed <= ASSUMED  # Later steps of a question do not count again.
         columns, start = self.cell_columns, 0
-        rows = _plain_rows(rows)
+        rows = ModelRows(plain(rows.indptr, np.intp), plain(rows.indices, np.intp), plain(rows.values, np.float64))
         if self.left_out:
             rows = _some_of(rows, ~np.isin(rows.indices - self.hashed - 1, list(self.left_out)))
         numeric = _some_of(rows, rows.indices > self.hashed)
@@ -295,12 +295,3 @@ def _some_of(rows: ModelRows, is_kept: Truths) -> ModelRows:
     if is_kept.all():
         return rows
     return ModelRows(np.append(0, np.cumsum(is_kept))[rows.indptr], rows.indices[is_kept], rows.values[is_kept])
-
-
-def _plain_rows(rows: ModelRows) -> ModelRows:
-    """Return the rows in the one form that the arithmetic is compiled for."""
-    indptr, indices, values = (np.require(each, kind, ["C", "W"]) for each, kind in zip(rows, _KINDS, strict=True))
-    return ModelRows(indptr, indices, values)
-
-
-_KINDS: Final = (np.intp, np.intp, np.float64)

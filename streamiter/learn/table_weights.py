@@ -31,7 +31,7 @@ _DRAWN: Final = 1 << 30
 _SEED: Final = 1
 _USE_MIN: Final = 1e-12
 _TRIES: Final = 20
-# A jump is the difference between the mean effects of so many fine bins on both sides of an edge.
+# A jump is the difference between the mean effects of this many fine bins on each side of an edge.
 _BINS_OF_A_JUMP: Final = 3
 
 
@@ -98,7 +98,7 @@ class TableWeights(ExpertWeights):
     # ---- tables that come
 
     def _add_cells(self, count: int) -> int:
-        """Have so many more cells; return the number of the first one."""
+        """Have ``count`` more cells; return the number of the first one."""
         first, self.cells = self.cells, self.cells + count
         own = np.zeros(count * self.scores * len(self.rates), np.float32)
         self._cell_weights = np.append(self._cell_weights, own)
@@ -106,7 +106,7 @@ class TableWeights(ExpertWeights):
         return first
 
     def add_columns(self, count: int) -> None:
-        """Make tables of the last columns, so many that they are new, and of their pairs, as there is room."""
+        """Make tables of the last ``count`` columns, which are new, and of their pairs, as there is room."""
         before, columns = len(self._first_of_column), len(self._first_of_column) + count
         if not before:
             self._add_cells(len(self.tree_columns) * self._tables.OF_TREE)
@@ -169,7 +169,7 @@ class TableWeights(ExpertWeights):
         self._cell_weights, self._cell_sums = weights[source].ravel(), sums[source].ravel()
 
     def published_cells(self, firsts: npt.NDArray[np.int32], count: int) -> Floats:
-        """Return the weights of tables of so many cells, as the experts make them together: by table, cell, score."""
+        """Return the weights of tables of ``count`` cells, as the experts make them together: by table, cell, score."""
         cells = firsts[:, None].astype(np.intp) + np.arange(count)
         of_experts = self._by_cell()[0][cells].astype(np.float64)
         mixed: Floats = of_experts @ self.mixture

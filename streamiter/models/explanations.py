@@ -15,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 
 from streamiter.models.shape_scores import BinnedRows, MemberScores, ShapeScores
-from streamiter.models.shapes import CELLS_OF_PAIR, COARSE_BINS, FINE_BINS, coarse_of
+from streamiter.models.shapes import CELLS_OF_PAIR, COARSE_BINS, FINE_BINS, NO_EDGE, coarse_of
 from streamiter.values.numbers import Array, Floats, Indices
 
 SEVERAL_FIELDS: Final = "(several fields)"
@@ -338,7 +338,7 @@ class ShapeEffects:
     def _ends(self, column: int) -> tuple[Floats, Floats]:
         """Return the ends of the fine bins from 1 on."""
         edges = self.scores.shapes.edges[column]
-        edges = np.where(edges >= 1e100, np.inf, edges)
+        edges = np.where(edges >= NO_EDGE, np.inf, edges)
         return np.append(-np.inf, edges), np.append(edges, np.inf)
 
     def _effect(self, column: int, field: str, effects: Floats) -> ColumnEffect:

@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from streamiter.models.shapes import CELLS_OF_PAIR, FINE_BINS, Shapes, TableMember, coarse_of
+from streamiter.models.shapes import CELLS_OF_PAIR, COARSE_BINS, FINE_BINS, Shapes, TableMember, coarse_of
 from streamiter.values.field_kinds import HUGE
 from streamiter.values.named_rows import NamedRows, is_missing
 from streamiter.values.numbers import Floats, Indices
@@ -168,7 +168,7 @@ class MemberScores:
         for start, (first, second) in zip(
             range(self.at_pairs, self.at_trees, CELLS_OF_PAIR), self.member.pairs, strict=True
         ):
-            yield start + 16 * coarse[first] + coarse[second]
+            yield start + COARSE_BINS * coarse[first] + coarse[second]
         yield from self.cells_of_trees(rows.fine)
 
     # ---- one row
@@ -181,7 +181,7 @@ class MemberScores:
         """Return the score of one row."""
         of = self._row_tables
         cells = [start + each for start, each in zip(range(0, self.at_pairs, FINE_BINS), fine, strict=True)]
-        cells += [start + 16 * coarse[first] + coarse[second] for start, first, second in of.pairs]
+        cells += [start + COARSE_BINS * coarse[first] + coarse[second] for start, first, second in of.pairs]
         if of.tree_starts:
             bits = 0
             for by_bin, each in zip(of.bits_of_trees, fine, strict=True):

@@ -63,7 +63,7 @@ class TableMember:
 
     @staticmethod
     def of(given: Mapping[str, Any], subject: str, columns: int, fields: int, scores: int) -> TableMember:
-        """Return a published member of a model with so many columns, numeric fields and scores."""
+        """Return a published member of a model with this number of columns, numeric fields and scores."""
         pairs = _indices(given, "pairs", subject, (None, 2), columns)
         tree_columns = _indices(given, "tree_columns", subject, (None, None), columns)
         trees, depth = tree_columns.shape
@@ -154,7 +154,7 @@ class Shapes:
 
     @staticmethod
     def of(given: Mapping[str, Any], subject: str, *, fields: int, places: int, scores: int) -> Shapes:
-        """Return the shapes of a published model, whose linear member has so many fields, places and scores."""
+        """Return the shapes of a published model, whose linear member has this number of fields, places and scores."""
         subject = f"{subject}: shapes"
         names: list[str] = parameter_of(given, "fields", subject, "a list of names", are_names)
         columns = len(names)

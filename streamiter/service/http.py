@@ -53,7 +53,7 @@ except ImportError as error:
 
 _log = logging.getLogger("streamiter.service.http")
 
-# An answer that is under way when the service stops may take so long.
+# An answer that is under way when the service stops may take this long.
 _GRACE_S: Final = 2.0
 # A body that is too large is read up to this size, because a client that still writes does not see the answer.
 _READ_ON_BYTES: Final = 16 << 20

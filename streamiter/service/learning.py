@@ -33,7 +33,7 @@ from streamiter.values.numbers import positive
 
 # Each report is a point of the page's charts.
 _REPORT_EVERY_S: Final = 1.0
-# While the service lags, it learns from so many rows at a time, some 10 ms: half as many as without HTTP, so that
+# While the service lags, it learns from this many rows at a time, some 10 ms: half as many as without HTTP, so that
 # predictions and probes wait for half as long. More would learn a lag 6 % faster.
 _ROWS_OF_A_LAG: Final = 2_000
 

@@ -48,7 +48,7 @@ _CODES: Final[Mapping[str, int]] = {"stall": STALLED, "time": ABORTED}
 _WAITS_S: Final = (1.0, 2.0, 5.0, 10.0)
 
 
-# A stop commits a last checkpoint, unless that takes so long: the first while the broker is away, the second while it
+# A stop commits a last checkpoint, unless that takes this long: the first while the broker is away, the second while it
 # answers. An abort takes up to 8 s while it is away. Compose kills the process after 45 s, Kubernetes after 60.
 _STOP_S: Final = 15.0
 _STOP_ANSWERED_S: Final = 25.0

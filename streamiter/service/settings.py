@@ -251,7 +251,7 @@ class LabelSettings(_Table):
     """A question that waited for this many seconds is forgotten. None: no limit; above a million waiting questions the
     oldest is forgotten."""
     otherwise: Annotated[bool | float | str | None, any_of] = None
-    """The label of a question that waited for so long; None: it is forgotten."""
+    """The label of a question that waited for ``within_s``; None: it is forgotten."""
     question: str | None = None
     """The value of ``event_field`` of questions. None: each record that is no answer is a question."""
     time: str | None = None

@@ -81,7 +81,7 @@ def test_two_ways_to_publish_are_refused() -> None:
 
 
 async def test_versions_with_tables_leave_time_to_learn() -> None:
-    """A version with tables costs as much as 250 rows; after each ten rows there was one, and the last rows had none."""
+    """A version with tables costs as much as 250 rows: with one after each ten rows, there was little time to learn."""
     given, clock, flow = Fed(), VirtualClock(), Flow("f")
     stream = flow.from_source(lambda: given, parallelism=1)
     models = train_online(stream, label="y", mini_batch=10, workers=1).models.collect()

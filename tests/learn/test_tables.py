@@ -6,20 +6,18 @@ import json
 import os
 import subprocess
 import sys
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from random import Random
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 from learn.shaped_streams import Recording, Shaped, shaped_rows, uncompiled_results
+from support.tables_reference import tables_reference
 from support.waiting import PATIENCE_S
 
 TESTS = Path(__file__).resolve().parents[1]
-REFERENCE = TESTS.parents[1] / "shared" / "reference" / "tables-learner" / "learner.py"
 
 # The predictions of the tables in the rows 0, 1, 63, 64, 256, 1,024, 4,095, 4,096 and 5,999 of the published streams.
 PUBLISHED_ROWS = [0, 1, 63, 64, 256, 1_024, 4_095, 4_096, 5_999]
@@ -36,26 +34,11 @@ def test_tables_predict_as_the_published_test_vectors(name: str) -> None:
     assert found == pytest.approx(np.array(PUBLISHED[name]), rel=1e-6, abs=1e-7)
 
 
-@pytest.fixture(scope="module")
-def reference(tmp_path_factory: pytest.TempPathFactory) -> ModuleType:
-    """The executable reference, which is compiled once."""
-    if not REFERENCE.exists():
-        pytest.skip(f"the reference is not in {REFERENCE}")
-    copy = tmp_path_factory.mktemp("tables") / "reference_of_tables.py"  # Numba stores compiled code next to it.
-    copy.write_text(REFERENCE.read_text())
-    spec = spec_from_file_location(copy.stem, copy)
-    assert spec is not None
-    assert spec.loader is not None
-    module = module_from_spec(spec)
-    sys.modules[copy.stem] = module
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.mark.parametrize("columns", [2, 14])
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_each_row_equals_the_reference(name: str, columns: int, reference: ModuleType) -> None:
+def test_each_row_equals_the_reference(name: str, columns: int) -> None:
     """Vectors of nine rows hide an edge that moves too late; 14 columns have more pairs than there is room for."""
+    reference = tables_reference()
     values, labels = _random_rows(name, columns)
     kind = {"binary": reference.BINARY, "regression": reference.REGRESSION, "three classes": reference.SOFTMAX}[name]
     found = Recording.of(name, values, labels)

@@ -2,35 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
-import pytest
+from support.tables_reference import tables_reference
 
 from streamiter.models.shapes import CELLS_OF_PAIR, EDGES_OF_COLUMN, FINE_BINS, Shapes, TableMember
 from streamiter.values.named_rows import place_of_text
 
-REFERENCE = Path(__file__).resolve().parents[3] / "shared" / "reference" / "tables-learner" / "learner.py"
 TOWNS = ["Kyjiw", "Ἀθῆναι", "𝄞", "Roma"]
 BITS = 18
-
-
-def reference() -> ModuleType:
-    """Return the executable reference."""
-    if not REFERENCE.exists():
-        pytest.skip(f"the executable reference of tables is not in {REFERENCE}")
-    pytest.importorskip("numba", reason="the reference is compiled by Numba")
-    spec = importlib.util.spec_from_file_location("tables_learner_reference", REFERENCE)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 def linear_part(link: str, scores: int = 1) -> dict[str, Any]:
@@ -110,7 +91,7 @@ ROWS: list[dict[str, Any]] = [
 def of_reference(model: Any, fields: list[str], link: str) -> dict[str, Any]:
     """Return what is served of the executable reference, whose categories are the texts "0", "1", …."""
     weight, columns, scores = np.exp(model.mix), model.d, model.K
-    served = sys.modules["tables_learner_reference"].Published(model)
+    served = tables_reference().Published(model)
     clip = np.where(np.isfinite(served.scale), served.scale, 0.0)
     codes = {
         place_of_text(fields[column], str(code), BITS): FINE_BINS * column + 1 + code % 15 * 4 + code // 15

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from models.shape_cases import BITS, ROWS, linear_part, of_reference, random_shapes, reference, shaped
+from models.shape_cases import BITS, ROWS, linear_part, of_reference, random_shapes, shaped
+from support.tables_reference import tables_reference
 
 from streamiter import Flow
 from streamiter.learn import AdaptiveLinearModel, train_online
@@ -95,7 +96,7 @@ def linked(link: str, score: Any, parameters: dict[str, Any]) -> Any:
 @pytest.mark.parametrize(("kind", "link"), [("BINARY", "logit"), ("REGRESSION", "clipped"), ("SOFTMAX", "softmax")])
 def test_what_is_served_is_the_prediction_of_the_reference(kind: str, link: str) -> None:
     """The served model had another number than the learner, by a bin of one column."""
-    module = reference()
+    module = tables_reference()
     random = np.random.default_rng(17)
     v = random.normal(size=(3_000, 4))
     v[:, 3] = random.integers(0, 7, size=3_000)

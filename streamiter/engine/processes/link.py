@@ -71,8 +71,8 @@ _LONG_BYTES: Final = 1 << 20
 # A longer body that has arrived in part gets memory of its own, and the rest is read into that memory.
 _BUFFERED_BYTES_MAX: Final = 64 << 10
 
-# The memory of a body of more than 1 MiB is kept so long for the next one. New memory for 40 MB takes 3 to 5 ms, which
-# is a third of the time in which they arrive.
+# The memory of a body of more than 1 MiB is kept for this long, for the next one. New memory for 40 MB takes 3 to 5 ms,
+# which is a third of the time in which they arrive.
 _KEPT_BODY_S: Final = 1.0
 
 # A second is short beside SILENCE_S, and TCP sends again what was lost after .2, .4 and .8 s.

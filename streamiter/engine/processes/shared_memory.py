@@ -38,7 +38,7 @@ _SEGMENT_BYTES: Final = BODY_BYTES_MAX
 # A body has more than 1 MiB, so that at most a fifth of its blocks is empty.
 _BLOCK_BYTES: Final = 256 << 10
 
-# Free blocks keep their memory so long for the next bodies: writing 40 MB takes 14 ms in new memory, and 3 ms else.
+# Free blocks keep their memory for this long, for the next bodies: 40 MB take 14 ms in new memory, and 3 ms else.
 _KEPT_S: Final = 1.0
 
 # This many blocks are given back at once, because 256 MiB take 40 ms.

@@ -3,7 +3,7 @@
 const POINTS_MAX = 720;
 const POINT_MS = 5_000;
 const HOUR_MS = 3_600_000;
-// A point is missing if there was none for so long.
+// A point is missing if there was none for this long.
 const GAP_MS = 3 * POINT_MS;
 const UNKNOWN = "–";
 
@@ -703,7 +703,7 @@ function shape({ field, bins, least, most }) {
 // -- the connection ----------------------------------------------------------------------------------------
 
 const WAITS_MS = [500, 1_000, 2_000, 5_000];
-// States come each second; after so long without one the service hangs or the line is cut.
+// States come each second; after this long without one the service hangs or the line is cut.
 const SILENCE_MS = 10_000;
 
 let source = null;
