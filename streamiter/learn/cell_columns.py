@@ -1,8 +1,8 @@
 """The columns that have tables: which they are, where the edges of their bins are, and the bins of categories.
 
 The edges of a number are at quantiles of the last rows. They are placed after 64, 256, 1,024 and 4,096 rows. Then they
-are looked at each 4,096 rows, and placed again where too many rows share a bin. A category has bins in the order in
-which its texts come; the parts of a time have theirs in the order of time.
+are looked at each 4,096 rows, and placed again where too many rows share a bin. The most frequent texts of a category
+have a bin each, and the others share one; the parts of a time have theirs in the order of time.
 """
 
 from __future__ import annotations
@@ -19,13 +19,19 @@ from streamiter.values.field_kinds import HUGE
 from streamiter.values.named_rows import ABSENT, NamedRows
 from streamiter.values.numbers import Floats, Indices
 
-# All constants are those of the first guess, see docs/decisions.
+# Constants that are not said to be measured are those of the first guess, see docs/decisions.
 _SAMPLE: Final = 1024
 LOOKS: Final = (64, 256, 1024, 4096)
 """The numbers of rows after which edges are placed and weak tables replaced: these, then each 4,096."""
 _CROWDED: Final = 0.25
 _CROWDED_BY_ITS_COMMONEST: Final = 1.5
 _NO_BIN: Final = -1
+# A text gets the bin of another one if it has at least 16 of the last rows, and twice as many more. Measured on five
+# streams of 40,000 rows with 100 to 3,000 texts: 4.1 % less loss where the first texts are rare, and .1 % less on the
+# others. With 4 and 8 rows loss grows by 1.2 % and .2 % where 1,000 texts are distributed by Zipf's law; other
+# factors than 2 change less than .1 %.
+_ROWS_OF_A_FREQUENT: Final = 16
+_TIMES_AS_FREQUENT: Final = 2
 COLUMNS_MAX: Final = 128
 """At most this many columns have tables, so that their memory and the time of a row are bounded."""
 
@@ -38,8 +44,9 @@ def next_look(rows: int) -> int:
 class Categories:
     """The bins of texts, by their places: the texts of a field have bins in the order in which they come.
 
-    The first 59 texts of a field have a fine bin each, and all later ones share a bin. The parts of a time have their
-    bins in the order of time. A field that has ever had a list of texts gets no further bins.
+    The first 59 texts of a field have a fine bin each, and all later ones share a bin, until looks show that one of
+    these is more frequent. The parts of a time have their bins in the order of time. A field that has ever had a list
+    of texts gets no further bins.
     """
 
     def __init__(self) -> None:
@@ -49,6 +56,8 @@ class Categories:
         """The number of texts of each category."""
         self._closed: set[str] = set()
         """The fields that have had a list of texts."""
+        self._place_of_bin: dict[int, Indices] = {}
+        """By category the place of each fine bin that one text has; -1 for others."""
         self.bin_of_place: npt.NDArray[np.int32] = np.zeros(0, np.int32)
         """For each hashed column ``FINE`` times the number of its category, plus the fine bin; -1 without a bin, and 0
         as long as no row has had it."""
@@ -114,8 +123,33 @@ class Categories:
         text = self._counts.get(field, 0)
         self._counts[field] = text + 1
         text = min(text, BINS - 1)
-        coarse, fine = text % (BINS // SPLIT), text % BINS // (BINS // SPLIT)
-        self.bin_of_place[place] = FINE * number + 1 + SPLIT * coarse + fine
+        own = 1 + SPLIT * (text % (BINS // SPLIT)) + text // (BINS // SPLIT)
+        self.bin_of_place[place] = FINE * number + own
+        if own < BINS:
+            self._place_of_bin.setdefault(number, np.full(BINS, -1))[own] = place
+
+    def exchange(self, number: int, places: Indices, counts: Indices) -> Indices:
+        """Give frequent texts of a category that share a bin the bins of rare ones, which share it from now on.
+
+        ``counts`` are those of ``places`` among the last rows. Returns the fine bins that are given to other texts.
+        """
+        from streamiter.learn.cell_steps import BINS, FINE
+
+        bins = self.bin_of_place[places] % FINE
+        rows = np.zeros(BINS + 1, np.intp)
+        rows[bins] = counts
+        rare = 1 + np.argsort(rows[1:BINS], kind="stable")
+        shared = np.flatnonzero(bins == BINS)
+        frequent = shared[np.argsort(-counts[shared], kind="stable")][: len(rare)]
+        rare = rare[: len(frequent)]
+        is_better = counts[frequent] >= _ROWS_OF_A_FREQUENT + _TIMES_AS_FREQUENT * rows[rare]
+        taken, given = rare[is_better], places[frequent[is_better]]
+        if len(taken):
+            before = self._place_of_bin[number][taken]
+            self.bin_of_place[before[before >= 0]] = FINE * number + BINS
+            self.bin_of_place[given] = FINE * number + taken
+            self._place_of_bin[number][taken] = given
+        return taken
 
     def state(self) -> dict[str, Any]:
         """Return a copy as plain data."""
@@ -131,11 +165,19 @@ class Categories:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore a :meth:`state`."""
+        from streamiter.learn.cell_steps import BINS, FINE
+
         self.numbers = {field: number for number, field in enumerate(state["fields"], 1)}
         self._counts = dict(zip(state["fields"], state["counts"], strict=True))
         self._closed = set(state["closed"])
         self.bin_of_place = np.zeros(state["hashed"], np.int32)
         self.bin_of_place[state["places"]] = state["bins"]
+        numbers, fine = np.divmod(np.maximum(state["bins"], 0), FINE)
+        self._place_of_bin = {}
+        for number in self.numbers.values():
+            own = (numbers == number) & (fine < BINS)
+            self._place_of_bin[number] = np.full(BINS, -1)
+            self._place_of_bin[number][fine[own]] = state["places"][own]
 
 
 class Moved(NamedTuple):
@@ -216,7 +258,7 @@ class CellColumns:
         self._sample = np.column_stack([self._sample, np.full(_SAMPLE, np.nan)])
 
     def values(self, rows: ModelRows, order: Indices, hashed: int) -> Floats:
-        """Return for each step the values of all columns: numbers, the fine bins of categories, NaN where missing."""
+        """Return for each step the values of all columns: numbers, the places of categories, NaN where missing."""
         found = np.full((len(order), len(self.sources)), np.nan)
         self.steps.values_of_steps(
             rows.indptr,
@@ -234,7 +276,7 @@ class CellColumns:
     def bins(self, values: Floats) -> npt.NDArray[np.uint8]:
         """Return the fine bins of these values."""
         found = np.empty(values.shape, np.uint8)
-        self.steps.fill_in_bins(values, self.edges, self.is_category, found)
+        self.steps.fill_in_bins(values, self.edges, self.is_category, self.categories.bin_of_place, found)
         return found
 
     def observe(self, values: Floats) -> None:
@@ -269,9 +311,17 @@ class CellColumns:
             distinct, counts = np.unique(given, return_counts=True)
             if self.is_category[column] and len(given):
                 self.used[column] = min(self.steps.BINS // self.steps.SPLIT, len(distinct))
+                if len(taken := self.categories.exchange(-self.sources[column], distinct.astype(np.intp), counts)):
+                    moved.append(self._of_exchanged(column, taken))
             elif len(given) and self._is_due(column, given, distinct, counts):
                 moved.append(self._place(column, given, distinct))
         return moved
+
+    def _of_exchanged(self, column: int, taken: Indices) -> Moved:
+        """Return that texts begin in these fine bins with the weights of the bin that they had shared."""
+        fine = np.arange(self.steps.FINE)
+        fine[taken] = self.steps.BINS
+        return Moved(column, fine, np.arange(self.steps.COARSE))
 
     def _is_due(self, column: int, given: Floats, distinct: Floats, counts: Indices) -> bool:
         if self.rows <= LOOKS[-1] or not self._is_placed[column]:
@@ -326,9 +376,13 @@ class CellColumns:
 
     def _sample_of(self, column: int, rows: npt.NDArray[np.float32]) -> Floats:
         """Return values of a column that are in the bins of ``rows``, as many in each as its share."""
-        tops = np.arange(1.0, self.steps.BINS + 1)
-        if not self.is_category[column]:
-            tops = np.append(self.edges[column], np.inf)
+        tops = np.append(self.edges[column], np.inf)
+        if self.is_category[column]:
+            bin_of_place = self.categories.bin_of_place
+            own = np.flatnonzero(bin_of_place // self.steps.FINE == -self.sources[column])
+            tops = np.full(self.steps.BINS, np.nan)
+            tops[bin_of_place[own] % self.steps.FINE - 1] = own
+        else:
             finite = tops[np.isfinite(tops)]
             tops[len(finite) :] = np.nextafter(finite[-1], np.inf) if len(finite) else 0.0
         shares = rows.cumsum(dtype=np.float64) / max(float(rows.sum()), 1.0)

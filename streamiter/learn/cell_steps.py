@@ -63,7 +63,7 @@ def values_of_steps(
     column_of_category: CellNumbers,
     found: Floats,
 ) -> None:
-    """Fill in the value of each column, for the row of each step: a number, or the fine bin of a category.
+    """Fill in the value of each column, for the row of each step: a number, or the place of a category.
 
     ``column_of_number`` and ``column_of_category`` have the table's column, or -1; ``bin_of_place`` has for a hashed
     column ``FINE * category + fine bin``, or 0. A missing value stays as it is in ``found``.
@@ -78,7 +78,7 @@ def values_of_steps(
             elif index < len(bin_of_place) and bin_of_place[index] > 0:
                 column = column_of_category[bin_of_place[index] // FINE]
                 if column >= 0:
-                    found[position, column] = bin_of_place[index] % FINE
+                    found[position, column] = index
 
 
 @compiled
@@ -108,15 +108,20 @@ def first_new_column(
 
 
 @compiled
-def fill_in_bins(values: Floats, edges: Floats, is_category: npt.NDArray[np.bool_], bins: Bins) -> None:
-    """Fill in the fine bin of each value: 0 if it is missing, else 1 + the number of edges below it."""
+def fill_in_bins(
+    values: Floats, edges: Floats, is_category: npt.NDArray[np.bool_], bin_of_place: CellNumbers, bins: Bins
+) -> None:
+    """Fill in the fine bin of each value: 0 if it is missing, else 1 + the number of edges below it.
+
+    The value of a category is its place, whose bin is in ``bin_of_place``.
+    """
     for row in range(values.shape[0]):
         for column in range(values.shape[1]):
             value = values[row, column]
             if not abs(value) <= HUGE:
                 bins[row, column] = 0
             elif is_category[column]:
-                bins[row, column] = int(value)
+                bins[row, column] = bin_of_place[int(value)] % FINE
             else:
                 low, high = 0, EDGES
                 while low < high:

@@ -119,7 +119,7 @@ def fitted(
             "columns": weights["columns"][np.concatenate([of_places, [True], all_kept])],
         }
         if (shapes := weights.get("shapes")) is not None:
-            weights["shapes"] = _of_kept_numbers(shapes, all_kept)
+            weights["shapes"] = _of_kept_numbers(shapes, all_kept, has_places=has_places)
         made_crosses = {"crosses": [list(cross) for cross in crosses], "columns": statistics}
         known = {**state["fields"], "fields": all_fields}
         state = {**state, "fields": known, "bits": bits, "crosses": made_crosses, "weights": weights}
@@ -140,15 +140,18 @@ def _before_other_bits(field: str) -> str:
     return f"{field} before other bits"
 
 
-def _of_kept_numbers(shapes: Mapping[str, Any], kept: npt.NDArray[np.bool_]) -> dict[str, Any]:
-    """Return a state of shapes without some numeric columns, which have no tables."""
+def _of_kept_numbers(shapes: Mapping[str, Any], kept: npt.NDArray[np.bool_], *, has_places: bool) -> dict[str, Any]:
+    """Return a state of shapes without some numeric columns, which have no tables, and without places of texts."""
     numbers = np.cumsum(kept) - 1
     sources = [int(numbers[source]) if source >= 0 else source for source in shapes["columns"]["sources"]]
     rows = np.append(True, kept)  # The first one is of the intercept.
     members = [
         {**member, "numeric": int(kept.sum()), "columns": member["columns"][rows]} for member in shapes["members"]
     ]
-    return {**shapes, "columns": {**shapes["columns"], "sources": sources}, "members": members}
+    columns = {**shapes["columns"], "sources": sources, "sample": shapes["columns"]["sample"].copy()}
+    if not has_places:
+        columns["sample"][:, np.array(sources, np.intp) < 0] = np.nan
+    return {**shapes, "columns": columns, "members": members}
 
 
 class ExpertWeights:
