@@ -108,7 +108,9 @@ def run(topic: Topic, rows: list[Any], options: dict[str, Any], form: Any = "aut
     if not starts:
         start = initial_model(topic, model="m", default=None)
         starts = {"initial": flow.from_source(start, name="newest", parallelism=1)}
-    training = train_online(flow.from_items(rows, parallelism=1), **options, **starts, publish_state=True)
+    training = train_online(
+        flow.from_items(rows, parallelism=1), **options, **starts, publish_state=True, publish_every=4
+    )
     training.models.publish_model(topic, model="m", format=form)
     flow.run()
 
