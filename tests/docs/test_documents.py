@@ -7,7 +7,9 @@ import builtins
 import dataclasses
 import importlib
 import json
+import os
 import re
+import socket
 import sys
 import tomllib
 import warnings
@@ -19,6 +21,8 @@ from typing import Any
 import pytest
 import typer.main
 import yaml
+from support.fork_server import FORKS_PROCESSES
+from support.kafka_server import free_ports
 from support.processes import forked_run
 from support.waiting import PATIENCE_S
 from topics.contract_lifecycle import LifecycleContract
@@ -86,14 +90,33 @@ def test_python_of_a_document_runs(block: re.Match[str], tmp_path: Path) -> None
     new picture there.
     """
     program = tmp_path / "example.py"
-    program.write_text(block["code"], encoding="utf-8")
-    run = forked_run([sys.executable, "-W", "error", str(program)], cwd=tmp_path, limit_s=PATIENCE_S)
+    program.write_text(at_free_ports(block["code"]), encoding="utf-8")
+    # A flow in several processes is behind such a line, and its processes are forks, too.
+    env = os.environ | (FORKS_PROCESSES if 'if __name__ == "__main__":' in block["code"] else {})
+    run = forked_run([sys.executable, "-W", "error", str(program)], cwd=tmp_path, env=env, limit_s=PATIENCE_S)
     assert run.returncode == 0, run.stderr
     if block["printed"] is not None:
         assert run.stdout == block["printed"]
     for drawn in tmp_path.glob("*.svg"):
         shown = PICTURES / drawn.name
         assert drawn.read_text(encoding="utf-8") == shown.read_text(encoding="utf-8"), drawn
+
+
+def at_free_ports(code: str) -> str:
+    """Return the code with a port that is free now in place of the one that its reader opens in a browser."""
+    return re.sub(r"(?<=127\.0\.0\.1:)\d{5}\b", str(*free_ports(1)), code)
+
+
+def test_the_service_of_the_tutorial_says_that_its_port_is_in_use(tmp_path: Path) -> None:
+    """The program waited a minute for a model, and then named the model instead of the port."""
+    text = (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")
+    [code] = [match["code"] for match in BLOCK.finditer(text) if "OnlineLearningService" in match["code"]]
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        code = re.sub(r"(?<=127\.0\.0\.1:)\d{5}\b", str(taken.getsockname()[1]), code)
+        run = forked_run([sys.executable, "-c", code], cwd=tmp_path, limit_s=PATIENCE_S)
+    assert (run.returncode, run.stdout) == (1, "")
+    assert "http.address: expected an address of this machine with a free port" in run.stderr
+    assert "never retrieved" not in run.stderr  # as of an error beside which the program goes on
 
 
 @pytest.mark.parametrize("block", blocks("python", programs=False))
