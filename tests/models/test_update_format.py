@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import orjson
 import pytest
-from jsonschema import Draft202012Validator
+from jsonschema_rs import Draft202012Validator
 from models.model_case import MakeTopic, all_records, encoder, write
 from models.shape_cases import shaped
 
