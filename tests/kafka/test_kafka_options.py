@@ -187,7 +187,9 @@ async def test_closing_that_is_cancelled_leaves_no_connection_open(
     writer = await topic.open_writer()
     await writer.write(OutgoingBatch([b"to read"]))
     await writer.close()
-    for turns in range(1, 6):
+    gc.collect()
+    gc.freeze()  # Collections that follow look at new objects only.
+    for turns in range(1, 6) if times == 1 else (1, 4):
         assert await unclosed_after(turns, opened, topic, times=times) == [], f"cancelled after {turns} turns"
 
 
