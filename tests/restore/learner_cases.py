@@ -435,6 +435,8 @@ BY_SPARSE_ROWS = (
 BY_ROWS = (*BY_SPARSE_ROWS, CellColumns, ShapedWeights, TableWeights)
 ONLINE = (GradientWorker, OnlineWorker, ModelOwner, ParameterOwner, LinearModel, Validate)
 OFFLINE = (GradientWorker, OfflineWorker, ParameterOwner, MiniBatches)
+# Of a learner that has a case with all cuts, too.
+SOME_CUTS: dict[str, Any] = {"cuts": 6}
 ON_SERVER = (ParameterServerWorker, Versions, Repeater, Arrivals, ProgressTracker)
 
 CASES = [
@@ -449,6 +451,7 @@ CASES = [
         Case(
             functools.partial(online_training_with_labels_in_event_time, mode, model=regression, schedule=schedule),
             (*ONLINE, DelayedLabelsWorker, LabelJoin, InOrder, RecordOrder),
+            SOME_CUTS,
         )
         for mode, schedule in (("asynchronous", "at once"), ("synchronous", "end"))
     ),
@@ -456,6 +459,7 @@ CASES = [
         Case(
             functools.partial(online_training_with_labels_in_event_time, mode, schedule=schedule),
             (*BY_SPARSE_ROWS, LabelJoin, AnswerDelays, InOrder, RecordOrder),
+            SOME_CUTS,
         )
         for mode, schedule in (
             ("asynchronous", "weighted"),
@@ -477,7 +481,7 @@ CASES = [
             (online_training_by_rows_with_delayed_labels, BY_ROWS),
             (online_training_with_labels_in_event_time, BY_SPARSE_ROWS),
         )
-        for mode, options in (("asynchronous", {}), ("synchronous", {}), ("synchronous", turns(6)))
+        for mode, options in (("asynchronous", {}), ("synchronous", SOME_CUTS), ("synchronous", turns(6)))
     ),
     Case(functools.partial(comparison, "asynchronous"), (Compare,), {"cuts": 6, "compare_state": False}),
     Case(functools.partial(comparison, "synchronous"), (Compare,), turns(6)),
