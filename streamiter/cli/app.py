@@ -16,6 +16,7 @@ import typer
 from streamiter.cli.checkpoints import checkpoints_app
 from streamiter.cli.figures import INTERRUPTED, USAGE, Commands
 from streamiter.cli.models import models_app
+from streamiter.cli.replay import replay
 from streamiter.cli.run import add_commands, draw, examples, run
 from streamiter.cli.serve import serve
 from streamiter.cli.topics import topics_app
@@ -120,6 +121,11 @@ add_commands(
         "streamiter serve --init kafka://127.0.0.1:9092/clicks",
         "streamiter serve --check service.toml",
         "streamiter serve service.toml",
+    ),
+    replay=(
+        replay,
+        "streamiter replay service.toml                  with the newest version",
+        "streamiter replay service.toml --version 2.17",
     ),
     draw=(draw, "streamiter draw clicks.py:flow", "streamiter draw clicks.py:flow -o clicks.svg"),
     train=(

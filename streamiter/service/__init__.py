@@ -11,6 +11,7 @@ from streamiter.service.settings import (
     LabelSettings,
     LearnSettings,
     LogSettings,
+    PredictionSettings,
     PublishSettings,
     ServiceSettings,
 )
@@ -39,6 +40,7 @@ __all__ = [
     "LearnSettings",
     "LogSettings",
     "OnlineLearningService",
+    "PredictionSettings",
     "PublishSettings",
     "ServiceReplica",
     "ServiceSettings",

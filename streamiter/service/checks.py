@@ -52,6 +52,8 @@ class SettingsCheck:
         for name in ("answers", "dead_letter"):
             if (url := getattr(given, name)) is not None:
                 urls["input", name] = url
+        if (log := self._settings.predictions.log) is not None:
+            urls["predictions", "log"] = log
         # Together: a server that does not answer is waited for only once.
         are_there = await asyncio.gather(*(self._check_topic(path, url) for path, url in urls.items()))
         store = self._settings.checkpoints.store
@@ -71,7 +73,9 @@ class SettingsCheck:
         return (
             sample
             if given.answers is None
-            else sample.with_answers(await sample_of_topic(topic(given.answers), decoder))
+            else sample.with_answers(
+                await sample_of_topic(topic(given.answers), None if given.decoder == "predictions" else decoder)
+            )
         )
 
     def _try(self, path: KeyPath, check: Callable[[], Any]) -> Any:

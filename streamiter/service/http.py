@@ -280,7 +280,11 @@ class Routes:
         try:
             given, path = requested_rows(body, self._settings.rows_max)
             rows = {"refused": len(given)}
-            answer = await answer_rows(served.version_now(), given, path, observations.clock, **flags)
+            version = served.version_now()
+            answer = await answer_rows(version, given, path, observations.clock, **flags)
+            if (log := observations.prediction_log) is not None:
+                log.add(version, given, answer["predictions"])
+                await log.added()
             wrong = sum("error" in row for row in answer["predictions"]) if "partial" in flags else 0
             rows = {"predicted": len(given) - wrong, "refused": wrong}
             await _send_json(send, orjson.dumps(answer))

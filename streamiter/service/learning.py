@@ -26,6 +26,7 @@ from streamiter.models import Rollbacks
 from streamiter.parameter_server.optimizers import Constant, Optimizer
 from streamiter.service.features import FeatureRows
 from streamiter.service.labels import delayed_labels_of, label_of, questions_and_answers, task_of
+from streamiter.service.prediction_log import LoggedPredictions
 from streamiter.service.settings import SERVICE_OPTIMIZERS, InputSettings, LearnSettings, ServiceSettings
 from streamiter.topics import Decoder, Json, topic
 from streamiter.values.helpers.importing import imported, of_user
@@ -136,11 +137,13 @@ def rejections_of(settings: InputSettings) -> dict[str, Any]:
 
 
 def decoder_of(name: str) -> Decoder | None:
-    """Return the decoder ``json``, or that of ``module:name``: an object, or a class without arguments.
+    """Return the decoder ``json``, ``predictions`` or of ``module:name``: an object, or a class without arguments.
 
-    None for ``default``: the topic chooses. Raises ConfigurationError for a module or a name that does not exist or
-    fails, and GraphError for an object that is no decoder.
+    ``predictions`` reads a log of predictions. None for ``default``: the topic chooses. Raises ConfigurationError for a
+    module or a name that does not exist or fails, and GraphError for an object that is no decoder.
     """
+    if name == "predictions":
+        return LoggedPredictions()
     if name in ("default", "json"):
         return Json() if name == "json" else None
     owner = f"input.decoder: {name}"

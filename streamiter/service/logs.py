@@ -53,7 +53,7 @@ def apply_level(settings: LogSettings) -> None:
 def secrets_of(settings: ServiceSettings) -> set[str]:
     """Return the texts that must not be in the log: secrets in URLs, and those of the environment and of files."""
     given, http = settings.input, settings.http
-    urls = (given.topic, given.answers, given.dead_letter, settings.publish.topic)
+    urls = (given.topic, given.answers, given.dead_letter, settings.publish.topic, settings.predictions.log)
     return {secret for url in urls if url is not None for secret in secrets_in(url)} | named_secrets(
         (http.token_env, http.tls_key_password_env), (http.token_file, http.tls_key_password_file)
     )

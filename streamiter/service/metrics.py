@@ -230,6 +230,10 @@ def _model(observations: Observations) -> Iterator[Metric]:
     yield _histogram(
         "prediction_seconds", "Seconds of a request for predictions.", observations.prediction_s.statistics()
     )
+    if (log := observations.prediction_log) is not None:
+        logged = (((observations.name, outcome), count) for outcome, count in log.counts.items())
+        text = "Predictions for the log, and those that were computed again from their record."
+        yield _counter("prediction_log", text, ("model", "outcome"), logged)
 
 
 def _process(observations: Observations, statistics: JobStatistics | None) -> Iterator[Metric]:

@@ -24,6 +24,7 @@ from streamiter.values.origins import BatchOrigin
 if TYPE_CHECKING:
     from streamiter.engine.job.job import Job
     from streamiter.models import ModelUpdate, ServedModel
+    from streamiter.service.prediction_log import PredictionLog
 
 Phase = JobState | Literal["starting", "restoring", "waiting", "stopping", "following"]
 """The state of the job, or ``starting``: it opens its topics; ``restoring``: it reads the state of a checkpoint;
@@ -251,6 +252,8 @@ class Observations:
         self.compared: deque[ModelUpdate] = deque(maxlen=2)
         """The versions that answered one and two minutes ago, to compare weights with."""
         self.checkpoints: deque[CheckpointSeen] = deque(maxlen=CHECKPOINTS_MAX)
+        self.prediction_log: PredictionLog | None = None
+        """Logs predictions; None: they are not logged."""
         self.predictions: Counter[str] = Counter()
         """The number of rows of requests for predictions, by outcome."""
         self.prediction_s = Histogram(PREDICTION_BOUNDS_S)

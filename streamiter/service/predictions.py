@@ -36,6 +36,7 @@ _NUMBERS: Final = (int, float, type(None))
 class PredictedRow(TypedDict, total=False):
     """The prediction for one row: a probability, a value, the probabilities of labels, or the reason why none."""
 
+    id: Annotated[str, Meta(description="The id in the log of predictions; absent if it is not logged")]
     probability: Annotated[float, Meta(ge=0, le=1, description="The probability of true, or of the label `positive`")]
     value: Annotated[Any, Meta(description="The value that the model predicts")]
     probabilities: Annotated[dict[str, float], Meta(description="The probability of each label")]

@@ -100,7 +100,7 @@ class OnlineLearningService(ServiceSurfaces):
         given = self.settings.input
         return self.flow.source(
             topic(url),
-            decode=decoder_of(given.decoder),
+            decode=decoder_of("default" if name == "answers" and given.decoder == "predictions" else given.decoder),
             start=given.start,
             on_lost=given.on_lost,
             name=name,

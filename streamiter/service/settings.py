@@ -140,8 +140,8 @@ _variable_of: Final = pattern_of(
     given="another value (not shown, since it may be the secret)",
 )
 _decoder_of: Final = pattern_of(
-    r"default|json|[^\W\d]\w*(?:\.[^\W\d]\w*)*:[^\W\d]\w*",
-    '"default", "json", or a decoder of your own as "module:name"',
+    r"default|json|predictions|[^\W\d]\w*(?:\.[^\W\d]\w*)*:[^\W\d]\w*",
+    '"default", "json", "predictions", or a decoder of your own as "module:name"',
     "write one of them in quotes",
 )
 
@@ -219,7 +219,8 @@ class InputSettings:
     start: Literal["earliest", "latest"] = "earliest"
     """Where the first run begins to read; later runs resume from their checkpoint."""
     decoder: Annotated[str, _decoder_of] = "default"
-    """``default``: JSON, or the format of the topic, such as CSV; ``json``; or your own decoder, as ``module:name``."""
+    """``default``: JSON, or the format of the topic, such as CSV; ``json``; ``predictions``: the rows of a log of
+    predictions; or your own decoder, as ``module:name``."""
     on_error: Literal["fail", "skip"] = "fail"
     """The effect of a record that cannot be read or learned from, if there is no ``dead_letter``."""
     on_lost: Literal["fail", "skip"] = "fail"
@@ -307,6 +308,24 @@ class PublishSettings(_Table):
     """The number of learned records from one version to the next, at least."""
     state: bool = True
     """Whether a version carries the state of its learner."""
+
+
+def _share_of(value: Any) -> float:
+    if not (isinstance(value, (int, float)) and not isinstance(value, bool) and 0.0 < value <= 1.0):
+        raise WrongValue("a share above 0 and at most 1", "write 0.01 for every hundredth prediction")
+    return float(value)
+
+
+@dataclass(frozen=True)
+class PredictionSettings(_Table):
+    """The table ``[predictions]``: the log of what was answered."""
+
+    log: Annotated[str | None, topic_url_of] = None
+    """The URL of the topic of the log; None: no log."""
+    sample: Annotated[float, _share_of] = 1.0
+    """The share of the predictions that are logged, chosen by their ids."""
+    wait: bool = False
+    """Whether an answer waits until its predictions are stored."""
 
 
 @dataclass(frozen=True)
@@ -432,6 +451,7 @@ class ServiceSettings:
     input: InputSettings
     learn: LearnSettings
     publish: PublishSettings
+    predictions: PredictionSettings = PredictionSettings()
     checkpoints: CheckpointSettings = CheckpointSettings()
     http: HttpSettings = HttpSettings()
     health: HealthSettings = HealthSettings()

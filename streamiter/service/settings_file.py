@@ -319,7 +319,13 @@ def _check_http(document: SettingsDocument, http: dict[str, Any]) -> None:
 def _check_topics(document: SettingsDocument, given: dict[str, dict[str, Any]]) -> None:
     """Refuse URLs that no connector takes, and to write to the topic that is read."""
     read = [given["input"].get(name) for name in ("topic", "answers")]
-    for path in (("input", "topic"), ("input", "answers"), ("publish", "topic"), ("input", "dead_letter")):
+    for path in (
+        ("input", "topic"),
+        ("input", "answers"),
+        ("publish", "topic"),
+        ("input", "dead_letter"),
+        ("predictions", "log"),
+    ):
         if (url := given[path[0]].get(path[1])) is None:
             continue
         try:
@@ -327,7 +333,8 @@ def _check_topics(document: SettingsDocument, given: dict[str, dict[str, Any]]) 
         except ConfigurationError as error:
             document.refuse(path, " ".join(str(error).split()))
         for other, name in zip(read, ("topic", "answers"), strict=True):
-            if url == other and path != ("input", "topic") and path != ("input", name):
+            # A service may learn from its own log.
+            if url == other and path not in (("input", "topic"), ("input", name), ("predictions", "log")):
                 document.expect(path, f"another topic than input.{name}", "choose one of its own", given="the same")
 
 

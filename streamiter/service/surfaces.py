@@ -18,6 +18,7 @@ from streamiter.service.features import FeatureRows
 from streamiter.service.http import serving
 from streamiter.service.logs import apply_level, log_figures, logging_to
 from streamiter.service.observations import SAMPLE_S, LoopBlock, Observations
+from streamiter.service.prediction_log import PredictionLog
 from streamiter.service.settings import ServiceSettings
 from streamiter.service.settings_file import SettingChange, read_settings
 from streamiter.topics import topic
@@ -92,6 +93,7 @@ class ServiceSurfaces(abc.ABC):
             ):
                 async with (
                     self._following(),
+                    self._logging_predictions(),
                     serving(self.observations, self.settings.http) as self.address,
                     running_meanwhile(
                         lag_of_the_event_loop=self.observations.loop_lag.run(self._warn_of_block),
@@ -166,6 +168,16 @@ class ServiceSurfaces(abc.ABC):
                 yield
         except ModelError as error:
             _log.warning("%s", error)
+
+    @contextlib.asynccontextmanager
+    async def _logging_predictions(self) -> AsyncIterator[None]:
+        """Log predictions, if the settings name a topic for them."""
+        if self.settings.predictions.log is None:
+            yield
+            return
+        log = self.observations.prediction_log = PredictionLog(self.settings.predictions, self._clock)
+        async with log.writing():
+            yield
 
     def _warn_of_block(self, block: LoopBlock) -> None:
         _log.warning("the event loop was blocked for %.1f s; at work was %s", block.seconds, block.task or "no step")
