@@ -22,6 +22,11 @@ PROGRAM = Path(__file__).with_name("signal_flow.py")
 LOOP = Path(__file__).with_name("signal_loop.py")
 BOTH = pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
 
+NOTHING_IS_KEPT = (
+    "flow '{}': a signal stops it when all that it has read is handled. It has no checkpoints=, so no state and no "
+    "positions are kept: the next run begins where its sources start\n"
+)
+
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals are those of Unix")
 
 
@@ -44,7 +49,10 @@ def test_a_signal_suspends_the_job_and_the_program_ends_with_code_0(number: sign
     with running("pass") as started:
         started.send_signal(number)
         out, errors = started.communicate(timeout=PATIENCE_S)
-    assert (out.splitlines(), errors) == (["suspending", "suspended here", "close", "suspended"], "")
+    assert (out.splitlines(), errors) == (
+        ["suspending", "suspended here", "close", "suspended"],
+        NOTHING_IS_KEPT.format("signals"),
+    )
     assert started.returncode == 0
 
 
@@ -54,7 +62,10 @@ def test_sigterm_suspends_the_job_where_ctrl_c_is_ignored() -> None:
         started.send_signal(signal.SIGINT)
         started.send_signal(signal.SIGTERM)  # If both signals counted, the second would abort the job.
         out, errors = started.communicate(timeout=PATIENCE_S)
-    assert (out.splitlines(), errors) == (["suspending", "suspended here", "close", "suspended"], "")
+    assert (out.splitlines(), errors) == (
+        ["suspending", "suspended here", "close", "suspended"],
+        NOTHING_IS_KEPT.format("signals"),
+    )
     assert started.returncode == 0
 
 
@@ -83,7 +94,7 @@ def test_a_second_signal_aborts_a_stuck_job(number: signal.Signals) -> None:
         assert started.stdout.readline() == "suspending\n"
         started.send_signal(number)
         out, errors = started.communicate(timeout=PATIENCE_S)
-    assert (out.splitlines(), errors) == (["close", "aborted"], "")
+    assert (out.splitlines(), errors) == (["close", "aborted"], NOTHING_IS_KEPT.format("signals"))
     assert started.returncode == 0
 
 
@@ -105,7 +116,7 @@ def test_a_loop_that_is_suspended_by_a_signal_does_not_end() -> None:
     with running("suspend", LOOP, "in round 100") as started:
         started.send_signal(signal.SIGINT)
         out, errors = started.communicate(timeout=PATIENCE_S)
-    assert (started.returncode, out, errors) == (0, "suspended None None\n", "")
+    assert (started.returncode, out, errors) == (0, "suspended None None\n", NOTHING_IS_KEPT.format("loop"))
 
 
 @pytest.mark.parametrize(
