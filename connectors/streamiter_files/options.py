@@ -306,9 +306,15 @@ def name_parts(path: str, given: FileFormat | None) -> tuple[str, str]:
 
 def create_file(path: Path) -> None:
     """Create an empty file and its folders; existing ones are kept."""
+    create_folder(path.parent)
     with file_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
         path.open("ab").close()
+
+
+def create_folder(folder: Path) -> None:
+    """Create a folder, and those above it; existing ones are kept."""
+    with file_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
 
 
 def common_format(files: Iterable[Path], *, topic: str) -> FileFormat:

@@ -34,6 +34,7 @@ from streamiter_files.options import (
     Location,
     common_format,
     create_file,
+    create_folder,
     file_errors,
     folder_files,
     format_of_name,
@@ -195,6 +196,7 @@ class FilesTopic(Topic):
     async def create(self, *, partitions: int = 1, settings: Mapping[str, str] | None = None) -> None:
         """Create empty files and their folders. More than one file needs a folder or a pattern.
 
+        Of tables (Parquet, Arrow) only the folder is created: each writer adds whole files.
         In a folder the files are ``part-0.jsonl``, ``part-1.jsonl`` …; in a pattern the number replaces the ``*``.
         """
         check_partition_count(self.name, partitions)
@@ -310,13 +312,22 @@ class FileSet:
         return None
 
     def create(self, partitions: int) -> None:
-        """Create the missing files."""
+        """Create the missing files; of tables only the folder, since a table without rows has no columns either."""
         existing = self._files_so_far()
-        known = self._options.format
+        known = self._options.format or format_of_name(Path(self._path).name)
         if known is None and existing:
             known = common_format(existing, topic=self._name)
-        for path in new_files(self._path, existing, partitions, known):
-            create_file(path)
+        missing = new_files(self._path, existing, partitions, known)
+        if known is None or not known.is_table:
+            for path in missing:
+                create_file(path)
+        elif partitions == 1:
+            create_folder(missing[0].parent if missing else existing[0].parent)
+        else:
+            raise ConfigurationError(
+                f"topic {self._name!r}: expected 1 partition for a topic of {known.name} files, given {partitions}; "
+                "each writer adds whole files, and each file is a partition"
+            )
 
     def describe(self) -> TopicDescription:
         """Count the records of all files, which reads them, and return the description."""

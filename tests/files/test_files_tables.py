@@ -17,7 +17,7 @@ import pandas
 import polars
 import pyarrow
 import pytest
-from files.files_support import batches_of, rest_of, topic_at
+from files.files_support import batches_of, rest_of, topic_at, values_of
 from pyarrow import feather, parquet
 from support.processes import process
 from support.waiting import until
@@ -294,6 +294,28 @@ async def test_one_file_has_one_writer_and_is_written_once(tmp_path: Path) -> No
     with pytest.raises(TopicError, match="expected no such file, because tables are not appended to; delete it"):
         await out.open_writer()
     assert os.listdir(tmp_path) == ["out.parquet"]
+
+
+@pytest.mark.parametrize("place", ["lake/", "lake/day-*.parquet", "lake/day.parquet"])
+async def test_a_topic_of_tables_is_created_as_a_folder_without_files(place: str, tmp_path: Path) -> None:
+    """An empty file was created, which is no Parquet file, so the first reader failed."""
+    made = topic(f"file:{tmp_path}/{place}", format="parquet")
+    await made.create()
+    await made.create()
+    assert os.listdir(tmp_path / "lake") == []
+    with pytest.raises(TopicNotFound):
+        await made.open_reader(ReadRequest())
+    writer = await made.open_writer()
+    await writer.write(Table().encode([{"n": 1}]))
+    await writer.close()
+    assert await values_of(made) == [b'{"n":1}']
+    await made.create()
+    assert len(os.listdir(tmp_path / "lake")) == 1
+    if place != "lake/day.parquet":
+        with pytest.raises(
+            ConfigurationError, match=r"expected 1 partition for a topic of parquet files, given 3; each"
+        ):
+            await made.create(partitions=3)
 
 
 async def test_a_writer_without_rows_leaves_nothing(tmp_path: Path) -> None:

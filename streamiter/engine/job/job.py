@@ -290,8 +290,8 @@ class Job:
         """
         if mode == "suspend" and self._checkpointer.settings is None:
             _log.warning(
-                "flow %r: a signal stops it when all that it has read is handled. It has no checkpoints=, so no state and "
-                "no positions are kept: the next run begins where its sources start",
+                "flow %r: a signal stops it when all that it has read is handled. It has no checkpoints=, so no state "
+                "and no positions are kept: the next run begins where its sources start",
                 self.flow,
             )
         aborting = asyncio.create_task(self._abort_if_unanswered(), name="abort without servers")
