@@ -35,6 +35,7 @@ from streamiter.operators.declared_state import COPIED, LISTS_BY_KEY, NESTED_BY_
 from streamiter.operators.definitions import Definition
 from streamiter.operators.output import Output, RejectionPolicy
 from streamiter.topics.topic import Topic
+from streamiter.values.field_kinds import Kind
 from streamiter.values.helpers.notebooks import html_table
 from streamiter.values.numbers import Floats, whole_number
 from streamiter.values.records import OutputTag
@@ -57,6 +58,8 @@ class LearnerOptions(TypedDict, total=False):
     positive: Label
     crosses: Sequence[tuple[str, str]]
     shapes: bool | None
+    kinds: Mapping[str, Kind] | None
+    time_zone: str | None
     scaler: StandardScaler | None
     extract: Extract | None
     labels: DelayedLabels | None

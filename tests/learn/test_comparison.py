@@ -331,6 +331,17 @@ def test_rows_that_a_reader_refuses_do_not_shift_the_others(mini_batch: int) -> 
     assert [row[1] for row in texts.values()] == [numbers[number][1] for number in texts]
 
 
+def test_kinds_and_time_zone_are_options_of_a_learner_and_of_all() -> None:
+    """What the default learner was told of its fields could not be tried against what it finds itself."""
+    rows = [{"code": str(n % 3), "at": 1_700_000_000 + 3_600 * n, "late": n % 3 == 1} for n in range(400)]
+    learners = {"as found": {"kinds": None}, "as told": None}
+    found = compared(
+        rows, learners, label="late", kinds={"code": "category", "at": "time"}, time_zone="UTC", report_every=400
+    )
+    assert found.reports[-1]["best"] == "as told"
+    assert found.best[-1].parameters["kinds"] == {"code": "category", "at": "time"}
+
+
 def test_late_labels_are_compared_in_a_flow_of_any_parallelism() -> None:
     """Two readers of a learner counted their records each from 0, and the job ended with an IndexError."""
     flow = Flow("f", parallelism=2)
