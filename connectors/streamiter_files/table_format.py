@@ -19,7 +19,7 @@ from typing import Any, Final, final, overload
 
 from streamiter.errors import ConfigurationError, EncodeError, TopicError
 from streamiter.topics.connecting import closed_error
-from streamiter.topics.source_and_sink import dead_letter_value
+from streamiter.topics.dead_letters import dead_letter_value
 from streamiter.topics.topic import OutgoingBatch, TopicBatch, TopicWriter
 from streamiter.values.helpers.files import is_free, sync_folder
 from streamiter.values.records import Batch, Columns, estimated_bytes, rows_of_table

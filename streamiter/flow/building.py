@@ -42,12 +42,14 @@ from streamiter.flow.graph_checks import (
     check_user_function,
 )
 from streamiter.flow.options import ProcessOptions, StepOptions, check_step_options
-from streamiter.operators.operator import IterationListener, OperatorFactory, Service
+from streamiter.operators.operator import IterationListener, OperatorFactory
 from streamiter.operators.output import DEAD_LETTERS
+from streamiter.operators.services import Service
 from streamiter.operators.source import Collect, Collected
+from streamiter.topics.dead_letters import DeadLetterEncoder
 from streamiter.topics.formats import Json
 from streamiter.topics.record_functions import RecordFunctions
-from streamiter.topics.source_and_sink import DeadLetterEncoder, TopicSink
+from streamiter.topics.source_and_sink import TopicSink
 from streamiter.topics.topic import Encoder, Topic
 from streamiter.topics.urls import shown_given
 from streamiter.values.plain_data import PlainData

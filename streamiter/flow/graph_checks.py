@@ -18,8 +18,9 @@ from streamiter.engine.states.backends import StateBackend
 from streamiter.engine.tasks.entries import SOURCE_METHODS, check_handlers, check_methods
 from streamiter.errors import GraphError, shortened
 from streamiter.operators.functions import asynchronous_kind, misfit
-from streamiter.operators.operator import Operator, Service
+from streamiter.operators.operator import Operator
 from streamiter.operators.output import RejectionPolicy
+from streamiter.operators.services import Service
 from streamiter.topics.topic import SourceStart, StartPosition, StopPosition, Topic
 from streamiter.topics.urls import shown_given
 from streamiter.values.numbers import whole_number

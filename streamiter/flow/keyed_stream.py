@@ -6,12 +6,13 @@ Its joins are those of :class:`~streamiter.flow.keyed_joins.KeyedJoins`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal, TypeVar, Unpack, get_args, overload
+from types import MappingProxyType
+from typing import Any, Final, Literal, TypeVar, Unpack, get_args, overload
 
 import numpy as np
 
 from streamiter.engine.graph.graph import SINGLE_INPUT
-from streamiter.errors import GraphError, shortened
+from streamiter.errors import GraphError, no_attribute, shortened
 from streamiter.flow.building import add_next_step
 from streamiter.flow.event_time import check_event_time, checked_duration
 from streamiter.flow.graph_checks import (
@@ -247,3 +248,29 @@ class KeyedStream(KeyedJoins[Key, Record]):
         keyed, key_of = tolerant(self, options), record_key(self, "deduplicate")
         make = lambda: operator(key_of, id_of, within, late=tag, check_keys=check_keys)  # noqa: E731
         return Stream(self._flow, add_next_step({SINGLE_INPUT: keyed}, "deduplicate", make, options))
+
+
+# What Flink, Spark, Kafka Streams, Quix Streams and pandas call the methods of a stream, without underscores.
+_NAMES_ELSEWHERE: Final = MappingProxyType(
+    {
+        **dict.fromkeys(("apply", "foreach", "select", "withcolumn", "mapvalues"), "map"),
+        **dict.fromkeys(("groupby", "keyby", "groupbykey"), "key_by"),
+        **dict.fromkeys(("where", "query"), "filter"),
+        **dict.fromkeys(("explode", "flatmapvalues"), "flat_map"),
+        **dict.fromkeys(("merge", "concat"), "union"),
+        **dict.fromkeys(("fold", "scan"), "stateful_map"),
+        **dict.fromkeys(("to", "write", "sinkto", "addsink", "totopic"), "sink"),
+        **dict.fromkeys(("distinct", "dropduplicates"), "deduplicate"),
+        **dict.fromkeys(("assigntimestamps", "withwatermark"), "event_time"),
+    }
+)
+
+
+def missing_attribute(stream: Stream[Any], name: str) -> Exception:
+    """Return the error of a stream that has no attribute of this name."""
+    if name in vars(KeyedStream) and not name.startswith("_"):
+        return GraphError(
+            f"{name}: expected a stream with keys, given {stream.name!r} without; put .key_by(f) right before "
+            f".{name}(…), or use reduce_all(f) for one result of all records"
+        )
+    return no_attribute(f"{type(stream).__name__!r} object", name, dir(KeyedStream), _NAMES_ELSEWHERE)

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from streamiter.engine.checkpointing.commit import JobSnapshot
     from streamiter.engine.plan.job_settings import ChannelLimits
     from streamiter.engine.storage.store import Checkpoints
-    from streamiter.operators.operator import Service
     from streamiter.operators.output import DeadLetter, RejectionPolicy
+    from streamiter.operators.services import Service
     from streamiter.topics.topic import SourceStart, StartPosition, StopPosition, Topic
     from streamiter.values.helpers.clock import Clock
     from streamiter.values.records import OutputTag

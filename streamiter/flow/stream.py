@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, Unpack, overload
 
 from streamiter.engine.graph.graph import SINGLE_INPUT, Step
 from streamiter.engine.graph.output import Broadcast, ByFunction, Partitioning, Rebalance
-from streamiter.errors import GraphError, no_attribute
+from streamiter.errors import GraphError
 from streamiter.flow.building import (
     Outlets,
     StepOutput,
@@ -54,21 +53,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 S = TypeVar("S")
 K = TypeVar("K")
-
-# What Flink, Spark, Kafka Streams, Quix Streams and pandas call the methods of a stream, without underscores.
-_NAMES_ELSEWHERE: Final = MappingProxyType(
-    {
-        **dict.fromkeys(("apply", "foreach", "select", "withcolumn", "mapvalues"), "map"),
-        **dict.fromkeys(("groupby", "keyby", "groupbykey"), "key_by"),
-        **dict.fromkeys(("where", "query"), "filter"),
-        **dict.fromkeys(("explode", "flatmapvalues"), "flat_map"),
-        **dict.fromkeys(("merge", "concat"), "union"),
-        **dict.fromkeys(("fold", "scan"), "stateful_map"),
-        **dict.fromkeys(("to", "write", "sinkto", "addsink", "totopic"), "sink"),
-        **dict.fromkeys(("distinct", "dropduplicates"), "deduplicate"),
-        **dict.fromkeys(("assigntimestamps", "withwatermark"), "event_time"),
-    }
-)
 
 
 class Stream(Outlets, Generic[Record]):
@@ -594,14 +578,9 @@ class Stream(Outlets, Generic[Record]):
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            from streamiter.flow.keyed_stream import KeyedStream
+            from streamiter.flow.keyed_stream import missing_attribute
 
-            if name in vars(KeyedStream) and not name.startswith("_"):
-                raise GraphError(
-                    f"{name}: expected a stream with keys, given {self.name!r} without; put .key_by(f) right before "
-                    f".{name}(…), or use reduce_all(f) for one result of all records"
-                )
-            raise no_attribute(f"{type(self).__name__!r} object", name, dir(KeyedStream), _NAMES_ELSEWHERE)
+            raise missing_attribute(self, name)
 
     def _add(self, method: str, factory: OperatorFactory, options: StepOptions) -> Stream:
         check_step_options(method, options)

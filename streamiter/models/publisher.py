@@ -37,8 +37,9 @@ from streamiter.models.update import (
 from streamiter.operators.operator import Context
 from streamiter.operators.output import Output
 from streamiter.operators.source import Positions, Source, SourceBatch
+from streamiter.topics.connecting import RECORD_BYTES_MAX, record_limit
 from streamiter.topics.source_and_sink import TopicSink
-from streamiter.topics.topic import RECORD_BYTES_MAX, Headers, OutgoingBatch, Topic, record_limit
+from streamiter.topics.topic import Headers, OutgoingBatch, Topic
 from streamiter.values.helpers.clock import Clock, SystemClock
 from streamiter.values.numbers import plain_float
 from streamiter.values.records import Batch

@@ -41,8 +41,8 @@ from streamiter.models.update import (
     rank_in,
     shown_rank,
 )
-from streamiter.topics.connecting import last_records
-from streamiter.topics.topic import ReadRequest, Topic, record_limit
+from streamiter.topics.connecting import last_records, record_limit
+from streamiter.topics.topic import ReadRequest, Topic
 from streamiter.values.helpers.clock import Clock, SystemClock
 from streamiter.values.helpers.closing import closed_after
 from streamiter.values.numbers import Array, Floats, whole_number_in

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar, final
 
 from streamiter.errors import CheckpointError, ConfigurationError, ParameterServerError, ShardLost, shortened
-from streamiter.operators.operator import ServiceWorker
+from streamiter.operators.services import ServiceWorker
 from streamiter.parameter_server.calls import Call, Heartbeats, ShardLink, WaitingReply
 from streamiter.parameter_server.client import MAX_CALLS, Client
 from streamiter.parameter_server.divided import DividedShards

@@ -2,7 +2,7 @@
 
 Newcomers read in this order: `topic` (the protocol), `urls` (from a URL to a connector, and passwords in URLs and
 options), `formats` and `json_columns` (decoders and encoders), `schema_registry`, `schema_formats` and
-`protobuf_format` (those with schemas in a registry), `source_and_sink` (topics as steps of a flow, dead letters),
+`protobuf_format` (those with schemas in a registry), `source_and_sink` (topics as steps of a flow), `dead_letters`,
 `memory` (topics in memory), `compacted` (the last record of a key), `connecting` (for authors of a connector).
 Connectors to servers and files are packages of their own.
 """

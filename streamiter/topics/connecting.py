@@ -18,7 +18,16 @@ from functools import partial
 from typing import Final, Literal, Protocol, TypeVar
 
 from streamiter.errors import ConfigurationError, OffsetOutOfRange, ProducerFenced, RecordTooLarge, TopicError
-from streamiter.topics.topic import Headers, OutgoingBatch, ReadRequest, SizeLimit, Topic, TopicBatch, TopicReader
+from streamiter.topics.topic import (
+    Headers,
+    OutgoingBatch,
+    ReadRequest,
+    SizeLimit,
+    Topic,
+    TopicBatch,
+    TopicDescription,
+    TopicReader,
+)
 from streamiter.values.helpers.closing import close_each, note_unclosed
 from streamiter.values.numbers import whole_number_in
 from streamiter.values.records import rows_of_table
@@ -319,6 +328,23 @@ def recreated_message(topic: str, partition: int, position: int, ends: Partition
         f"the topic was created again, with other records, and has the offsets {ends.earliest} to {ends.end}. Start "
         "from 'earliest' or 'latest', or restore a snapshot that is of this topic"
     )
+
+
+# By default Kafka's brokers and clients take 1 MiB, framing and headers included.
+RECORD_BYTES_MAX: Final = 1_000_000
+
+# The settings with the size of the largest record: of Kafka, and of topics in memory and in SQLite.
+_LIMIT_SETTINGS: Final = ("max.message.bytes", "max_record_bytes")
+
+
+def record_limit(description: TopicDescription) -> int:
+    """Return the size of the largest record to write to the topic: its own limit, at most ``RECORD_BYTES_MAX``.
+
+    >>> record_limit(TopicDescription("models", {0: (0, 0)}, {"max.message.bytes": "500000"}))
+    500000
+    """
+    limits = [int(description.settings[name]) for name in _LIMIT_SETTINGS if name in description.settings]
+    return min([RECORD_BYTES_MAX, *limits])
 
 
 def check_outgoing(batch: OutgoingBatch, *, topic: str, partitions: int) -> None:

@@ -174,23 +174,6 @@ class GroupPositions:
     drop the offsets of a group together with the topic."""
 
 
-# By default Kafka's brokers and clients take 1 MiB, framing and headers included.
-RECORD_BYTES_MAX: Final = 1_000_000
-
-# The settings with the size of the largest record: of Kafka, and of topics in memory and in SQLite.
-_LIMIT_SETTINGS: Final = ("max.message.bytes", "max_record_bytes")
-
-
-def record_limit(description: TopicDescription) -> int:
-    """Return the size of the largest record to write to the topic: its own limit, at most ``RECORD_BYTES_MAX``.
-
-    >>> record_limit(TopicDescription("models", {0: (0, 0)}, {"max.message.bytes": "500000"}))
-    500000
-    """
-    limits = [int(description.settings[name]) for name in _LIMIT_SETTINGS if name in description.settings]
-    return min([RECORD_BYTES_MAX, *limits])
-
-
 class Connector(abc.ABC):
     """The class that an entry point of the group ``streamiter.topics`` names. Its name is a URL scheme."""
 

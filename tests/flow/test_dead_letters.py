@@ -21,7 +21,7 @@ from streamiter.errors import GraphError, JobFailed, RejectRecords
 from streamiter.operators import DeadLetter, MiniBatch, Origin, Output
 from streamiter.operators.operator import EngineOperator
 from streamiter.topics import MemoryBroker, OutgoingBatch, SizeLimit, Topic, TopicRecord, topic
-from streamiter.topics.source_and_sink import DeadLetterEncoder
+from streamiter.topics.dead_letters import DeadLetterEncoder
 from streamiter.values.records import Columns
 
 

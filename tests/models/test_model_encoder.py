@@ -8,7 +8,8 @@ from models.model_case import ManualClock, decoded, encoder, large, large_update
 
 from streamiter.errors import ConfigurationError, ModelError
 from streamiter.models import ModelSnapshot
-from streamiter.topics.topic import TopicDescription, record_limit
+from streamiter.topics.connecting import record_limit
+from streamiter.topics.topic import TopicDescription
 from streamiter.values.plain_data import PlainData
 from streamiter.values.records import Columns
 

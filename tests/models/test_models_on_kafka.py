@@ -12,7 +12,8 @@ from support.waiting import PATIENCE_S, until
 
 from streamiter.errors import ModelError, OffsetOutOfRange, TopicNotFound
 from streamiter.models import ModelUpdateEncoder, ServedModel, last_update, model_updates, next_run
-from streamiter.topics.topic import Topic, record_limit
+from streamiter.topics.connecting import record_limit
+from streamiter.topics.topic import Topic
 from streamiter.topics.urls import topic
 from streamiter.values.helpers.clock import SystemClock
 

@@ -18,7 +18,7 @@ from streamiter.engine.processes.frames import FrameEncoding, Taken
 from streamiter.errors import PlainDataError
 from streamiter.operators import DeadLetter
 from streamiter.operators.output import Origin
-from streamiter.topics.source_and_sink import DeadLetterEncoder
+from streamiter.topics.dead_letters import DeadLetterEncoder
 from streamiter.topics.topic import OutgoingBatch
 from streamiter.values.origins import BatchOrigin
 from streamiter.values.plain_data import PlainData

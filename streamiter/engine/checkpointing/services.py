@@ -1,6 +1,6 @@
 """The services of a job: the parameter servers that its operators share.
 
-A :class:`~streamiter.operators.operator.Service` has one worker for each subtask of each step that uses it.
+A :class:`~streamiter.operators.services.Service` has one worker for each subtask of each step that uses it.
 :class:`JobServices` opens and closes the services in one process, lets the coordinator stop their workers at the same
 clock before a barrier, and takes their state.
 """
@@ -26,7 +26,7 @@ from streamiter.engine.tasks.task_barriers import (
     release_parts,
 )
 from streamiter.errors import GraphError
-from streamiter.operators.operator import Service
+from streamiter.operators.services import Service
 from streamiter.values.deferred import PlainValue
 from streamiter.values.helpers.closing import close_each
 from streamiter.values.plain_data import PlainData

@@ -16,8 +16,9 @@ from streamiter.engine.graph.output import Forward, Partitioning
 from streamiter.engine.graph.statistics import LoopStatistics
 from streamiter.engine.states.backends import StateBackend
 from streamiter.errors import GraphError
-from streamiter.operators.operator import JobScope, Operator, OperatorFactory, Service
+from streamiter.operators.operator import JobScope, Operator, OperatorFactory
 from streamiter.operators.output import RejectionPolicy
+from streamiter.operators.services import Service
 from streamiter.operators.source import SourceFactory
 from streamiter.topics.topic import Topic
 from streamiter.values.plain_data import PlainData

@@ -46,7 +46,7 @@ import numpy as np
 
 from streamiter.errors import PlainDataError
 from streamiter.operators.output import DeadLetter, Origin
-from streamiter.topics.source_and_sink import dead_letter_value
+from streamiter.topics.dead_letters import dead_letter_value
 from streamiter.topics.topic import OutgoingBatch
 from streamiter.values.deferred import PlainValue
 from streamiter.values.encoding import Parts, content

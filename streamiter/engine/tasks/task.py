@@ -28,8 +28,9 @@ from streamiter.engine.tasks.task_barriers import Acknowledge, ClockAlignment, S
 from streamiter.errors import StreamiterError
 from streamiter.operators.event_time import PartState
 from streamiter.operators.functions import refuse
-from streamiter.operators.operator import Boundary, BoundaryOutput, Progress, ServiceWorker, serve_with
+from streamiter.operators.operator import Boundary, BoundaryOutput, Progress, serve_with
 from streamiter.operators.output import RecordFailure, detach
+from streamiter.operators.services import ServiceWorker
 from streamiter.operators.source import Positions, SourceBatch
 from streamiter.values.helpers.clock import Clock
 from streamiter.values.helpers.closing import close_each

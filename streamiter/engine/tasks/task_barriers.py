@@ -29,8 +29,9 @@ from streamiter.engine.tasks.chain import Chain
 from streamiter.engine.tasks.feeder import Feeder
 from streamiter.engine.tasks.instance import OperatorInstance
 from streamiter.errors import PlainDataError
-from streamiter.operators.operator import Boundary, ServiceWorker
+from streamiter.operators.operator import Boundary
 from streamiter.operators.output import RecordFailure
+from streamiter.operators.services import ServiceWorker
 from streamiter.operators.source import Positions
 from streamiter.values.deferred import Deferred, PlainValue, release_all
 from streamiter.values.plain_data import PlainData

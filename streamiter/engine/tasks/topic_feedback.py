@@ -20,7 +20,8 @@ from streamiter.engine.tasks.topic_inlets import RECORDS_PER_READ, ReturningPump
 from streamiter.engine.tasks.topic_outlets import HEADER_BYTES_MAX, FeedbackOutlet, OutgoingPump
 from streamiter.errors import ConfigurationError, TopicNotFound
 from streamiter.operators.output import RecordFailure
-from streamiter.topics.topic import ReadRequest, Topic, TopicDescription, TopicReader, TopicWriter, record_limit
+from streamiter.topics.connecting import record_limit
+from streamiter.topics.topic import ReadRequest, Topic, TopicDescription, TopicReader, TopicWriter
 from streamiter.values.helpers.clock import Clock
 from streamiter.values.helpers.closing import close_each
 from streamiter.values.plain_data import PlainData

@@ -14,7 +14,7 @@ from streamiter.engine.graph.graph import SINGLE_INPUT, Edge, Step
 from streamiter.engine.graph.output import Broadcast, ByFunction, ByKey, Rebalance
 from streamiter.engine.graph.statistics import JobStatistics
 from streamiter.errors import ConfigurationError
-from streamiter.operators.operator import Service
+from streamiter.operators.services import Service
 from streamiter.values.times import shown_time
 
 LinkKind = Literal["data", "feedback", "criteria", "service"]
