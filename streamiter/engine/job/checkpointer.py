@@ -2,13 +2,7 @@
 
 A checkpoint has these steps: a barrier collects the state of all tasks; the store saves it; the transaction commits the
 outputs; the store commits the checkpoint and removes old ones. A job without checkpoints only sends barriers: to be
-suspended, or for a snapshot in memory.
-
-One barrier at a time goes through all processes: the
-:class:`~streamiter.engine.checkpointing.checkpoint_follower.CheckpointFollower` of each sends it into its tasks, and
-answers when it has passed them and their state is taken. If that takes too long, the checkpoint is *abandoned*: its
-barrier still passes all tasks, but their state is dropped. Before a barrier, the workers of each parameter server stop
-at the same clock (:class:`~streamiter.engine.tasks.task_barriers.ClockAlignment`).
+suspended, or for a snapshot in memory. The barriers are those of :mod:`~streamiter.engine.job.barriers`.
 """
 
 from __future__ import annotations
@@ -22,10 +16,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Final, final
 
-import msgspec
 import numpy as np
 
-from streamiter.engine.checkpointing.checkpoint_follower import ALL_ENDED, ALL_OPEN, BEGUN, CHOSEN, GIVEN_UP, OVER, some
+from streamiter.engine.checkpointing.checkpoint_follower import ALL_ENDED, ALL_OPEN, BEGUN, CHOSEN, GIVEN_UP, OVER
 from streamiter.engine.checkpointing.commit import (
     JobSnapshot,
     JobTransaction,
@@ -43,31 +36,19 @@ from streamiter.engine.checkpointing.committed import (
 from streamiter.engine.checkpointing.reading_on import ENDLESS
 from streamiter.engine.checkpointing.restore import JobRestore, stateful_steps
 from streamiter.engine.graph.statistics import CheckpointStatistics, Histogram
+from streamiter.engine.job.barriers import CheckpointTimedOut, JobBarriers, SentBarrier, WorkersApart
 from streamiter.engine.job.follower import JobFollower
 from streamiter.engine.plan.job_settings import JobOptions
-from streamiter.engine.plan.messages import ProcessAnswers
-from streamiter.engine.storage.snapshot import CheckpointId, PartsFile, SnapshotHeader, StepState
+from streamiter.engine.storage.snapshot import CheckpointId, SnapshotHeader, StepState
 from streamiter.engine.storage.store import Checkpoints, CheckpointStore, store_at
 from streamiter.engine.tasks.failures import reason_in
-from streamiter.engine.tasks.task_barriers import TakenParts, release_taken
+from streamiter.engine.tasks.task_barriers import release_taken
 from streamiter.errors import CheckpointError, ProducerFenced, StorageFull, StoreUnavailable, StreamiterError
 from streamiter.topics.source_and_sink import Outputs
-from streamiter.values.deferred import PlainValue
-from streamiter.values.helpers.clock import in_time
 from streamiter.values.helpers.closing import close_all
 from streamiter.values.plain_data import PlainData
 
 _log = logging.getLogger("streamiter.job")
-
-FIRST_CHECKPOINT: Final = 1
-
-
-class CheckpointTimedOut(CheckpointError):
-    """A barrier did not pass all tasks in time."""
-
-
-class WorkersApart(CheckpointTimedOut):
-    """The workers of a parameter server did not reach the same clock in time, so no barrier was sent."""
 
 
 class JobIsOver(CheckpointError):
@@ -85,29 +66,6 @@ _SLOW_S: Final = 2.0
 
 # From a checkpoint of small state on a local disk to one that is given up (``alignment_timeout_s``).
 _DURATION_BOUNDS_S: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
-
-
-class _Sent:
-    """The last barrier that was sent."""
-
-    def __init__(self, checkpoint: int, processes: int, *, suspends: bool) -> None:
-        self.checkpoint = checkpoint
-        self.suspends = suspends
-        self.is_abandoned = False
-        self.passed = ProcessAnswers(processes)
-        """By process that it has passed, also if the checkpoint was abandoned: whether tasks still run there, or were
-        suspended."""
-        self.parts: TakenParts = {}
-        """The state of the tasks of this process."""
-        self.taken_here = asyncio.Event()
-        """Set when this process has answered."""
-        self.taken = ProcessAnswers(processes)
-        """What each process has taken: the file with its state, the positions of its sources, an error."""
-
-    @property
-    def runs(self) -> bool:
-        """Whether tasks still run, or were suspended, in a process that it has passed."""
-        return any(self.passed.by_process())
 
 
 @final
@@ -130,13 +88,8 @@ class Checkpointer:
         self._options = options
         self._follower = follower
         self._tasks = follower.tasks
-        self._exchange = exchange = follower.exchange
-        exchange.handle("checkpoint passed", self._has_passed)
-        exchange.handle("checkpoint taken", self._has_taken)
-        self._next = FIRST_CHECKPOINT
-        self._sent: _Sent | None = None
-        self._any_suspended = False
-        """Whether a barrier has stopped a task, in any process."""
+        self._exchange = follower.exchange
+        self._barriers = JobBarriers(follower, options.clock)
         self._one_at_a_time = asyncio.Lock()
         """Held from the barrier until the collected state is committed or dropped."""
         self._plain_data = plain_data
@@ -201,7 +154,7 @@ class Checkpointer:
             run_id=self._run_id,
         )
         self._follower.checkpoints.snapshot, dropped = await self._job_restore.choose(self._tasks)
-        self._next = max(self._next, self._job_restore.highest_number + 1)
+        self._barriers.next_number = max(self._barriers.next_number, self._job_restore.highest_number + 1)
         chosen = self._job_restore.checkpoint
         self._follower.meeting.open(
             CHOSEN, self._run_id, None if chosen is None else [chosen.number, chosen.run], dropped
@@ -350,11 +303,11 @@ class Checkpointer:
     async def _take(self, *, suspend: bool, is_last: bool) -> int:
         began_s = self._clock.monotonic_s()
         timeout_s = None if suspend or is_last else self._checkpoints.alignment_timeout_s
-        sent = await self._send_barrier(
+        sent = await self._barriers.send(
             suspend=suspend,
             timeout_s=timeout_s,
             stand_still_timeout_s=self._checkpoints.alignment_timeout_s,
-            seals_sinks=True,
+            seal_sinks=self._seal_sinks,
         )
         if self.waits_at_end and await self._still_waits(sent):
             assert self._statistics.committed is not None
@@ -385,10 +338,10 @@ class Checkpointer:
         """Whether the inputs had ended before this run, and it has read nothing more up to the last barrier."""
         return self._ends_at is not None
 
-    async def _still_waits(self, sent: _Sent) -> bool:
+    async def _still_waits(self, sent: SentBarrier) -> bool:
         """Return whether nothing was read up to this barrier: then the last checkpoint, which knows the end, stays."""
         try:
-            is_same = await self._positions_at(sent) == self._ends_at
+            is_same = await self._barriers.positions_at(sent) == self._ends_at
         except BaseException:
             release_taken(sent.parts)
             raise
@@ -406,7 +359,7 @@ class Checkpointer:
         if self._transaction is not None:
             self._transaction.checkpoint_begins()
 
-    async def _save(self, checkpoint: CheckpointId, sent: _Sent) -> int:
+    async def _save(self, checkpoint: CheckpointId, sent: SentBarrier) -> int:
         header = SnapshotHeader(
             flow=self._flow,
             id=checkpoint,
@@ -418,11 +371,11 @@ class Checkpointer:
         parts = [part for of_task in sent.parts.values() for part in of_task]
         try:
             if self._positions is not None:
-                self._positions.now = await self._positions_at(sent)
+                self._positions.now = await self._barriers.positions_at(sent)
             if self._store is None:
                 return 0
             return await self._store.save(
-                header, parts, partial(self._files_of, sent) if self._exchange.processes > 1 else None
+                header, parts, partial(self._barriers.files_of, sent) if self._exchange.processes > 1 else None
             )
         finally:
             release_taken(sent.parts)
@@ -450,143 +403,23 @@ class Checkpointer:
                 raise
             _log.warning("flow %r: %s", self._flow, reason_in(self._flow, error))
 
-    # -- barriers --------------------------------------------------------------------------------------
+    # -- without checkpoints ---------------------------------------------------------------------------
 
     async def snapshot(self) -> JobSnapshot:
         """Send a barrier through a job of one process; return the state of its tasks."""
         async with self._one_at_a_time:
-            return snapshot_in_memory((await self._send_barrier()).parts, self._plain_data)
+            return snapshot_in_memory((await self._barriers.send()).parts, self._plain_data)
 
     async def suspend(self) -> None:
         """End all tasks at a barrier, and keep nothing of their state."""
         async with self._one_at_a_time:
-            release_taken((await self._send_barrier(suspend=True, keeps_state=False)).parts)
-
-    async def _send_barrier(
-        self,
-        *,
-        suspend: bool = False,
-        timeout_s: float | None = None,
-        stand_still_timeout_s: float | None = None,
-        keeps_state: bool = True,
-        seals_sinks: bool = False,
-    ) -> _Sent:
-        """Send a barrier through the job; return it with the state of this process, which the caller releases.
-
-        The barrier before it must have passed all tasks first. Then, if the state of parameter servers is kept
-        (``keeps_state``), their workers must reach the same clock, within ``stand_still_timeout_s`` seconds. The state
-        of a task that has ended is taken when the barrier has passed all others of its process. With ``seals_sinks``,
-        sinks hold back the records behind the barrier.
-
-        Raises CheckpointTimedOut after ``timeout_s`` seconds, and WorkersApart for workers that are late; then no
-        barrier was sent. If it was sent, an error or a cancelled call abandons the checkpoint.
-        """
-        due_s = None if timeout_s is None else self._clock.monotonic_s() + timeout_s
-        if self._sent is not None:
-            # A second barrier in a loop would end the feedback log of the one before it.
-            await self._until_passed(self._sent, due_s)
-        if keeps_state and self._follower.services:
-            await self._align_workers(self._sooner(due_s, stand_still_timeout_s))
-        sent = self._sent = _Sent(self._next, self._exchange.processes, suspends=suspend)
-        self._next += 1
-        if seals_sinks:
-            self._seal_sinks()
-        try:
-            self._exchange.tell("checkpoint barrier", sent.checkpoint, suspend, keeps_state)
-            await self._until_passed(sent, due_s)
-            await sent.taken_here.wait()
-        except BaseException as error:
-            self._abandon(sent, is_late=isinstance(error, CheckpointTimedOut))
-            raise
-        return sent
-
-    def _sooner(self, due_s: float | None, timeout_s: float | None) -> float | None:
-        if timeout_s is None:
-            return due_s
-        then_s = self._clock.monotonic_s() + timeout_s
-        return then_s if due_s is None else min(due_s, then_s)
-
-    async def _align_workers(self, due_s: float | None) -> None:
-        """Wait until all workers of parameter servers stop at one clock. Raises WorkersApart at ``due_s``."""
-        services = self._follower.services
-        try:
-            have_stopped = await in_time(services.stop_reading(), self._clock, due_s)
-        except BaseException:
-            services.resume_reading()
-            raise
-        if not have_stopped:
-            behind = services.behind()
-            services.resume_reading()
-            raise WorkersApart(
-                f"checkpoint {self._next}: expected all workers of a parameter server at the same clock, given "
-                f"{some(behind)} behind the others; check whether their input has stopped, or raise "
-                "alignment_timeout_s"
-            )
-
-    async def _until_passed(self, sent: _Sent, due_s: float | None) -> None:
-        passed = sent.passed.are_given
-        if passed.is_set() or await in_time(passed.wait(), self._clock, due_s):
-            return
-        if missing := sent.passed.missing():
-            others = [f"process {process}" for process in missing if process]
-            late = some([*others, *self._follower.checkpoints.delayed_by(sent.checkpoint)])
-            raise CheckpointTimedOut(
-                f"checkpoint {sent.checkpoint}: its barrier has not passed {late} in time; "
-                "check what delays these tasks, or raise alignment_timeout_s"
-            )
-
-    def _abandon(self, sent: _Sent, *, is_late: bool) -> None:
-        """Drop the state of a checkpoint. If its barrier has not passed all tasks, it still passes the others."""
-        if sent.is_abandoned:
-            return
-        sent.is_abandoned = True
-        release_taken(sent.parts)
-        self._exchange.tell("checkpoint abandoned", sent.checkpoint, is_late)
-        self._follower.services.resume_reading()
-        for loop in self._follower.loops if sent.passed.missing() else ():
-            loop.checkpoint_abandoned(self._follower.scope, sent.checkpoint)
-
-    def _has_passed(self, process: int, checkpoint: int, runs: bool) -> None:
-        sent = self._sent
-        if sent is not None and sent.checkpoint == checkpoint:
-            sent.passed.give(process, runs)
-            self._any_suspended |= sent.suspends and sent.passed.are_given.is_set() and sent.runs
-
-    def _has_taken(
-        self, process: int, checkpoint: int, state: PlainValue, positions: PlainValue, error: PlainValue
-    ) -> None:
-        sent, is_here = self._sent, process == self._exchange.own
-        if sent is None or sent.checkpoint != checkpoint or sent.is_abandoned:
-            if is_here:
-                release_taken(state)
-            return
-        if is_here:
-            sent.parts, state = state, None
-            sent.taken_here.set()
-        sent.taken.give(process, [state, positions, error])
-
-    async def _taken_at(self, sent: _Sent) -> Sequence[list[PlainValue]]:
-        await sent.taken.are_given.wait()
-        return sent.taken.by_process()
-
-    async def _files_of(self, sent: _Sent) -> list[PartsFile]:
-        """Return the files of the other processes. Raises the error of a process that had no room for its file."""
-        taken = await self._taken_at(sent)
-        for process, [_, _, error] in enumerate(taken):
-            if error is not None:
-                kind, text = error
-                raise GIVEN_UP[kind](f"process {process}: {text}")
-        return [msgspec.convert(file, PartsFile) for [file, _, _] in taken if file is not None]
-
-    async def _positions_at(self, sent: _Sent) -> PositionsByStep:
-        """Return the positions of the sources of all processes."""
-        return joined_positions(positions for [_, positions, _] in await self._taken_at(sent))
+            release_taken((await self._barriers.send(suspend=True, keeps_state=False)).parts)
 
     # -- end -------------------------------------------------------------------------------------------
 
     async def finish(self) -> None:
         """All tasks have ended: take the last checkpoint; after a suspension, wait for the one that is being taken."""
-        if not self._any_suspended:
+        if not self._barriers.any_suspended:
             # A suspension after the end of all tasks has taken the last checkpoint already.
             with contextlib.suppress(JobIsOver):
                 await self.take(is_last=True)

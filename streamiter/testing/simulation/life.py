@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from streamiter.engine.graph.statistics import JobState
-from streamiter.engine.job.checkpointer import WorkersApart
+from streamiter.engine.job.barriers import WorkersApart
 from streamiter.engine.job.job import Job, StopMode
 from streamiter.engine.plan.job_settings import ChannelLimits, JobOptions
 from streamiter.engine.plan.placement import Placement
