@@ -207,7 +207,7 @@ class Head(ReceivingHead):
     def open(self, context: Context) -> None:
         super().open(context)
         if self._max_epochs_ahead is not None:
-            self.surroundings.inbox.set_feedback_aside(self._receive)
+            self.surroundings.inbox.aside.begin(self._receive)
             self._admit()
         for channel in self.surroundings.feedback_channels:
             channel.call_at_limit(self._report_overload)
@@ -220,7 +220,7 @@ class Head(ReceivingHead):
 
     def statistics(self) -> Mapping[str, int]:
         waiting = [channel.statistics() for channel in self.surroundings.feedback_channels]
-        held = self.surroundings.inbox.aside()
+        held = self.surroundings.inbox.aside.statistics()
         queues: list[FeedbackStatistics | SpillStatistics] = [*waiting, *held]
         return {
             "epoch_reached": max((channel.last_epoch for channel in waiting), default=0),
@@ -277,7 +277,8 @@ class Head(ReceivingHead):
 
     async def _emit_held(self, up_to_epoch: int, out: BoundaryOutput) -> None:
         """Emit batches that were set aside one by one: all together may need far more memory than the limit."""
-        while (batch := self.surroundings.inbox.take_aside(up_to_epoch)) is not None:
+        take = self.surroundings.inbox.aside.take
+        while (batch := take(up_to_epoch)) is not None:
             out.emit_batch(batch.records, batch.epoch)
             await out.room()
 

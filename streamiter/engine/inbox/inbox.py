@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final, final
 
 from streamiter.engine.graph.feedback import FeedbackChannel
 from streamiter.engine.inbox.alignment import BarrierAlignment, BarrierReturned, FeedbackLog, Logged
+from streamiter.engine.inbox.feedback_aside import FeedbackAside
 from streamiter.engine.inbox.order import ARRIVAL, ASIDE, NOW, STAYS, Arrival, Fate, WantedInputs
 from streamiter.engine.inbox.port_log import Port, ReadyPorts
 from streamiter.engine.inbox.port_progress import InputEnded, PortProgress
@@ -40,7 +41,7 @@ from streamiter.values.records import (
 )
 
 if TYPE_CHECKING:
-    from streamiter.engine.storage.disk_queue import SpillQueue, SpillStatistics
+    from streamiter.engine.storage.disk_queue import SpillQueue
     from streamiter.values.plain_data import PlainData
 
 
@@ -111,10 +112,8 @@ class Inbox:
         stay there. Only the inbox changes it."""
         self._admitted: float = math.inf
         """At the border of a loop: the last epoch whose records the operator receives now."""
-        self._on_aside: Callable[[int, int], bool] | None = None
-        """Takes the epoch and the number of records of feedback that is set aside."""
-        self.count_aside: Callable[[Batch], object] = len
-        """Counts feedback that is set aside as input of the operator. The task sets it."""
+        self.aside = FeedbackAside(self.feedback.ports, make_queue)
+        """Feedback that is not admitted. Only the inbox, and the operator at the border of a loop, use it."""
         self._served: Port | None = None
         """The port of the data that the task handles now, if something waits for that data."""
         self._end: EndOfInput | None = None
@@ -195,7 +194,7 @@ class Inbox:
         Behind the end of data are records of the end of the iteration. If ports have a fixed order, they stay in the
         channel until the end of data has had its turn, and come after all other records.
         """
-        batches, channel, received = 0, port.channel, self._on_aside
+        batches, channel, received = 0, port.channel, self.aside.received
         # In most rounds of a loop the feedback is in memory. It then takes few calls.
         if received is not None and port.feedback is not None and not (self._by_port or self._idle):
             for taken, size_bytes in port.feedback.take_ahead(self._admitted, _FEEDBACK_BATCHES):
@@ -203,7 +202,7 @@ class Inbox:
                     self._ready.add(port)
                     return taken
                 batches += 1
-                self.count_aside(taken.records)
+                self.aside.count(taken.records)
                 if received(taken.epoch, len(taken.records)) and port.later is not None:
                     port.later.put(taken, size_bytes)
         while isinstance(item := channel.peek(), DataBatch):
@@ -218,11 +217,8 @@ class Inbox:
                 return None
             channel.take()
             self._idle.discard(port.index)
-            if port.is_feedback and self._on_aside is not None:
-                self.count_aside(item.records)
-                if not self._on_aside(item.epoch, len(item.records)):
-                    continue
-            port.set_aside(item)
+            if not port.is_feedback or self.aside.takes(item):
+                port.set_aside(item)
         if item is None:
             return None
         assert isinstance(item, Control)
@@ -331,18 +327,6 @@ class Inbox:
 
     # -- at the border of a loop -----------------------------------------------------------------------
 
-    def set_feedback_aside(self, received: Callable[[int, int], bool]) -> None:
-        """Set feedback aside that is not admitted. ``received`` gets its epoch and the number of its records.
-
-        If it returns False, the feedback is dropped: the iteration has ended before that epoch.
-
-        Control records of feedback pass it: the loop must know that an epoch was received before it is admitted.
-        """
-        self._on_aside = received
-        for port in self.feedback.ports:
-            assert self._make_queue is not None
-            port.set_aside_by_epoch(self._make_queue)
-
     def only_count_feedback(
         self, received: Callable[[int, int], bool], complete: Callable[[EpochWatermark], None]
     ) -> None:
@@ -350,25 +334,18 @@ class Inbox:
 
         While the task waits, the producer of the feedback calls both functions itself, so this task need not run.
         """
-        self._admitted, self._on_aside = -math.inf, received
+        self._admitted, self.aside.received = -math.inf, received
         for port in self.feedback.ports:
             if type(port.channel) is FeedbackChannel and port.channel.return_path is None:
-                port.channel.hand_over = partial(self._handed_over, port, received, complete)
+                port.channel.hand_over = partial(self._handed_over, port, complete)
 
-    def _handed_over(
-        self,
-        port: Port,
-        received: Callable[[int, int], bool],
-        complete: Callable[[EpochWatermark], None],
-        item: DataBatch | Control,
-    ) -> bool:
+    def _handed_over(self, port: Port, complete: Callable[[EpochWatermark], None], item: DataBatch | Control) -> bool:
         """Handle an item of an empty channel if the task waits, and no checkpoint is under way; return whether."""
         ready = self._ready
         if ready.waiter is None or ready.queue or self._posted or self._idle or port.is_blocked:
             return False
         if isinstance(item, DataBatch):
-            self.count_aside(item.records)
-            received(item.epoch, len(item.records))
+            self.aside.takes(item)
             return True
         if not isinstance(item, EpochWatermark):
             return False
@@ -388,27 +365,6 @@ class Inbox:
         """Whether a port has data next that is not admitted."""
         items = (port.peek() for port in self.ports)
         return any(isinstance(item, DataBatch) and item.epoch > self._admitted for item in items)
-
-    def take_aside(self, up_to_epoch: int) -> DataBatch | None:
-        """Take the next feedback of these epochs that was set aside, by (epoch, port); None if there is none."""
-        first, lowest = None, up_to_epoch + 1
-        for port in self.feedback.ports:
-            if port.held or (port.later is not None and port.later.counts):
-                epoch = port.first_epoch if port.held or port.later is None else min(port.later.counts)
-                if epoch is not None and epoch < lowest:
-                    first, lowest = port, epoch
-        if first is None:
-            return None
-        if not first.held and first.later is not None and first.later.counts[lowest] == 1:
-            return first.later.take_next(lowest)[0]
-        first.load(lowest)
-        batch = first.take()
-        assert isinstance(batch, DataBatch)
-        return batch
-
-    def aside(self) -> list[SpillStatistics]:
-        """Return the queues of feedback that was set aside."""
-        return [port.later.statistics() for port in self.feedback.ports if port.later is not None]
 
     # -- what is wanted --------------------------------------------------------------------------------
 
@@ -570,7 +526,8 @@ class Inbox:
 
     def only_feedback(self) -> None:
         """Read only feedback from now on: log it, then drop it. The job stops when the barrier has returned."""
-        self._admitted, self._on_aside, self.count_aside = -math.inf, lambda epoch, records: False, len
+        self._admitted = -math.inf
+        self.aside.drop()
         for port in self.feedback.ports:
             if port.feedback is not None:
                 port.feedback.hand_over = None

@@ -122,7 +122,7 @@ class Task:
         operator = self.first.operator
         self._boundary = operator if isinstance(operator, Boundary) else None
         self._boundary_out = _TaskBoundaryOutput(self)
-        inbox.count_aside = self.first.count
+        inbox.aside.count = self.first.count
         self._wanted: Callable[[], Iterable[str] | None] | None = None
         self._looks_after = True
         """Whether ``_after_handling`` has something to do."""
