@@ -34,6 +34,7 @@ __all__ = [
     "LINEAR",
     "OURS",
     "TREE",
+    "VALUES_OF_AMF",
     "VALUES_OF_A_FOREST",
     "Learned",
     "Learner",
@@ -172,6 +173,7 @@ def _of_true_classes(probabilities: Floats, targets: Floats) -> Floats:
 # ---- trees of river in a flow of streamiter
 
 VALUES_OF_A_FOREST: Final = 400_000
+VALUES_OF_AMF: Final = 100_000
 
 
 def tree(stream: LearningStream) -> Learned | None:
@@ -265,10 +267,13 @@ def river(stream: LearningStream) -> Learned:
 
 
 def aggregated_mondrian_forest(stream: LearningStream) -> Learned | None:
-    """Learn with the aggregated Mondrian forest of river, behind the same encoders; None for a long stream."""
+    """Learn with the aggregated Mondrian forest of river, behind the same encoders; None for a long stream.
+
+    Each row adds nodes to its trees for ever.
+    """
     from river.forest import AMFClassifier, AMFRegressor
 
-    if len(stream) * stream.columns > VALUES_OF_A_FOREST:
+    if len(stream) * stream.columns > VALUES_OF_AMF:
         return None
     return _by_row(stream, River(stream, AMFRegressor(seed=1) if stream.task == "number" else AMFClassifier(seed=1)))
 

@@ -172,12 +172,13 @@ class Categories:
         self._closed = set(state["closed"])
         self.bin_of_place = np.zeros(state["hashed"], np.int32)
         self.bin_of_place[state["places"]] = state["bins"]
-        numbers, fine = np.divmod(np.maximum(state["bins"], 0), FINE)
+        places = np.asarray(state["places"], np.intp)
+        numbers, fine = np.divmod(np.maximum(np.asarray(state["bins"], np.intp), 0), FINE)
         self._place_of_bin = {}
         for number in self.numbers.values():
             own = (numbers == number) & (fine < BINS)
             self._place_of_bin[number] = np.full(BINS, -1)
-            self._place_of_bin[number][fine[own]] = state["places"][own]
+            self._place_of_bin[number][fine[own]] = places[own]
 
 
 class Moved(NamedTuple):

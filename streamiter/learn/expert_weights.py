@@ -347,7 +347,7 @@ class ExpertWeights:
             predictions,
             plain(steps.questions, np.intp),
             np.zeros((0, self.scores, len(self.rates))) if asked is None else asked,
-            np.empty((3 * self.scores + 2) * len(self.rates) + int(np.diff(indptr).max(initial=0))),
+            np.empty((8 * self.scores + 2) * len(self.rates) + int(np.diff(indptr).max(initial=0))),
             cells,
             self._cell_weights,
             self._cell_sums,

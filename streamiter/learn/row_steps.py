@@ -223,6 +223,7 @@ def _learn(
     mixture: Floats,
     totals: Floats,
     x: Floats,
+    begun: Floats,
     scores: Floats,
     size: int,
     asked: Floats,
@@ -237,17 +238,18 @@ def _learn(
     weights: Weights,
     sums: Floats,
     rates: Rates,
+    room: Floats,
 ) -> None:
-    """Learn from one row. The scores are computed again with the statistics that include the row.
+    """Learn from one row, whose intercept and cells have made the scores ``begun``.
+
+    The scores of its columns are computed again with the statistics that include the row.
 
     If the label is late, ``asked`` are the experts' scores when the row was a question. ``action`` may ``ASSUME`` that
     the target is 0, and judge no expert. Later its slope is taken back: by ``CORRECT`` together with the step for the
     target 1, by ``WITHDRAW`` alone.
     """
     for score in range(size):
-        scores[score] = 0.0
-    _add_scores(columns, slot_of[intercept] * width, 1.0, scores, size, rates)
-    add_cells(cells, first_cell, stop_cell, weights, scores, size, rates)
+        scores[score] = begun[score]
     norm = 1.0 + (stop_cell - first_cell)
     for position in range(first, stop):
         at, value = slot_of[indices[position]] * width, values[position]
@@ -302,7 +304,7 @@ def _learn(
             at = slot_of[indices[position]] * width
             _step(columns, at, x[position - first], least, slopes, size, factors, rates)
     _step(columns, slot_of[intercept] * width, 1.0, least, slopes, size, factors, rates)
-    step_cells(cells, first_cell, stop_cell, weights, sums, slopes, size, factors, rates)
+    step_cells(cells, first_cell, stop_cell, weights, sums, slopes, size, factors, rates, room)
     if not action & (ASSUME | WITHDRAW):
         _mix(mixture, likelihoods, row_weight, rates)
 
@@ -362,8 +364,9 @@ def step_rows(
     """
     steps, width, size = len(rows), columns.shape[1], predictions.shape[1] * len(rates)
     scores, slopes, scores_asked = pointer_to(room), pointer_to(room[size:]), pointer_to(room[2 * size :])
-    likelihoods, factors = pointer_to(room[3 * size :]), pointer_to(room[3 * size + len(rates) :])
-    x = pointer_to(room[3 * size + 2 * len(rates) :])
+    begun, of_steps, of_experts = pointer_to(room[3 * size :]), pointer_to(room[4 * size :]), room[8 * size :]
+    likelihoods, factors = pointer_to(of_experts), pointer_to(of_experts[len(rates) :])
+    x = pointer_to(of_experts[2 * len(rates) :])
     state, shares, sums = pointer_to(columns.reshape(-1)), pointer_to(mixture), pointer_to(totals)
     predicted, kept = pointer_to(predictions.reshape(-1)), pointer_to(asked.reshape(-1))
     column_of, value_of, slots = pointer_to(indices), pointer_to(values), pointer_to(slot_of)
@@ -372,11 +375,14 @@ def step_rows(
         first, stop = indptr[rows[position]], indptr[rows[position] + 1]
         first_cell, stop_cell = position * cells.shape[1], (position + 1) * cells.shape[1]
         question = questions[position] * asked.shape[1] * len(rates)  # It has room for classes that come later.
+        if actions[position] & (PREDICT | LEARN):
+            for score in range(size):
+                begun[score] = 0.0
+            _add_scores(state, slots[hashed] * width, 1.0, begun, size, rates)
+            add_cells(cell_of, first_cell, stop_cell, of_cells, begun, size)
         if actions[position] & PREDICT:
             for score in range(size):
-                scores[score] = 0.0
-            _add_scores(state, slots[hashed] * width, 1.0, scores, size, rates)
-            add_cells(cell_of, first_cell, stop_cell, of_cells, scores, size, rates)
+                scores[score] = begun[score]
             for place in range(first, stop):
                 at = slots[column_of[place]] * width
                 value = _standardized(state, at, value_of[place])
@@ -413,6 +419,7 @@ def step_rows(
                 shares,
                 sums,
                 x,
+                begun,
                 scores,
                 size,
                 scores_asked,
@@ -427,6 +434,7 @@ def step_rows(
                 of_cells,
                 sums_of_cells,
                 rates,
+                of_steps,
             )
 
 

@@ -15,6 +15,7 @@ import pytest
 from benchmarks import learning, learning_late, learning_streams
 from benchmarks.learning_late_streams import LATE_STREAMS, SCHEDULES, LateStream, Schedule, order
 from benchmarks.learning_peers import (
+    AMF,
     FOREST,
     LEARNERS,
     LINEAR,
@@ -125,7 +126,7 @@ def test_the_page_shows_each_stream_and_who_is_better(tmp_path: Path) -> None:
         assert f"| {result.stream} | {ROWS} | 2 |" in page
         assert f"(pictures/learning/{result.picture})" in page
         root = ElementTree.fromstring(result.drawn())
-        assert len(root.findall(".//{*}polyline")) == len(set(result.losses) - {TREE, FOREST})
+        assert len(root.findall(".//{*}polyline")) == len(set(result.losses) - {TREE, FOREST, AMF})
         assert result.accuracies.keys() == (
             set() if result.task == "number" else {OURS, LINEAR, TREE, FOREST} & set(result.losses)
         )
