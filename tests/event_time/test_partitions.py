@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from checkpoints_jobs.parallelism_support import NUMBERS, numbers, outputs
 from event_time.operators import Countdown, Stamped, WindowCounts, events, window_counts
+from support.soak import in_soak
 from support.waiting import until
 
 from streamiter import Checkpoints, Flow, Json, Operator, RocksState, session, sliding, tumbling
@@ -321,9 +322,10 @@ def expected_joins() -> Counter[Any]:
 @pytest.mark.parametrize(
     ("before", "after", "kept"),
     [
-        *((before, after, "in memory") for before, after in [(1, 3), (3, 1), (2, 3)]),
-        *((before, after, "on disk") for before, after in [(1, 3), (3, 1), (2, 2)]),
-        *((before, after, "either") for before, after in [(2, 3), (2, 2)]),
+        *((1, 3, kept) for kept in ("in memory", "on disk")),  # and back to one subtask
+        *((2, 3, kept) for kept in ("in memory", "either")),
+        (2, 2, "on disk"),
+        *in_soak((3, 1, "in memory"), (3, 1, "on disk"), (2, 2, "either")),
     ],
 )
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ from iteration.partitions_support import (
     tracked,
     write,
 )
+from support.soak import in_soak
 from support.waiting import until
 
 from streamiter import Flow, Operator, epochs_every
@@ -326,7 +327,7 @@ async def test_a_subtask_restored_behind_the_others_skips_to_their_epoch() -> No
 # -- anything may happen ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", [*range(3), *in_soak(*range(3, 6))])
 @pytest.mark.parametrize("way", WAYS)
 def test_each_record_has_one_epoch_in_random_runs(way: str, seed: int) -> None:
     """A record had two epochs, or none, after a restore inside a group, a silent partition or other cuts of batches."""

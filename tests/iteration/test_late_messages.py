@@ -23,6 +23,7 @@ from simulation.flows_with_loops import (
 )
 from simulation.simulation_runs import run, undisturbed
 from support.late_messages import DELAYS_S, make_late
+from support.soak import in_soak
 from support.waiting import until
 
 from streamiter import (
@@ -50,7 +51,7 @@ from streamiter.values.helpers.clock import Clock
 from streamiter.values.records import EpochWatermark
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", [0, 1, *in_soak(*range(2, 6))])
 @pytest.mark.parametrize(
     "flow",
     [

@@ -22,6 +22,7 @@ from iteration.partitions_support import (
     write,
 )
 from processes.linked_jobs import piped_jobs
+from support.soak import in_soak
 from support.waiting import until
 
 from streamiter import Flow, Operator, epochs_every
@@ -225,7 +226,7 @@ async def test_the_log_says_which_partition_a_held_loop_waits_for(caplog: pytest
     await job.stop("abort")
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *in_soak(1, 2)])
 @pytest.mark.parametrize("between", ["nothing", "chain", "tasks"])
 @pytest.mark.parametrize(("partitions", "parallelism"), [(1, 2), (2, 3), (1, 4), (3, 3)])
 def test_epochs_complete_though_there_are_more_subtasks_than_partitions(

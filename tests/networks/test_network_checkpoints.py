@@ -12,6 +12,7 @@ from typing import Any, Literal
 import pytest
 from networks.training_support import arrays_of, document, records, rows
 from support.processes import forked_run, process
+from support.soak import in_soak
 from support.waiting import until
 
 from streamiter import Checkpoints, Flow
@@ -101,8 +102,7 @@ async def never_cut(train: Train) -> Run:
 
 
 @WAYS
-@pytest.mark.parametrize("steps", [1, 4, 5, 37])
-@pytest.mark.parametrize("mode", ["abort", "suspend"])
+@pytest.mark.parametrize(("steps", "mode"), [(1, "suspend"), (4, "abort"), (5, "suspend"), (37, "abort")])
 async def test_training_with_dropout_continues_to_the_same_bits(
     train: Train, steps: int, mode: Literal["abort", "suspend"]
 ) -> None:
@@ -149,7 +149,7 @@ def by_workers_on_a_stream(workers: int) -> Train:
     return train
 
 
-@pytest.mark.parametrize(("before", "after"), [(1, 3), (3, 1), (2, 3), (3, 2)])
+@pytest.mark.parametrize(("before", "after"), [(1, 3), (3, 2), *in_soak((3, 1), (2, 3))])
 @pytest.mark.parametrize("steps", [1, 12, 30])
 async def test_other_workers_continue_the_training(before: int, after: int, steps: int) -> None:
     """A training was bound to the number of workers with which it had begun."""

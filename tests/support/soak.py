@@ -1,4 +1,4 @@
-"""Tests marked ``soak`` make the same checks as other tests, with many more seeds.
+"""Tests marked ``soak`` make the same checks as other tests, with many more seeds or cases.
 
 ``make soak`` runs them; ``STREAMITER_SOAK_SEED`` is the first seed, ``STREAMITER_SOAK_RUNS`` the number of
 seeds. ``tests/conftest.py`` makes the fixture known to all tests.
@@ -10,8 +10,9 @@ import os
 from collections.abc import Callable
 
 import pytest
+from _pytest.mark.structures import ParameterSet
 
-__all__ = ["ForEachSeed", "for_each_soak_seed", "soak_header", "without_time_limits"]
+__all__ = ["ForEachSeed", "for_each_soak_seed", "in_soak", "soak_header", "without_time_limits"]
 
 # Enough seeds to see that a soak test works; ``make soak`` uses more.
 _RUNS = 100
@@ -35,6 +36,11 @@ def for_each_soak_seed(request: pytest.FixtureRequest) -> ForEachSeed:
                 raise
 
     return run
+
+
+def in_soak(*cases: object) -> list[ParameterSet]:
+    """Return more cases of a parametrized test, which only ``make soak`` runs; a tuple has the values of a case."""
+    return [pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.soak) for case in cases]
 
 
 def soak_header(config: pytest.Config) -> str | None:

@@ -19,6 +19,7 @@ from parameter_server.flows.counting import (
     ended,
     handled,
 )
+from support.soak import in_soak
 from support.waiting import PATIENCE_S, until
 
 from streamiter import Flow, Operator
@@ -38,7 +39,7 @@ MANY = 100
 KINDS = [ASP(), BSP(), SSP(staleness=0), SSP(staleness=2)]
 
 
-@pytest.mark.parametrize("turns", range(1, 40, 3))
+@pytest.mark.parametrize("turns", [*range(1, 40, 6), *in_soak(*range(4, 40, 6))])
 @pytest.mark.parametrize("consistency", KINDS, ids=repr)
 async def test_each_record_counts_once_whenever_the_flow_is_cut_off(consistency: Consistency, turns: int) -> None:
     """Requests that a worker sent after its barrier were in the checkpoint, and were sent again after the restart."""

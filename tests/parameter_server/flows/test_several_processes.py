@@ -17,6 +17,7 @@ from parameter_server.flows.counting import MATRIX, Counts, Dealt
 from parameter_server.psf import aggregate_cases, update_cases
 from processes.pipes import MovingPipe, Owner, identity, link_of
 from runtime.joined_jobs import JoinedJobs, joined_jobs, run_joined
+from support.soak import in_soak
 from support.waiting import PATIENCE_S, until
 
 from streamiter import Checkpoints, Flow, Operator
@@ -169,7 +170,7 @@ def interrupted(consistency: Consistency, processes: int, folder: Path) -> tuple
     return joined_jobs([flow for flow, _ in built], options), built[0][1]
 
 
-@pytest.mark.parametrize(("before", "after"), [(2, 2), (3, 1), (1, 3), (2, 3)])
+@pytest.mark.parametrize(("before", "after"), [(3, 1), (2, 3), *in_soak((2, 2), (1, 3))])
 @pytest.mark.parametrize("consistency", KINDS, ids=repr)
 async def test_a_checkpoint_of_all_shards_is_restored_in_another_number_of_processes(
     consistency: Consistency, before: int, after: int, tmp_path: Path
