@@ -224,7 +224,7 @@ async def test_rows_of_a_client_that_leaves_are_not_refused(monkeypatch: pytest.
     monkeypatch.setattr("streamiter.service.http.answer_rows", busy)
     async with case() as service:
         with pytest.raises(httpx.ReadTimeout):
-            await service.client.post("/predict", json={"km": 1.0}, timeout=0.2)
+            await service.client.post("/predict", json={"km": 1.0}, timeout=httpx.Timeout(PATIENCE_S, read=0.2))
         await until(lambda: not is_answering())
         assert not service.observations.predictions
 

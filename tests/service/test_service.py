@@ -143,11 +143,15 @@ async def test_a_service_on_an_idle_topic_is_ready(setting: Setting) -> None:
         # Longer than the limit of sources, and than five intervals, without an event.
         before = taken()
         await until(lambda: taken() >= before + 6)
-        assert (await answers(service, "/readyz"))[0] == (await answers(service, "/livez"))[0] == 200
-        statistics = service.observations.statistics()
-        assert statistics is not None
-        [source] = [each.source for each in statistics.tasks if each.source and each.source.topic]
-        assert source.unanswered_s < 1.0
+        await until_ready(service)  # A busy machine may be slower than the limit, but not for ever.
+        assert (await answers(service, "/livez"))[0] == 200
+
+        def unanswered_s() -> float:
+            tasks = service.observations.statistics().tasks  # type: ignore[union-attr]
+            [source] = [each.source for each in tasks if each.source and each.source.topic]
+            return float(source.unanswered_s)
+
+        await until(lambda: unanswered_s() < 1.0)
         os.kill(os.getpid(), signal.SIGTERM)
         assert await task == SUCCEEDED
     assert service.observations.phase.phase == "suspended"

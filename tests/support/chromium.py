@@ -10,6 +10,7 @@ from typing import Any
 import pytest_asyncio
 from playwright.async_api import Browser, Page, async_playwright
 from support.programs import system_program
+from support.waiting import PATIENCE_S
 
 __all__ = ["FLAGS", "Visit", "chromium", "visit"]
 
@@ -57,6 +58,7 @@ async def chromium() -> AsyncIterator[Browser]:
 async def visit(browser: Browser, address: str, **options: Any) -> AsyncIterator[Visit]:
     """Open a page on a screen of 1280 × 800."""
     context = await browser.new_context(viewport={"width": 1280, "height": 800}, **options)
+    context.set_default_timeout(PATIENCE_S * 1_000)
     try:
         made = Visit(await context.new_page())
         await made.page.goto(address)
