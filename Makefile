@@ -11,7 +11,7 @@ WORKERS ?= 4
 # These processes share the cores already: threads of matrix products would only wait for each other.
 PYTEST = PYTHONDONTWRITEBYTECODE= OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
 
-.PHONY: help demo test newest-aiokafka soak soak-service mutate kafka compiled check site pictures format bench bench-learning bench-networks clean
+.PHONY: help demo test newest-aiokafka soak soak-service mutate kafka compiled collected check site pictures format bench bench-learning bench-networks clean
 
 help:
 	@echo "make demo    online learning on 336,776 flights, no server needed; SERVE=1 leaves a service running"
@@ -48,7 +48,9 @@ demo: $(or $(wildcard $(VENV)/installed),$(VENV)/demo)
 	@echo "2/2  $(if $(SERVE),A service learns from flights,A model learns which flights will be late)"
 	@$(BIN)/streamiter demo $(if $(SERVE),--serve)
 
-test: $(VENV)/installed kafka compiled
+# What all processes of the tests would otherwise make at the same time is made before, on all cores.
+test: $(VENV)/installed
+	@$(MAKE) --no-print-directory --jobs kafka compiled collected
 	$(PYTEST)
 
 # The wire layer uses internals of aiokafka. This tells what its newest version breaks, whatever pyproject.toml allows.
@@ -82,6 +84,10 @@ kafka: $(VENV)/installed
 # Numba stores what it compiles. Without this, each of the tests' processes would compile the same at the same time.
 compiled: $(VENV)/installed
 	-@PYTHONPATH=tests $(BIN)/python -m support.compiled_code
+
+# Pytest stores the tests as it has rewritten them, which takes longer than to collect them.
+collected: $(VENV)/installed
+	-@$(PYTEST) --numprocesses 0 --collect-only --quiet > /dev/null
 
 check: $(VENV)/installed
 	$(BIN)/ruff format --check .
