@@ -134,7 +134,7 @@ class Predicted:
         return told
 
 
-@random_examples(a_stream, examples=2_000)
+@random_examples(a_stream, examples=2_000, fewest=20)
 def test_no_cut_of_a_stream_changes_a_prediction_or_the_state(stream: Stream) -> None:
     """With other transport batches another model was published: sums were taken in another order, a field got its
     kind from a row that was refused, or a question before the first label counted in one batch and not in another.

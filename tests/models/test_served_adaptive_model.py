@@ -202,7 +202,7 @@ def outcome(predict: Callable[[Any], Any], x: Any) -> Any:
         return None
 
 
-@random_examples(raw_records)
+@random_examples(raw_records, fewest=20)
 def test_raw_records_are_prepared_as_by_the_learner_itself(example: Raw) -> None:
     """A text was learned as words, and the same record got another answer from each consumer, without an error."""
     options, learned, new = example
