@@ -172,6 +172,7 @@ def test_late_labels_give_the_model_of_a_plain_loop_for_any_mini_batch(mode: Any
             mode=mode,
             on_error="skip",
             report_every=10_000,
+            publish_every=10,
         )
         result = Result(training)
         statistics = run(flow, seed=seed)

@@ -58,7 +58,7 @@ def test_events_are_learned_one_by_one_whatever_the_batches_are(schedule: Any, b
 
     for rows in (7 if bound_ms else 1 if count == 300 else 20, len(given)):
         check(Trained(labels, lambda flow, n=rows: timed(flow.from_source(source_of(given, n)), bound_ms)))
-    cuts: list[dict[str, Any]] = [{"mini_batch": 1}] if count == 300 and not bound_ms else []
+    cuts: list[dict[str, Any]] = [{"mini_batch": 1}] if schedule == "weighted" and not bound_ms else []
     cuts += [{"mini_batch": 50, "mode": "synchronous", "workers": 2} if bound_ms else {"mini_batch": 13, "workers": 3}]
     for seed, options in enumerate(cuts, start=bound_ms):
         check(

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from checkpoints_jobs.parallelism_support import NUMBERS, MakeFlow, Stops, new_broker, numbers, outputs
 from learn.parameter_server_support import made_up_rows
+from support.soak import in_soak
 from support.waiting import until
 
 from streamiter import Columns, Flow, Stream
@@ -33,8 +34,6 @@ from streamiter.parameter_server import BSP, ParameterServer
 from streamiter.topics import MemoryBroker
 
 ROWS = 240
-CHANGES = [(1, 2), (2, 1), (2, 3), (3, 2)]
-STOPS = [(20, 200), (60, 300), (40, 120), (90, 250)]
 TRUE_WEIGHTS = np.array([1.0, -2.0, 0.5])
 
 
@@ -97,7 +96,7 @@ def undisturbed_outputs(learner: Callable[[Flow], Stream]) -> list[Any]:
 # Learners are stopped while they read, and in rounds: at other points with each change.
 @pytest.mark.parametrize("learner", [fitted_from_memory, fitted_from_replay, centroids, tree, item_sets])
 @pytest.mark.parametrize(
-    ("before", "after", "turns"), [(*pair, turns) for pair, turns in zip(CHANGES, STOPS, strict=True)]
+    ("before", "after", "turns"), [(2, 1, (60, 300)), (2, 3, (40, 120)), *in_soak((1, 2, (20, 200)), (3, 2, (90, 250)))]
 )
 def test_a_bounded_training_resumes_with_other_workers(
     learner: Callable[[Flow], Stream], before: int, after: int, turns: tuple[int, ...]
@@ -166,8 +165,10 @@ def with_late_labels(rows: Stream, mode: Any) -> OnlineTraining:
 @pytest.mark.parametrize(
     ("learner", "changes"),
     [
-        *[(learner, changes) for learner in (by_gradients, by_rows) for changes in ([1, 2, 3], [3, 2, 1])],
+        (by_gradients, [1, 2, 3]),
+        (by_rows, [3, 2, 1]),
         (with_late_labels, [3, 1]),
+        *in_soak((by_gradients, [3, 2, 1]), (by_rows, [1, 2, 3])),
     ],
 )
 def test_online_training_with_other_workers_learns_each_row_once(
