@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import json
 import re
@@ -54,16 +55,15 @@ def anchors(page: Path) -> set[str]:
     return names
 
 
-@pytest.mark.parametrize(
-    "page", [*PAGES, ROOT / "README.md", ROOT / "ARCHITECTURE.md"], ids=lambda path: str(path.relative_to(ROOT))
-)
-def test_links_lead_to_headings_that_exist(page: Path) -> None:
+def test_links_lead_to_headings_that_exist() -> None:
     """A heading was changed, and links to it led to the top of a long page."""
     wrong = []
-    for target, anchor in re.findall(r"\]\(([^)#:\s]*)#([^)\s]+)\)", page.read_text("utf-8")):
-        document = (page.parent / target) if target else page
-        if not document.is_file() or anchor not in anchors(document):
-            wrong.append(f"{target}#{anchor}")
+    known = functools.cache(anchors)
+    for page in [*PAGES, ROOT / "README.md", ROOT / "ARCHITECTURE.md"]:
+        for target, anchor in re.findall(r"\]\(([^)#:\s]*)#([^)\s]+)\)", page.read_text("utf-8")):
+            document = (page.parent / target) if target else page
+            if not document.is_file() or anchor not in known(document):
+                wrong.append(f"{page.relative_to(ROOT)}: {target}#{anchor}")
     assert wrong == []
 
 
@@ -141,23 +141,15 @@ def test_code_names_no_file_of_docs_to_users() -> None:
 ROLE = re.compile(r":(?:class|func|meth|attr|mod|exc|data):`~?([^`<>]+)`")
 
 
-def sources() -> list[object]:
-    """Return the files of all modules, each with the dotted name of its module, which is its name."""
-    found: list[object] = []
+def roles() -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Yield the roles of all docstrings, each with the dotted names of what is around it; the third is its module."""
     for folder, packages in ((ROOT / "streamiter", "streamiter"), (ROOT / "connectors", "")):
         for path in sorted(folder.rglob("*.py")):
             parts = [*([packages] if packages else []), *path.relative_to(folder).with_suffix("").parts]
             module = ".".join(part for part in parts if part != "__init__")
+            rooms_of = [".".join(parts[:count]) for count in (1, 2)]  # whose names stand on a page of the reference
             if ROLE.search(text := path.read_text("utf-8")):
-                found.append(pytest.param(module, text, id=module))
-    return found
-
-
-def roles(module: str, text: str) -> set[tuple[str, tuple[str, ...]]]:
-    """Return the roles of all docstrings of a module, with the dotted names of the objects around them."""
-    parts = module.split(".")
-    rooms_of = [".".join(parts[:count]) for count in (1, 2)]  # whose names stand on a page of the reference
-    return set(_roles_in(ast.parse(text), (*rooms_of, module)))
+                yield from sorted(set(_roles_in(ast.parse(text), (*rooms_of, module))))
 
 
 def _roles_in(node: ast.AST, around: tuple[str, ...]) -> Iterator[tuple[str, tuple[str, ...]]]:
@@ -185,15 +177,14 @@ def names_something(name: str) -> bool:
     return False
 
 
-@pytest.mark.parametrize(("module", "text"), sources())
-def test_roles_of_docstrings_name_what_exists(module: str, text: str) -> None:
+def test_roles_of_docstrings_name_what_exists() -> None:
     """A function was renamed, and docstrings named the old one: the website was not built any more."""
-    missing = [
-        target
-        for target, around in sorted(roles(module, text))
-        if not any(map(names_something, [target, *(f"{place}.{target}" for place in around)]))
-    ]
-    assert missing == []
+    exists = functools.cache(names_something)
+    assert [
+        f"{around[2]}: {target}"
+        for target, around in roles()
+        if not any(map(exists, [target, *(f"{place}.{target}" for place in around)]))
+    ] == []
 
 
 def test_a_published_version_replaces_its_folder_and_the_choice_names_all(tmp_path: Path) -> None:
