@@ -237,14 +237,15 @@ async def test_a_consumer_predicts_what_python_predicts(
         version = 0
         for parameters, rows in models_and_rows:
             predict = LinearPredictor(parameters)
-            # In one record as JSON, and as safetensors in chunks.
-            for form, limit in (("json", 1_000_000), ("safetensors", 700)):
+            # In one record as JSON, and as safetensors in chunks: the same numbers, which a few rows show.
+            for form, limit in (("json", 1_000_000), ("safetensors", 2_000)):
                 version += 1
                 one = ModelUpdateEncoder("m", 1, version, clock=SystemClock(), format=form, record_bytes_max=limit)
                 await write(models, one.encode([parameters]))
                 update = await consumer.line()
                 assert (update["generation"], update["version"]) == (1, version)
-                for row, given in zip(rows, await consumer.predictions(rows), strict=True):
+                asked = rows if form == "json" else rows[:50]
+                for row, given in zip(asked, await consumer.predictions(asked), strict=True):
                     assert given["version"] == version
                     try:
                         expected = predict(row)
