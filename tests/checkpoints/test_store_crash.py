@@ -64,7 +64,7 @@ async def killed(place: str, run: str, commits: int, more_turns: int) -> int:
 async def test_after_a_kill_the_committed_snapshot_is_complete(place: str) -> None:
     """A process died while it saved, committed or pruned, and the next run could not resume from the last commit."""
     chance = random.Random(14)
-    for attempt in range(4 if place.startswith("s3://") else 8):
+    for attempt in range(3 if place.startswith("s3://") else 6):
         run = f"run{attempt}"
         said = await killed(place, run, chance.randrange(3), chance.randrange(3000))
         store = store_at(place)

@@ -33,8 +33,8 @@ from crash.training import KEYS, PAIR_MS, WINDOW_MS
 
 from streamiter.topics import Topic
 
-KILLS: Final = 10
-FEWER_KILLS: Final = 4
+KILLS: Final = 6
+FEWER_KILLS: Final = 3
 # A process works for at most half a second, in which a piece of ten events arrives each hundredth of a second.
 EVENTS_PER_LIFE: Final = 400
 PARTITIONS: Final = 3

@@ -245,7 +245,7 @@ def test_no_follower_of_late_labels_knows_one_before_it_came() -> None:
 def test_the_section_of_late_labels_is_measured_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """To measure late labels again, all streams had to be measured for half an hour; or their results were lost."""
     monkeypatch.setattr(learning, "_QUICK_QUESTIONS", 1_200)
-    monkeypatch.setattr(learning_late, "_CUT_SIZES", (7, 500))
+    monkeypatch.setattr(learning_late, "_CUT_SIZES", (50, 500))
     page = tmp_path / "learning-results.md"
     page.write_text(f"# Results\n\n{learning_late.TITLE}\nan old figure\n\n## Loss over time\n\npictures\n")
     learning.main(["--only", "late", "--quick", "threshold, short", "--output", str(tmp_path)])

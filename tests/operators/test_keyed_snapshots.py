@@ -141,7 +141,7 @@ def test_a_snapshot_is_the_state_at_its_barrier_whatever_happens_meanwhile(
     given = {"time_to_live_s": time_to_live_s, "make": staticmethod(make_states)}
     machine = type("Machine", (AnyInterleaving,), given)
     # A database for each example takes longer than its steps.
-    examples = 50 if make_states is keyed_state else 6
+    examples = 30 if make_states is keyed_state else 6
     phases = list(Phase) if make_states is keyed_state else [Phase.generate]
     steps = settings(max_examples=examples, stateful_step_count=40, deadline=None, phases=phases)
     run_state_machine_as_test(machine, settings=steps)

@@ -229,7 +229,7 @@ def comparable(results: list[Any]) -> Counter[str]:
 
 @pytest.mark.parametrize("parallelism", [1, 2])
 @pytest.mark.parametrize("name", FLOWS)
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(schedule=SCHEDULES)
 def test_a_restored_flow_equals_one_that_was_never_stopped(name: str, parallelism: int, schedule: Schedule) -> None:
     """State, timers, half-filled batches, held records or ended inputs were lost or doubled by a restore."""

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import pytest
 from operators.operator_harness import ManualClock
 from support.processes import forked_run
+from support.soak import in_soak
 from support.waiting import PATIENCE_S
 
 from streamiter import Checkpoints, Flow, Operator, RocksState, Stream, tumbling
@@ -130,16 +131,20 @@ async def counted(job: Job, records: int) -> None:
 
 SEQUENCES = {
     "empty": [Run(2, True, 0), Run(1, True, 0), Run(3, True)],
-    "same": [Run(2, True, 400), Run(2, True, 1200), Run(2, True)],
     "more": [Run(1, True, 400), Run(3, True)],
-    "fewer": [Run(3, True, 800), Run(2, True)],
     "fewer and fewer": [Run(3, True, 400), Run(2, True, 800), Run(3, True, 1200), Run(1, True)],
     "from memory": [Run(2, False, 400), Run(1, True)],
     "to memory": [Run(1, True, 400), Run(2, False)],
 }
+MORE_SEQUENCES = {
+    "same": [Run(2, True, 400), Run(2, True, 1200), Run(2, True)],
+    "fewer": [Run(3, True, 800), Run(2, True)],
+}
 
 
-@pytest.mark.parametrize("runs", SEQUENCES.values(), ids=list(SEQUENCES))
+@pytest.mark.parametrize(
+    "runs", [*SEQUENCES.values(), *in_soak(*MORE_SEQUENCES.values())], ids=[*SEQUENCES, *MORE_SEQUENCES]
+)
 async def test_restarts_give_the_results_of_a_run_in_memory(runs: list[Run], tmp_path: Path) -> None:
     """A key was lost or counted twice when its key group moved to another database."""
     expected = await resumed(Run(1, False), tmp_path, tmp_path / "memory")
