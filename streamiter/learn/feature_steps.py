@@ -1,0 +1,373 @@
+"""The compiled functions of a table of features: lookups, learned occurrences, expiry and eviction.
+
+A *feature* is a key of 64 bits. It has an *entry*, a number in each of these arrays, all of which are allocated once:
+
+====================  ================================================================================================
+``entries``           the index, with open addressing and at most half full: the entry of a key, or 0
+``keys``              the key of each entry
+``counts``            its occurrences so far, at most ``COUNT_MAX``; 0: the entry is free
+``last_ms``           the greatest time of a row that had it
+``newer``, ``older``  its neighbours in the order of the last occurrences, which is the order of the calls of
+                      ``touch_feature``; of a free entry, ``newer`` is the next free one
+``changed``           a bit for each reader of changes, see ``ALL_READERS``
+``weights``           numbers that a feature has from its first occurrence on, then the sums of their squared gradients
+``row_of``            the number of its row, which it has once it is admitted, or 0
+====================  ================================================================================================
+
+``rows`` has numbers that a feature has from its ``admit``-th occurrence on, then the sums of their squared gradients.
+With this occurrence it is *admitted*. Most features are rare, so there are fewer rows than entries.
+
+Entry 0 is no feature: in the order it is before the oldest and behind the newest one. A feature is *expired* for a row
+whose time is more than ``expire_ms`` after its last one: such a row does not find it, and learns it as a new one.
+Features leave at the oldest end only, when they are expired, or when there is no room for another entry or row. So
+those that stay are the ones with the last occurrences. Which entry and row a feature has is of no influence.
+
+The functions get the arrays as pointers, see ``streamiter.learn.row_steps``, and check no bounds:
+``FeatureTable.check_room`` does. This module needs Numba to be fast, see ``streamiter.values.helpers.compiled``.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from streamiter.values.helpers.compiled import compiled, pointer_function
+from streamiter.values.numbers import Integers
+
+pointer_to = pointer_function()
+
+EntryNumbers = npt.NDArray[np.int32]
+Float32s = npt.NDArray[np.float32]
+
+COUNT_MAX: Final = 2**31 - 1
+
+VERSION_READER: Final = 1
+SNAPSHOT_READER: Final = 2
+ALL_READERS: Final = VERSION_READER | SNAPSHOT_READER
+"""The bits of ``changed``, which versions and snapshots clear when they have the entry."""
+
+# ---- the settings
+OWN_WEIGHTS: Final = 0
+"""The number of weights of an entry."""
+WIDTH: Final = 1
+"""The number of numbers of a row. With the sums of squares it is twice as many, as with weights."""
+ADMIT: Final = 2
+EXPIRE_MS: Final = 3
+"""0: features never expire."""
+ENTRIES_MAX: Final = 4
+ROWS_MAX: Final = 5
+INDEX_MASK: Final = 6
+"""The length of the index, a power of two, minus 1."""
+SETTINGS_OF_FEATURES: Final = 7
+
+# ---- the facts
+IN_USE: Final = 0
+ADMITTED: Final = 1
+"""The number of features, and of the admitted ones among them."""
+EXPIRED: Final = 2
+"""The number of features that have left because they were expired, or began anew."""
+EVICTED: Final = 3
+"""The number of features that have left because there was no room."""
+ENTRIES_USED: Final = 4
+ROWS_USED: Final = 5
+"""The entries, and the rows, from 1 to this number have been in use."""
+FREE_ENTRY: Final = 6
+"""The free entry among them that is taken next, or 0."""
+FREE_ROWS: Final = 7
+"""The number of free rows among them, which are in ``free_rows``."""
+FACTS: Final = 8
+
+# One more than an occurrence adds, so that expired features become fewer; not all of them at once, because a single row
+# with a wrong time, years ahead, would empty the table.
+_REMOVED_AT_ONCE: Final = 2
+
+
+class FeatureArrays(NamedTuple):
+    """The arrays of a table; in compiled code, pointers to their first numbers."""
+
+    entries: EntryNumbers
+    keys: Integers
+    counts: EntryNumbers
+    last_ms: Integers
+    newer: EntryNumbers
+    older: EntryNumbers
+    changed: npt.NDArray[np.uint8]
+    weights: Float32s
+    """The numbers of an entry begin at ``entry * 2 * settings[OWN_WEIGHTS]``."""
+    row_of: EntryNumbers
+    rows: Float32s
+    """The numbers of a row begin at ``row * 2 * settings[WIDTH]``."""
+    free_rows: EntryNumbers
+    settings: Integers
+    facts: Integers
+
+
+@compiled
+def feature_pointers(arrays: FeatureArrays) -> FeatureArrays:
+    """Return pointers to the arrays, which must not be used longer than these."""
+    return FeatureArrays(
+        pointer_to(arrays.entries),
+        pointer_to(arrays.keys),
+        pointer_to(arrays.counts),
+        pointer_to(arrays.last_ms),
+        pointer_to(arrays.newer),
+        pointer_to(arrays.older),
+        pointer_to(arrays.changed),
+        pointer_to(arrays.weights),
+        pointer_to(arrays.row_of),
+        pointer_to(arrays.rows),
+        pointer_to(arrays.free_rows),
+        pointer_to(arrays.settings),
+        pointer_to(arrays.facts),
+    )
+
+
+# ---- the index
+
+
+@compiled
+def _home(key: int, mask: int) -> int:
+    """Return the place where the search for a key begins. The low bits of keys are those of a hash already."""
+    return (key ^ (key >> 21) ^ (key >> 42)) & mask
+
+
+@compiled
+def _place(table: FeatureArrays, key: int) -> int:
+    """Return the place of a key in the index, or the empty place where it would be."""
+    mask = table.settings[INDEX_MASK]
+    place = _home(key, mask)
+    while table.entries[place] != 0 and table.keys[table.entries[place]] != key:
+        place = (place + 1) & mask
+    return int(place)
+
+
+@compiled
+def _empty_place(table: FeatureArrays, place: int) -> None:
+    """Remove the entry at a place of the index, and move those behind it back to where a search finds them."""
+    mask = table.settings[INDEX_MASK]
+    place_behind = (place + 1) & mask
+    while table.entries[place_behind] != 0:
+        home = _home(table.keys[table.entries[place_behind]], mask)
+        # A search that begins between the two places would not come to the first one.
+        if ((place_behind - home) & mask) >= ((place_behind - place) & mask):
+            table.entries[place] = table.entries[place_behind]
+            place = place_behind
+        place_behind = (place_behind + 1) & mask
+    table.entries[place] = 0
+
+
+# ---- the order of the last occurrences
+
+
+@compiled
+def _unlink(table: FeatureArrays, entry: int) -> None:
+    newer, older = table.newer[entry], table.older[entry]
+    table.older[newer], table.newer[older] = older, newer
+
+
+@compiled
+def _link_newest(table: FeatureArrays, entry: int) -> None:
+    newest = table.older[0]
+    table.older[entry], table.newer[entry] = newest, 0
+    table.newer[newest] = table.older[0] = entry
+
+
+# ---- room
+
+
+@compiled
+def _free_row(table: FeatureArrays, entry: int) -> None:
+    """Take the row away from an entry, if it has one."""
+    facts = table.facts
+    if table.row_of[entry] != 0:
+        table.free_rows[facts[FREE_ROWS]] = table.row_of[entry]
+        facts[FREE_ROWS] += 1
+        facts[ADMITTED] -= 1
+        table.row_of[entry] = 0
+
+
+@compiled
+def _remove_oldest(table: FeatureArrays) -> None:
+    entry, facts = table.newer[0], table.facts
+    _empty_place(table, _place(table, table.keys[entry]))
+    _unlink(table, entry)
+    _free_row(table, entry)
+    table.counts[entry] = 0
+    table.newer[entry] = facts[FREE_ENTRY]
+    facts[FREE_ENTRY] = entry
+    facts[IN_USE] -= 1
+
+
+@compiled
+def _remove_expired(table: FeatureArrays, now_ms: int) -> None:
+    """Remove features that are expired at this time, from the oldest end on, but few at once."""
+    expire_ms = table.settings[EXPIRE_MS]
+    for _ in range(_REMOVED_AT_ONCE):
+        oldest = table.newer[0]
+        if oldest == 0:
+            return
+        if table.last_ms[oldest] - now_ms > expire_ms:
+            # One row had a wrong time, years ahead. Its features would hold up all others for as long.
+            table.last_ms[oldest] = now_ms
+            table.changed[oldest] = ALL_READERS
+        if now_ms - table.last_ms[oldest] <= expire_ms:
+            return
+        _remove_oldest(table)
+        table.facts[EXPIRED] += 1
+
+
+@compiled
+def take_entry(table: FeatureArrays, key: int) -> int:
+    """Return an entry for a key that has none, as the newest one; the oldest feature makes room for it."""
+    facts = table.facts
+    if facts[IN_USE] == table.settings[ENTRIES_MAX]:
+        _remove_oldest(table)
+        facts[EVICTED] += 1
+    entry = facts[FREE_ENTRY]
+    if entry != 0:
+        facts[FREE_ENTRY] = table.newer[entry]
+    else:
+        facts[ENTRIES_USED] += 1
+        entry = facts[ENTRIES_USED]
+    facts[IN_USE] += 1
+    table.entries[_place(table, key)] = entry
+    table.keys[entry] = key
+    _link_newest(table, entry)
+    return int(entry)
+
+
+@compiled
+def take_row(table: FeatureArrays, entry: int) -> int:
+    """Give a row to an entry that has none, and return it; the oldest features leave until there is a free one."""
+    facts = table.facts
+    while facts[ADMITTED] == table.settings[ROWS_MAX]:
+        _remove_oldest(table)
+        facts[EVICTED] += 1
+    if facts[FREE_ROWS] > 0:
+        facts[FREE_ROWS] -= 1
+        row = int(table.free_rows[facts[FREE_ROWS]])
+    else:
+        facts[ROWS_USED] += 1
+        row = int(facts[ROWS_USED])
+    facts[ADMITTED] += 1
+    table.row_of[entry] = row
+    return row
+
+
+@compiled
+def _begin(numbers: Float32s, first: int, count: int, commons: Float32s, common: int, squares: float) -> None:
+    """Fill in the first numbers of an entry or a row, and the sums of their squared gradients."""
+    for number in range(count):
+        numbers[first + number] = commons[common + number]
+        numbers[first + count + number] = squares
+
+
+# ---- what rows of a stream do
+
+
+@compiled
+def find_feature(table: FeatureArrays, key: int, now_ms: int) -> int:
+    """Return the entry of a feature that is not expired at this time; 0 for any other key. It changes nothing."""
+    entry = table.entries[_place(table, key)]
+    expire_ms = table.settings[EXPIRE_MS]
+    return 0 if 0 < expire_ms < now_ms - table.last_ms[entry] else int(entry)
+
+
+@compiled
+def touch_feature(
+    table: FeatureArrays,
+    key: int,
+    now_ms: int,
+    common_weights: Float32s,
+    first_weight: int,
+    commons: Float32s,
+    first_common: int,
+    squares: float,
+) -> int:
+    """Count an occurrence in a row that is learned at this time; return the entry, which is the newest one now.
+
+    A new feature begins with the weights ``common_weights[first_weight]`` and so on. With its ``admit``-th occurrence
+    it gets a row, which begins with ``commons[first_common]`` and so on. All sums of squared gradients begin with
+    ``squares``. Other entries may leave, but none of those that were touched last.
+    """
+    settings = table.settings
+    expire_ms = settings[EXPIRE_MS]
+    if expire_ms > 0:
+        _remove_expired(table, now_ms)
+    entry, last_ms = int(table.entries[_place(table, key)]), now_ms
+    if entry == 0:
+        entry = take_entry(table, key)
+    else:
+        _unlink(table, entry)
+        _link_newest(table, entry)
+        if 0 < expire_ms < now_ms - table.last_ms[entry]:
+            _free_row(table, entry)
+            table.counts[entry] = 0
+            table.facts[EXPIRED] += 1
+        else:
+            last_ms = max(now_ms, int(table.last_ms[entry]))
+    table.last_ms[entry] = last_ms
+    table.changed[entry] = ALL_READERS
+    if table.counts[entry] == 0:
+        count = settings[OWN_WEIGHTS]
+        _begin(table.weights, entry * 2 * count, count, common_weights, first_weight, squares)
+    if table.counts[entry] < COUNT_MAX:
+        table.counts[entry] += 1
+    if table.row_of[entry] == 0 and table.counts[entry] >= settings[ADMIT]:
+        count = settings[WIDTH]
+        _begin(table.rows, take_row(table, entry) * 2 * count, count, commons, first_common, squares)
+    return entry
+
+
+# ---- what the table itself calls
+
+
+@compiled
+def find_features(arrays: FeatureArrays, keys: Integers, times_ms: Integers, found: EntryNumbers) -> None:
+    """Fill in the result of ``find_feature`` for each key at its time."""
+    table = feature_pointers(arrays)
+    for position in range(len(keys)):
+        found[position] = find_feature(table, keys[position], times_ms[position])
+
+
+@compiled
+def touch_features(
+    arrays: FeatureArrays,
+    keys: Integers,
+    times_ms: Integers,
+    common_weights: Float32s,
+    commons: Float32s,
+    squares: float,
+    touched: EntryNumbers,
+) -> None:
+    """Fill in the result of ``touch_feature`` for each key at its time, one after the other."""
+    table, weights, rows = feature_pointers(arrays), pointer_to(common_weights), pointer_to(commons)
+    for position in range(len(keys)):
+        touched[position] = touch_feature(table, keys[position], times_ms[position], weights, 0, rows, 0, squares)
+
+
+@compiled
+def entries_in_order(arrays: FeatureArrays, ordered: EntryNumbers) -> None:
+    """Fill in the entries in use, the oldest first."""
+    table, entry = feature_pointers(arrays), 0
+    for position in range(len(ordered)):
+        entry = table.newer[entry]
+        ordered[position] = entry
+
+
+@compiled
+def add_features(arrays: FeatureArrays, keys: Integers, is_admitted: npt.NDArray[np.bool_]) -> bool:
+    """Add features to an empty table in order, some with rows; return False if two are equal.
+
+    There must be room. Entries and rows are taken in order; all else is left to the caller.
+    """
+    table = feature_pointers(arrays)
+    for position in range(len(keys)):
+        if table.entries[_place(table, keys[position])] != 0:
+            return False
+        entry = take_entry(table, keys[position])
+        if is_admitted[position]:
+            take_row(table, entry)
+    return True

@@ -1,0 +1,309 @@
+"""A table of features: numbers by key, the more the more often a key occurs, that leave in the end.
+
+``streamiter.learn.feature_steps`` describes the arrays, and which features leave when. Other compiled code calls its
+``find_feature`` and ``touch_feature`` with pointers to ``FeatureTable.arrays``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from streamiter.errors import ConfigurationError, ModelError, OtherModel
+from streamiter.values.helpers.compiled import saying_that_it_compiles
+from streamiter.values.numbers import Integers, check_memory, whole_number
+
+# The numbers of entries have 32 bits, and the index has up to four times as many places as there are entries.
+_CAPACITY_MAX: Final = 2**29
+
+# Of an entry: its key, its count, its time, two neighbours, the number of its row and the bits of changes.
+_ENTRY_BYTES: Final = 8 + 4 + 8 + 2 * 4 + 4 + 1
+_PLACE_BYTES: Final = 4
+# A number with its sum of squares; and the place of a row among the free ones.
+_PAIR_BYTES: Final = 8
+_FREE_ROW_BYTES: Final = 4
+
+
+class FeatureCounts(NamedTuple):
+    """How many features a table has, and how many have left."""
+
+    features: int
+    """The features with an entry, of which ``admitted`` ones have a row."""
+    admitted: int
+    expired: int
+    """The features that have left, or began anew, because they were expired."""
+    evicted: int
+    """The features that have left because there was no room."""
+
+
+class FeatureTable:
+    """Numbers by keys of 64 bits: ``weights`` of each feature, and a row of ``width`` numbers of each admitted one.
+
+    Each number has a sum of squared gradients. All memory is allocated at once, for ``capacity`` features and ``rows``
+    admitted ones; the system provides it when it is used. The content depends on the learned occurrences and their
+    times only. Compiled loops call ``feature_steps`` with ``arrays``; :meth:`touch` and :meth:`find` are for many keys
+    at once.
+
+    >>> table = FeatureTable(2, weights=1, admit=2, capacity=3)
+    >>> commons = np.array([0.5], np.float32), np.array([0.25, 0.75], np.float32)
+    >>> table.touch([7, 8, 7], [0, 0, 0], *commons, squares=0.1).tolist()  # Their entries.
+    [1, 2, 1]
+    >>> keys, weights, row_of, rows = table.content()
+    >>> keys.tolist(), weights.tolist(), row_of.tolist(), rows.tolist()
+    ([7, 8], [[0.5], [0.5]], [1, 0], [[0.25, 0.75]])
+    >>> table.counts()
+    FeatureCounts(features=2, admitted=1, expired=0, evicted=0)
+    """
+
+    def __init__(
+        self, width: int, *, weights: int, admit: int, capacity: int, rows: int | None = None, expire_ms: int = 0
+    ) -> None:
+        """``rows`` is ``rows_for(capacity, admit)`` by default; ``expire_ms=0``: features never expire.
+
+        Raises ConfigurationError for numbers out of range.
+        """
+        # Imported here: it imports Numba, which takes most of a second.
+        from streamiter.learn import feature_steps as steps
+
+        self._steps = steps
+        self.width = whole_number("FeatureTable(width=)", width, 1)
+        self.own_weights = whole_number("FeatureTable(weights=)", weights, 0)
+        self.capacity = whole_number("FeatureTable(capacity=)", capacity, 1, _CAPACITY_MAX)
+        self.admit = whole_number("FeatureTable(admit=)", admit, 1, steps.COUNT_MAX)
+        rows = rows_for(capacity, admit) if rows is None else rows
+        self.rows_max = whole_number("FeatureTable(rows=)", rows, 1, capacity)
+        self._settings = np.zeros(steps.SETTINGS_OF_FEATURES, np.int64)
+        self._settings[steps.OWN_WEIGHTS], self._settings[steps.WIDTH] = weights, width
+        self._settings[steps.ADMIT] = admit
+        self._settings[steps.EXPIRE_MS] = whole_number("FeatureTable(expire_ms=)", expire_ms, 0, 2**61)
+        self._settings[steps.ENTRIES_MAX], self._settings[steps.ROWS_MAX] = capacity, rows
+        self._settings[steps.INDEX_MASK] = _places_for(capacity) - 1
+        check_memory("FeatureTable", self.size_bytes(), "make it with a smaller capacity")
+        self._allocate()
+        with saying_that_it_compiles("the arithmetic of FeatureTable"):
+            self.find([0], [0])
+
+    @classmethod
+    def of_bytes(cls, width: int, *, weights: int, admit: int, size_bytes: int, expire_ms: int = 0) -> Self:
+        """Return a table with room for as many features as fit into this memory.
+
+        Raises ConfigurationError if there is room for none.
+        """
+        fewest, too_many = 0, _CAPACITY_MAX + 1
+        while too_many - fewest > 1:
+            middle = (fewest + too_many) // 2
+            fits = size_of_features(width, weights, middle, rows_for(middle, admit)) <= size_bytes
+            fewest, too_many = (middle, too_many) if fits else (fewest, middle)
+        if fewest == 0:
+            raise ConfigurationError(
+                f"FeatureTable: expected memory for at least one feature, given {size_bytes} bytes; give it at least "
+                f"{size_of_features(width, weights, 1, 1)}"
+            )
+        return cls(width, weights=weights, admit=admit, capacity=fewest, expire_ms=expire_ms)
+
+    def _allocate(self) -> None:
+        entries, rows = self.capacity + 1, self.rows_max + 1
+        self.arrays = self._steps.FeatureArrays(
+            entries=np.zeros(_places_for(self.capacity), np.int32),
+            keys=np.zeros(entries, np.int64),
+            counts=np.zeros(entries, np.int32),
+            last_ms=np.zeros(entries, np.int64),
+            newer=np.zeros(entries, np.int32),
+            older=np.zeros(entries, np.int32),
+            changed=np.zeros(entries, np.uint8),
+            weights=np.zeros(entries * 2 * self.own_weights, np.float32),
+            row_of=np.zeros(entries, np.int32),
+            rows=np.zeros(rows * 2 * self.width, np.float32),
+            free_rows=np.zeros(rows, np.int32),
+            settings=self._settings,
+            facts=np.zeros(self._steps.FACTS, np.int64),
+        )
+        """The arrays, for compiled code."""
+
+    def size_bytes(self) -> int:
+        """Return the memory of the arrays, whether it is in use already or not."""
+        return size_of_features(self.width, self.own_weights, self.capacity, self.rows_max)
+
+    def counts(self) -> FeatureCounts:
+        """Return the numbers of features."""
+        steps, facts = self._steps, self.arrays.facts
+        return FeatureCounts(*facts[[steps.IN_USE, steps.ADMITTED, steps.EXPIRED, steps.EVICTED]].tolist())
+
+    def check_room(self, features: int) -> None:
+        """Raise ModelError unless a row with this many features has room: they must not replace each other."""
+        if features > self.rows_max:
+            raise ModelError(
+                f"FeatureTable: expected rows of at most {self.rows_max:,} features, given one of {features:,}; give "
+                "the table more memory"
+            )
+
+    # ---- many keys at once
+
+    def find(self, keys: npt.ArrayLike, times_ms: npt.ArrayLike) -> npt.NDArray[np.int32]:
+        """Return for each key the entry of the feature that is not expired at its time, or 0."""
+        keys, times = _integers(keys), _integers(times_ms)
+        found = np.zeros(len(keys), np.int32)
+        self._steps.find_features(self.arrays, keys, times, found)
+        return found
+
+    def touch(
+        self,
+        keys: npt.ArrayLike,
+        times_ms: npt.ArrayLike,
+        common_weights: npt.ArrayLike,
+        commons: npt.ArrayLike,
+        squares: float,
+    ) -> npt.NDArray[np.int32]:
+        """Count an occurrence of each key at its time, in order; return the entries.
+
+        New features begin with ``common_weights``, admitted ones with the row ``commons``, and both with ``squares`` as
+        each sum of squared gradients. An entry belongs to its feature until a later one may have taken it.
+        """
+        keys, times = _integers(keys), _integers(times_ms)
+        touched = np.zeros(len(keys), np.int32)
+        weights, rows = _floats(common_weights), _floats(commons)
+        self._steps.touch_features(self.arrays, keys, times, weights, rows, float(squares), touched)
+        return touched
+
+    def weights(self) -> npt.NDArray[np.float32]:
+        """Return the weights by entry with their sums of squared gradients behind them; not a copy."""
+        return self.arrays.weights.reshape(self.capacity + 1, -1)
+
+    def rows(self) -> npt.NDArray[np.float32]:
+        """Return the rows by number with their sums of squared gradients behind them; not a copy."""
+        return self.arrays.rows.reshape(self.rows_max + 1, -1)
+
+    def content(self) -> tuple[Integers, npt.NDArray[np.float32], npt.NDArray[np.int32], npt.NDArray[np.float32]]:
+        """Return the keys of all features, ascending, their weights, the numbers of their rows, and the rows.
+
+        A feature that is not admitted has row 0; the others count from 1 on in the order of their keys. Squares are
+        left out.
+        """
+        used = np.flatnonzero(self.arrays.counts[: self._entries_stop()])
+        used = used[np.argsort(self.arrays.keys[used])]
+        row_of = self.arrays.row_of[used]
+        has_row = row_of > 0
+        numbers = np.where(has_row, np.cumsum(has_row), 0).astype(np.int32)
+        rows = self.rows()[row_of[has_row], : self.width]
+        return self.arrays.keys[used], self.weights()[used, : self.own_weights], numbers, rows
+
+    def take_changed(self, reader: int) -> Integers:
+        """Return the keys of the features that changed since the reader's last call, ascending.
+
+        ``reader`` is a bit of ``feature_steps.ALL_READERS``. Features that have left are not among them. Code that
+        changes an entry or its row without an occurrence sets ``changed`` to ``ALL_READERS`` itself.
+        """
+        stop = self._entries_stop()
+        changed = self.arrays.changed[:stop]
+        entries = np.flatnonzero((changed & reader != 0) & (self.arrays.counts[:stop] > 0))
+        changed &= ~np.uint8(reader)
+        return np.sort(self.arrays.keys[entries])
+
+    def scale_squares(self, factor: float) -> None:
+        """Multiply all sums of squared gradients: with a small factor, rates that have become small are large again."""
+        rows_stop = int(self.arrays.facts[self._steps.ROWS_USED]) + 1
+        self.weights()[: self._entries_stop(), self.own_weights :] *= np.float32(factor)
+        self.rows()[:rows_stop, self.width :] *= np.float32(factor)
+        self.arrays.changed[: self._entries_stop()] = self._steps.ALL_READERS
+
+    def _entries_stop(self) -> int:
+        """Return the number behind the last entry that was ever in use."""
+        return int(self.arrays.facts[self._steps.ENTRIES_USED]) + 1
+
+    # ---- state
+
+    def state(self) -> dict[str, Any]:
+        """Return a copy of the state as plain data: the features in the order of their last occurrences.
+
+        ``rows`` has a row for each feature that ``is admitted``, in the same order.
+        """
+        arrays, counts = self.arrays, self.counts()
+        ordered = np.zeros(counts.features, np.int32)
+        self._steps.entries_in_order(arrays, ordered)
+        row_of = arrays.row_of[ordered]
+        return {
+            "keys": arrays.keys[ordered],
+            "counts": arrays.counts[ordered],
+            "times": arrays.last_ms[ordered],
+            "weights": self.weights()[ordered],
+            "is admitted": row_of > 0,
+            "rows": self.rows()[row_of[row_of > 0]],
+            "expired": counts.expired,
+            "evicted": counts.evicted,
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take on a :meth:`state`, in place of all features. The oldest ones that have no room count as evicted.
+
+        Raises OtherModel for the state of a table with other numbers of weights and of numbers in a row, and ModelError
+        for a state that no table has had; then the table is as before.
+        """
+        keys, counts, times = (np.asarray(state[name]) for name in ("keys", "counts", "times"))
+        is_admitted = np.asarray(state["is admitted"], np.bool_)
+        weights, rows = np.asarray(state["weights"], np.float32), np.asarray(state["rows"], np.float32)
+        given, expected = (weights.shape[1:], rows.shape[1:]), ((2 * self.own_weights,), (2 * self.width,))
+        if given != expected:
+            raise OtherModel(
+                "FeatureTable.restore: expected the state of a table with as many weights and numbers in a row, "
+                f"{expected}, given {given}; make the table with the same numbers"
+            )
+        lengths = {name: len(state[name]) for name in ("keys", "counts", "times", "is admitted", "weights")}
+        if len({*lengths.values()}) > 1 or len(rows) != np.count_nonzero(is_admitted) or not (counts > 0).all():
+            raise _damaged(f"{lengths} with {len(rows)} rows and the least count {counts.min(initial=1)}")
+        left = self._too_many(is_admitted)
+        left_rows = int(np.count_nonzero(is_admitted[:left]))
+        before = self.arrays
+        self._allocate()
+        if not self._steps.add_features(self.arrays, _integers(keys[left:]), is_admitted[left:].copy()):
+            self.arrays = before
+            raise _damaged("a key twice")
+        arrays, stop = self.arrays, self._entries_stop()
+        arrays.counts[1:stop], arrays.last_ms[1:stop] = counts[left:], times[left:]
+        arrays.changed[1:stop] = self._steps.ALL_READERS
+        self.weights()[1:stop] = weights[left:]
+        self.rows()[1 : len(rows) - left_rows + 1] = rows[left_rows:]
+        arrays.facts[self._steps.EXPIRED], arrays.facts[self._steps.EVICTED] = state["expired"], state["evicted"] + left
+
+    def _too_many(self, is_admitted: npt.NDArray[np.bool_]) -> int:
+        """Return how many of the oldest features have no room."""
+        admitted = np.flatnonzero(is_admitted)
+        row_too_many = admitted[-self.rows_max - 1] + 1 if len(admitted) > self.rows_max else 0
+        return int(max(0, len(is_admitted) - self.capacity, row_too_many))
+
+
+def rows_for(capacity: int, admit: int) -> int:
+    """Return how many of so many features get room for a row.
+
+    By Zipf's law, one feature in n occurs n times or more, of those that have occurred.
+    """
+    return -(-capacity // admit)
+
+
+def _places_for(capacity: int) -> int:
+    """Return the length of the index: a power of two, at most half of which is taken."""
+    return 1 << (2 * capacity - 1).bit_length()
+
+
+def size_of_features(width: int, weights: int, capacity: int, rows: int) -> int:
+    """Return the memory of a table in bytes."""
+    entries_bytes = (capacity + 1) * (_ENTRY_BYTES + _PAIR_BYTES * weights)
+    return _PLACE_BYTES * _places_for(capacity) + entries_bytes + (rows + 1) * (_PAIR_BYTES * width + _FREE_ROW_BYTES)
+
+
+def _damaged(given: str) -> ModelError:
+    return ModelError(
+        "FeatureTable.restore: expected different keys, each with a count, a time and weights, and a row for each "
+        f"admitted one, given {given}; the state is damaged, use another one"
+    )
+
+
+def _integers(numbers: npt.ArrayLike) -> Integers:
+    """Return the numbers in the one form that the functions are compiled for."""
+    return np.require(numbers, np.int64, ["C_CONTIGUOUS", "WRITEABLE"])
+
+
+def _floats(numbers: npt.ArrayLike) -> npt.NDArray[np.float32]:
+    return np.require(numbers, np.float32, ["C_CONTIGUOUS", "WRITEABLE"])

@@ -1,0 +1,262 @@
+"""A table of features admits, expires and evicts as a dict in plain Python does, with the same bits after a restart."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import pytest
+from learn.feature_histories import (
+    SQUARES,
+    WEIGHTS,
+    WIDTH,
+    History,
+    ModelOfTable,
+    common_of,
+    digest_of_histories,
+    history,
+    learn,
+    state_bytes,
+    touch,
+)
+from support.examples import random_examples
+from support.waiting import PATIENCE_S
+
+from streamiter.errors import ConfigurationError, ModelError, OtherModel
+from streamiter.learn.feature_table import FeatureCounts, FeatureTable, rows_for, size_of_features
+from streamiter.values.helpers.compiled import is_compiling
+
+TESTS = Path(__file__).resolve().parents[1]
+
+
+def touch_all(table: FeatureTable, keys: Iterable[int], times: Iterable[int]) -> list[int]:
+    """Touch these keys at these times; return their entries."""
+    common = common_of(1)
+    touched: list[int] = table.touch(list(keys), list(times), common[:WEIGHTS], common[:WIDTH], SQUARES).tolist()
+    return touched
+
+
+def new_table(admit: int = 1, expire_ms: int = 0, capacity: int = 100) -> FeatureTable:
+    return FeatureTable(WIDTH, weights=WEIGHTS, admit=admit, expire_ms=expire_ms, capacity=capacity)
+
+
+@random_examples(history)
+def test_a_table_is_a_dict_in_the_order_of_last_occurrences(given: History) -> None:
+    """A key was lost after another one had left, since a search ended at the place that had become empty."""
+    table, model = given.settings.table(), ModelOfTable(given.settings)
+    for number, (key, now_ms) in enumerate(zip(given.keys, given.times, strict=True)):
+        assert table.find(given.keys, [now_ms] * len(given.keys)).astype(bool).tolist() == [
+            model.finds(each, now_ms) for each in given.keys
+        ]
+        learn(table, given, number, number + 1)
+        feature = model.touch(key, now_ms, common_of(number))
+        for numbers in (feature.weights, feature.row or []):
+            numbers[:] = [each + number for each in numbers]
+        assert table.counts() == model.counts()
+    features = list(model.features.values())
+    state, admitted = table.state(), [feature for feature in features if feature.row is not None]
+    assert state["keys"].tolist() == list(model.features)
+    assert state["times"].tolist() == [feature.last_ms for feature in features]
+    assert state["counts"].tolist() == [feature.count for feature in features]
+    assert state["weights"].tolist() == [feature.weights for feature in features]
+    assert state["is admitted"].tolist() == [feature.row is not None for feature in features]
+    assert state["rows"].tolist() == [feature.row for feature in admitted]
+    keys, weights, row_of, rows = table.content()
+    assert keys.tolist() == sorted(model.features)
+    for key, own, row in zip(keys.tolist(), weights.tolist(), row_of.tolist(), strict=True):
+        feature = model.features[key]
+        assert own == feature.weights[:WEIGHTS]
+        assert (feature.row and feature.row[:WIDTH]) == (rows[row - 1].tolist() if row else None)
+    assert len(rows) == len(admitted)
+
+
+@random_examples(history)
+def test_neither_the_cut_of_batches_nor_restarts_change_a_bit(given: History) -> None:
+    """After a restart other entries were taken first, and another feature was the oldest one."""
+    whole, cut = given.settings.table(), given.settings.table()
+    learn(whole, given, 0, len(given.keys))
+    first = 0
+    for stop in [*given.cuts, len(given.keys)]:
+        learn(cut, given, first, stop)
+        state, cut, first = cut.state(), given.settings.table(), stop
+        cut.restore(state)
+    assert state_bytes(cut) == state_bytes(whole)
+
+
+@random_examples(history)
+def test_many_keys_at_once_are_one_after_the_other(given: History) -> None:
+    """Keys of one mini-batch were looked up before any of them was added, and a key twice took two entries."""
+    one_by_one, at_once = given.settings.table(), given.settings.table()
+    found = [touch(one_by_one, key, now_ms) for key, now_ms in zip(given.keys, given.times, strict=True)]
+    assert touch_all(at_once, given.keys, given.times) == found
+    assert state_bytes(at_once) == state_bytes(one_by_one)
+
+
+@random_examples(history)
+def test_a_table_of_another_capacity_takes_the_newest_features(given: History) -> None:
+    """A table with less memory refused the checkpoint, or kept the features that no row had had for a month."""
+    table = given.settings.table()
+    learn(table, given, 0, len(given.keys))
+    state, counts = table.state(), table.counts()
+    larger, fewer, without_rows = (given.settings.table(*room) for room in ((20, 20), (2, 2), (9, 1)))
+    larger.restore(state)
+    assert state_bytes(larger) == state_bytes(table)
+    fewer.restore(state)
+    assert fewer.state()["keys"].tolist() == state["keys"][-2:].tolist()
+    assert fewer.counts().evicted == counts.evicted + max(0, counts.features - 2)
+    without_rows.restore(state)
+    admitted = np.flatnonzero(state["is admitted"])
+    left = admitted[-2] + 1 if len(admitted) > 1 else 0
+    assert without_rows.state()["keys"].tolist() == state["keys"][left:].tolist()
+    for smaller in (fewer, without_rows):
+        grown = given.settings.table(20, 20)
+        grown.restore(smaller.state())
+        assert state_bytes(grown) == state_bytes(smaller)
+
+
+UNCOMPILED = "from learn.feature_histories import digest_of_histories; print(digest_of_histories(300))"
+
+
+def test_uncompiled_functions_give_the_same_bits() -> None:
+    """Without Numba a count became a number of another type, and a warning about its overflow ended the job."""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", UNCOMPILED],
+        env=os.environ | {"NUMBA_DISABLE_JIT": "1", "PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path])},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE_S,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == digest_of_histories(300)
+
+
+def test_the_functions_are_compiled_once() -> None:
+    """Lists, read-only arrays and arrays of 32 bits each compiled the functions again, for seconds."""
+    if not is_compiling():
+        pytest.skip("Numba is not here")
+    table = new_table()
+    keys = np.arange(6, dtype=np.int32)[::2]
+    keys.flags.writeable = False
+    table.touch(keys, np.zeros(3, np.int16), np.zeros(1), np.zeros(2, np.float32), 0.25)
+    table.touch([1], [2], [0.5], range(2), 1)
+    table.find(range(3), keys)
+    for function in (table._steps.touch_features, table._steps.find_features):
+        assert len(function.signatures) == 1  # type: ignore[attr-defined]
+
+
+def test_a_feature_expires_after_more_than_so_long_without_an_occurrence() -> None:
+    """The row at the very end of the time began anew, and a late row made the features of the newest rows old."""
+    table = new_table(expire_ms=10)
+    touch_all(table, [1, 1, 2], [100, 95, 100])
+    table.weights()[:] += 1
+    table.rows()[:] += 1
+    assert table.find([1, 1], [110, 111]).astype(bool).tolist() == [True, False]
+    touch(table, 1, 110)
+    assert [table.state()[name].tolist()[1] for name in ("weights", "rows")] == [[2.0, 1.25], [2.0, 2.5, 1.25, 1.25]]
+    touch(table, 1, 121)
+    assert [table.state()[name].tolist() for name in ("weights", "rows")] == [[[1.0, 0.25]], [[1.0, 1.5, 0.25, 0.25]]]
+    assert table.counts() == FeatureCounts(1, 1, expired=2, evicted=0)
+
+
+def test_one_wrong_time_neither_empties_the_table_nor_ends_expiry() -> None:
+    """A row of the year 2100 removed all features, and its own one held up the expiry of all others for decades."""
+    table = new_table(expire_ms=10)
+    touch_all(table, range(50), [100] * 50)
+    touch(table, 50, 2**61)
+    assert table.counts().features == 49
+    touch_all(table, [51] * 100, [111] * 100)
+    assert table.state()["keys"].tolist() == [50, 51]
+    touch_all(table, [51] * 2, [122] * 2)
+    assert table.state()["keys"].tolist() == [51]
+
+
+def test_counts_do_not_overflow() -> None:
+    """The occurrence 2**31 of a frequent feature made its count negative."""
+    table = new_table()
+    touch(table, 5, 0)
+    table.restore(table.state() | {"counts": [2**31 - 1]})
+    touch(table, 5, 0)
+    assert table.state()["counts"].tolist() == [2**31 - 1]
+
+
+def test_readers_are_told_what_changed_since_their_last_call() -> None:
+    """A version wrote all rows again since a checkpoint had been taken, or none of those that drift had changed."""
+    table = new_table(capacity=4)
+    steps = table._steps
+    touch_all(table, [3, 1, 2], [0] * 3)
+    assert table.take_changed(steps.VERSION_READER).tolist() == [1, 2, 3]
+    touch(table, 2, 0)
+    assert table.take_changed(steps.VERSION_READER).tolist() == [2]
+    touch_all(table, [4, 5], [0] * 2)
+    assert table.take_changed(steps.VERSION_READER).tolist() == [4, 5]
+    assert table.take_changed(steps.SNAPSHOT_READER).tolist() == [1, 2, 4, 5]
+    assert table.take_changed(steps.SNAPSHOT_READER).tolist() == []
+    table.scale_squares(0.5)
+    assert table.take_changed(steps.SNAPSHOT_READER).tolist() == [1, 2, 4, 5]
+    assert table.state()["weights"].tolist() == [[1.0, 0.125]] * 4
+    assert table.state()["rows"].tolist() == [[1.0, 1.5, 0.125, 0.125]] * 4
+
+
+@random_examples(
+    lambda random: (random.randint(1, 40), random.randint(0, 4), random.randint(1, 9), int(10 ** random.uniform(1, 7)))
+)
+def test_a_table_of_so_many_bytes_has_as_many_features_as_fit(given: tuple[int, int, int, int]) -> None:
+    """Where the index is twice as large from one feature on, the table took a third more than it was given."""
+    width, weights, admit, size_bytes = given
+    if size_bytes < size_of_features(width, weights, 1, 1):
+        with pytest.raises(ConfigurationError, match="expected memory for at least one feature"):
+            FeatureTable.of_bytes(width, weights=weights, admit=admit, size_bytes=size_bytes)
+        return
+    table = FeatureTable.of_bytes(width, weights=weights, admit=admit, size_bytes=size_bytes)
+    more = table.capacity + 1
+    assert table.size_bytes() <= size_bytes < size_of_features(width, weights, more, rows_for(more, admit))
+    assert sum(array.nbytes for array in table.arrays[:-2]) == table.size_bytes()
+
+
+def test_errors_say_what_to_do() -> None:
+    """The state of another model was taken, and rows were cut; two features of one row shared an entry."""
+    table = new_table(capacity=3)
+    touch_all(table, [1, 2], [0, 0])
+    state, before = table.state(), state_bytes(table)
+    for other in ({"weights": state["rows"]}, {"rows": state["weights"]}):
+        with pytest.raises(OtherModel, match=r"in a row, \(\(2,\), \(4,\)\), given .*; make the table with the same"):
+            table.restore(state | other)
+    for damaged in (
+        {"keys": [1]},
+        {"keys": [1, 1]},
+        {"times": [0]},
+        {"counts": [0, 1]},
+        {"is admitted": [True, False]},
+        {"weights": state["weights"][1:]},
+        {"rows": state["rows"][1:]},
+    ):
+        with pytest.raises(ModelError, match="the state is damaged, use another one"):
+            table.restore(state | damaged)
+        assert state_bytes(table) == before
+    table.check_room(3)
+    with pytest.raises(ModelError, match=r"expected rows of at most 3 features, given one of 4; give the table more"):
+        table.check_room(4)
+    for name, wrong in {"width": 0, "weights": -1, "admit": 0, "capacity": 0, "rows": 4, "expire_ms": -1}.items():
+        settings = {"width": 2, "weights": 1, "admit": 1, "capacity": 3, name: wrong}
+        with pytest.raises(ConfigurationError, match=f"FeatureTable.{name}=.: expected a whole number"):
+            FeatureTable(**settings)
+
+
+def test_a_large_table_that_is_not_used_takes_no_memory() -> None:
+    """A model with room for two gigabytes took them with its first row."""
+    before = _resident_bytes()
+    table = FeatureTable(16, weights=2, admit=3, capacity=2**23)
+    table.touch([Random(1).randrange(2**62)] * 3, [0] * 3, np.zeros(2), np.zeros(16), 0.25)
+    assert table.size_bytes() > 800 << 20
+    assert _resident_bytes() - before < 100 << 20
+
+
+def _resident_bytes() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
