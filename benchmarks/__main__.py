@@ -12,6 +12,7 @@ from typing import Final
 from benchmarks.calls import calls
 from benchmarks.checkpoints import checkpoint_cost, recovery
 from benchmarks.drift import drift
+from benchmarks.feature_churn import networks_churn
 from benchmarks.feedback import feedback_latency, feedback_throughput
 from benchmarks.footprint import idle_cpu, import_time, memory, slow_learner
 from benchmarks.in_memory import in_memory
@@ -76,6 +77,7 @@ BENCHMARKS: Final[Mapping[str, Callable[[Session], Iterable[Figure]]]] = Mapping
         "networks-processes": networks_processes,
         "networks-quality": networks_quality,
         "networks-sparse": networks_sparse,
+        "networks-churn": networks_churn,
         "kafka-map": kafka_map,
         "latency": latency,
         "latency-of-updates": latency_of_updates,

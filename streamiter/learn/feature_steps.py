@@ -7,9 +7,9 @@ A *feature* is a key of 64 bits. It has an *entry*, a number in each of these ar
 ``keys``              the key of each entry
 ``counts``            its occurrences so far, at most ``COUNT_MAX``; 0: the entry is free
 ``last_ms``           the greatest time of a row that had it
-``newer``, ``older``  its neighbours in the order of the last occurrences, which is the order of the calls of
-                      ``touch_feature``; of a free entry, ``newer`` is the next free one
-``changed``           a bit for each reader of changes, see ``ALL_READERS``
+``newer``, ``older``  its neighbours in the order of the last changes, which is the order of the calls of
+                      ``touch_feature`` and ``renew_feature``; of a free entry, ``newer`` is the next free one
+``file_of``           the number of the file of a snapshot that has it as it is; 0: it has changed since the last one
 ``weights``           numbers that a feature has from its first occurrence on, then the sums of their squared gradients
 ``row_of``            the number of its row, which it has once it is admitted, or 0
 ====================  ================================================================================================
@@ -17,10 +17,11 @@ A *feature* is a key of 64 bits. It has an *entry*, a number in each of these ar
 ``rows`` has numbers that a feature has from its ``admit``-th occurrence on, then the sums of their squared gradients.
 With this occurrence it is *admitted*. Most features are rare, so there are fewer rows than entries.
 
-Entry 0 is no feature: in the order it is before the oldest and behind the newest one. A feature is *expired* for a row
+Entry 0 is no feature: in the order it is before the oldest and behind the newest one. Each change of a feature makes it
+the newest, so all that have changed since a snapshot are together. A feature is *expired* for a row
 whose time is more than ``expire_ms`` after its last one: such a row does not find it, and learns it as a new one.
 Features leave at the oldest end only, when they are expired, or when there is no room for another entry or row. So
-those that stay are the ones with the last occurrences. Which entry and row a feature has is of no influence.
+those that stay are the ones with the last changes. Which entry and row a feature has is of no influence.
 
 The functions get the arrays as pointers, see ``streamiter.learn.row_steps``, and check no bounds:
 ``FeatureTable.check_room`` does. This module needs Numba to be fast, see ``streamiter.values.helpers.compiled``.
@@ -43,10 +44,7 @@ Float32s = npt.NDArray[np.float32]
 
 COUNT_MAX: Final = 2**31 - 1
 
-VERSION_READER: Final = 1
-SNAPSHOT_READER: Final = 2
-ALL_READERS: Final = VERSION_READER | SNAPSHOT_READER
-"""The bits of ``changed``, which versions and snapshots clear when they have the entry."""
+_NO_FILE: Final = 0
 
 # ---- the settings
 OWN_WEIGHTS: Final = 0
@@ -93,7 +91,7 @@ class FeatureArrays(NamedTuple):
     last_ms: Integers
     newer: EntryNumbers
     older: EntryNumbers
-    changed: npt.NDArray[np.uint8]
+    file_of: EntryNumbers
     weights: Float32s
     """The numbers of an entry begin at ``entry * 2 * settings[OWN_WEIGHTS]``."""
     row_of: EntryNumbers
@@ -114,7 +112,7 @@ def feature_pointers(arrays: FeatureArrays) -> FeatureArrays:
         pointer_to(arrays.last_ms),
         pointer_to(arrays.newer),
         pointer_to(arrays.older),
-        pointer_to(arrays.changed),
+        pointer_to(arrays.file_of),
         pointer_to(arrays.weights),
         pointer_to(arrays.row_of),
         pointer_to(arrays.rows),
@@ -158,7 +156,7 @@ def _empty_place(table: FeatureArrays, place: int) -> None:
     table.entries[place] = 0
 
 
-# ---- the order of the last occurrences
+# ---- the order of the last changes
 
 
 @compiled
@@ -172,6 +170,14 @@ def _link_newest(table: FeatureArrays, entry: int) -> None:
     newest = table.older[0]
     table.older[entry], table.newer[entry] = newest, 0
     table.newer[newest] = table.older[0] = entry
+
+
+@compiled
+def renew_feature(table: FeatureArrays, entry: int) -> None:
+    """Note that an entry, or its row, changes without another occurrence: it is the newest one now."""
+    _unlink(table, entry)
+    _link_newest(table, entry)
+    table.file_of[entry] = _NO_FILE
 
 
 # ---- room
@@ -211,20 +217,18 @@ def _remove_expired(table: FeatureArrays, now_ms: int) -> None:
         if table.last_ms[oldest] - now_ms > expire_ms:
             # One row had a wrong time, years ahead. Its features would hold up all others for as long.
             table.last_ms[oldest] = now_ms
-            table.changed[oldest] = ALL_READERS
-        if now_ms - table.last_ms[oldest] <= expire_ms:
+            renew_feature(table, oldest)
+        elif now_ms - table.last_ms[oldest] > expire_ms:
+            _remove_oldest(table)
+            table.facts[EXPIRED] += 1
+        else:
             return
-        _remove_oldest(table)
-        table.facts[EXPIRED] += 1
 
 
 @compiled
-def take_entry(table: FeatureArrays, key: int) -> int:
-    """Return an entry for a key that has none, as the newest one; the oldest feature makes room for it."""
+def _take_entry(table: FeatureArrays, key: int) -> int:
+    """Return an entry for a key that has none; it is not in the order yet. There must be room."""
     facts = table.facts
-    if facts[IN_USE] == table.settings[ENTRIES_MAX]:
-        _remove_oldest(table)
-        facts[EVICTED] += 1
     entry = facts[FREE_ENTRY]
     if entry != 0:
         facts[FREE_ENTRY] = table.newer[entry]
@@ -234,17 +238,13 @@ def take_entry(table: FeatureArrays, key: int) -> int:
     facts[IN_USE] += 1
     table.entries[_place(table, key)] = entry
     table.keys[entry] = key
-    _link_newest(table, entry)
     return int(entry)
 
 
 @compiled
-def take_row(table: FeatureArrays, entry: int) -> int:
-    """Give a row to an entry that has none, and return it; the oldest features leave until there is a free one."""
+def _take_row(table: FeatureArrays, entry: int) -> int:
+    """Give a row to an entry that has none, and return it. There must be room."""
     facts = table.facts
-    while facts[ADMITTED] == table.settings[ROWS_MAX]:
-        _remove_oldest(table)
-        facts[EVICTED] += 1
     if facts[FREE_ROWS] > 0:
         facts[FREE_ROWS] -= 1
         row = int(table.free_rows[facts[FREE_ROWS]])
@@ -257,11 +257,11 @@ def take_row(table: FeatureArrays, entry: int) -> int:
 
 
 @compiled
-def _begin(numbers: Float32s, first: int, count: int, commons: Float32s, common: int, squares: float) -> None:
-    """Fill in the first numbers of an entry or a row, and the sums of their squared gradients."""
-    for number in range(count):
-        numbers[first + number] = commons[common + number]
-        numbers[first + count + number] = squares
+def _evict_until(table: FeatureArrays, fact: int, most: int) -> None:
+    """Let the oldest features leave until a fact is below its limit."""
+    while table.facts[fact] == most:
+        _remove_oldest(table)
+        table.facts[EVICTED] += 1
 
 
 # ---- what rows of a stream do
@@ -276,21 +276,12 @@ def find_feature(table: FeatureArrays, key: int, now_ms: int) -> int:
 
 
 @compiled
-def touch_feature(
-    table: FeatureArrays,
-    key: int,
-    now_ms: int,
-    common_weights: Float32s,
-    first_weight: int,
-    commons: Float32s,
-    first_common: int,
-    squares: float,
-) -> int:
+def touch_feature(table: FeatureArrays, key: int, now_ms: int, commons: Float32s, first: int, squares: float) -> int:
     """Count an occurrence in a row that is learned at this time; return the entry, which is the newest one now.
 
-    A new feature begins with the weights ``common_weights[first_weight]`` and so on. With its ``admit``-th occurrence
-    it gets a row, which begins with ``commons[first_common]`` and so on. All sums of squared gradients begin with
-    ``squares``. Other entries may leave, but none of those that were touched last.
+    A new feature begins with weights of 0. With its ``admit``-th occurrence it gets a row, which begins with
+    ``commons[first]`` and so on. All sums of squared gradients begin with ``squares``. Other entries may leave, but
+    none of those that were touched last.
     """
     settings = table.settings
     expire_ms = settings[EXPIRE_MS]
@@ -298,10 +289,12 @@ def touch_feature(
         _remove_expired(table, now_ms)
     entry, last_ms = int(table.entries[_place(table, key)]), now_ms
     if entry == 0:
-        entry = take_entry(table, key)
-    else:
-        _unlink(table, entry)
+        _evict_until(table, IN_USE, settings[ENTRIES_MAX])
+        entry = _take_entry(table, key)
         _link_newest(table, entry)
+        table.file_of[entry] = _NO_FILE
+    else:
+        renew_feature(table, entry)
         if 0 < expire_ms < now_ms - table.last_ms[entry]:
             _free_row(table, entry)
             table.counts[entry] = 0
@@ -309,15 +302,18 @@ def touch_feature(
         else:
             last_ms = max(now_ms, int(table.last_ms[entry]))
     table.last_ms[entry] = last_ms
-    table.changed[entry] = ALL_READERS
     if table.counts[entry] == 0:
         count = settings[OWN_WEIGHTS]
-        _begin(table.weights, entry * 2 * count, count, common_weights, first_weight, squares)
+        for number in range(entry * 2 * count, (entry * 2 + 1) * count):
+            table.weights[number], table.weights[number + count] = 0.0, squares
     if table.counts[entry] < COUNT_MAX:
         table.counts[entry] += 1
     if table.row_of[entry] == 0 and table.counts[entry] >= settings[ADMIT]:
+        _evict_until(table, ADMITTED, settings[ROWS_MAX])
         count = settings[WIDTH]
-        _begin(table.rows, take_row(table, entry) * 2 * count, count, commons, first_common, squares)
+        at = _take_row(table, entry) * 2 * count
+        for number in range(count):
+            table.rows[at + number], table.rows[at + count + number] = commons[first + number], squares
     return entry
 
 
@@ -334,40 +330,44 @@ def find_features(arrays: FeatureArrays, keys: Integers, times_ms: Integers, fou
 
 @compiled
 def touch_features(
-    arrays: FeatureArrays,
-    keys: Integers,
-    times_ms: Integers,
-    common_weights: Float32s,
-    commons: Float32s,
-    squares: float,
-    touched: EntryNumbers,
+    arrays: FeatureArrays, keys: Integers, times_ms: Integers, commons: Float32s, squares: float, touched: EntryNumbers
 ) -> None:
     """Fill in the result of ``touch_feature`` for each key at its time, one after the other."""
-    table, weights, rows = feature_pointers(arrays), pointer_to(common_weights), pointer_to(commons)
+    table, rows = feature_pointers(arrays), pointer_to(commons)
     for position in range(len(keys)):
-        touched[position] = touch_feature(table, keys[position], times_ms[position], weights, 0, rows, 0, squares)
+        touched[position] = touch_feature(table, keys[position], times_ms[position], rows, 0, squares)
 
 
 @compiled
-def entries_in_order(arrays: FeatureArrays, ordered: EntryNumbers) -> None:
-    """Fill in the entries in use, the oldest first."""
-    table, entry = feature_pointers(arrays), 0
-    for position in range(len(ordered)):
-        entry = table.newer[entry]
-        ordered[position] = entry
-
-
-@compiled
-def add_features(arrays: FeatureArrays, keys: Integers, is_admitted: npt.NDArray[np.bool_]) -> bool:
-    """Add features to an empty table in order, some with rows; return False if two are equal.
-
-    There must be room. Entries and rows are taken in order; all else is left to the caller.
-    """
+def newer_entries(arrays: FeatureArrays, entry: int, found: EntryNumbers) -> None:
+    """Fill in the entries that come after an entry in the order, or the oldest ones for entry 0."""
     table = feature_pointers(arrays)
-    for position in range(len(keys)):
-        if table.entries[_place(table, keys[position])] != 0:
-            return False
-        entry = take_entry(table, keys[position])
-        if is_admitted[position]:
-            take_row(table, entry)
-    return True
+    for position in range(len(found)):
+        entry = table.newer[entry]
+        found[position] = entry
+
+
+@compiled
+def add_older_features(
+    arrays: FeatureArrays, keys: Integers, is_admitted: npt.NDArray[np.bool_], most: int, added: EntryNumbers
+) -> int:
+    """Add features from the last one on, each as the oldest, until there are ``most``, or no room; return how many are
+    left.
+
+    ``added`` gets their entries: for a feature that is there already, 0. All but key and row is left to the caller.
+    """
+    table, position = feature_pointers(arrays), len(keys)
+    facts, settings = table.facts, table.settings
+    while position > 0:
+        key, needs_row = keys[position - 1], is_admitted[position - 1]
+        if table.entries[_place(table, key)] == 0:
+            if facts[IN_USE] >= most or (needs_row and facts[ADMITTED] == settings[ROWS_MAX]):
+                return position
+            entry, oldest = _take_entry(table, key), table.newer[0]
+            table.newer[entry], table.older[entry] = oldest, 0
+            table.older[oldest] = table.newer[0] = entry
+            if needs_row:
+                _take_row(table, entry)
+            added[position - 1] = entry
+        position -= 1
+    return position

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple, Self
 
 import numpy as np
@@ -19,8 +19,8 @@ from streamiter.values.numbers import Integers, check_memory, whole_number
 # The numbers of entries have 32 bits, and the index has up to four times as many places as there are entries.
 _CAPACITY_MAX: Final = 2**29
 
-# Of an entry: its key, its count, its time, two neighbours, the number of its row and the bits of changes.
-_ENTRY_BYTES: Final = 8 + 4 + 8 + 2 * 4 + 4 + 1
+# Of an entry: its key, its count, its time, two neighbours, the numbers of its row and of its file.
+_ENTRY_BYTES: Final = 8 + 4 + 8 + 2 * 4 + 4 + 4
 _PLACE_BYTES: Final = 4
 # A number with its sum of squares; and the place of a row among the free ones.
 _PAIR_BYTES: Final = 8
@@ -48,12 +48,11 @@ class FeatureTable:
     at once.
 
     >>> table = FeatureTable(2, weights=1, admit=2, capacity=3)
-    >>> commons = np.array([0.5], np.float32), np.array([0.25, 0.75], np.float32)
-    >>> table.touch([7, 8, 7], [0, 0, 0], *commons, squares=0.1).tolist()  # Their entries.
+    >>> table.touch([7, 8, 7], [0, 0, 0], commons=[0.25, 0.75], squares=0.1).tolist()  # Their entries.
     [1, 2, 1]
-    >>> keys, weights, row_of, rows = table.content()
-    >>> keys.tolist(), weights.tolist(), row_of.tolist(), rows.tolist()
-    ([7, 8], [[0.5], [0.5]], [1, 0], [[0.25, 0.75]])
+    >>> keys, row_of, weights, rows = table.entries()
+    >>> keys.tolist(), row_of.tolist(), weights.tolist(), rows.tolist()
+    ([7, 8], [1, 0], [[0.0], [0.0]], [[0.25, 0.75]])
     >>> table.counts()
     FeatureCounts(features=2, admitted=1, expired=0, evicted=0)
     """
@@ -113,7 +112,7 @@ class FeatureTable:
             last_ms=np.zeros(entries, np.int64),
             newer=np.zeros(entries, np.int32),
             older=np.zeros(entries, np.int32),
-            changed=np.zeros(entries, np.uint8),
+            file_of=np.zeros(entries, np.int32),
             weights=np.zeros(entries * 2 * self.own_weights, np.float32),
             row_of=np.zeros(entries, np.int32),
             rows=np.zeros(rows * 2 * self.width, np.float32),
@@ -150,22 +149,16 @@ class FeatureTable:
         return found
 
     def touch(
-        self,
-        keys: npt.ArrayLike,
-        times_ms: npt.ArrayLike,
-        common_weights: npt.ArrayLike,
-        commons: npt.ArrayLike,
-        squares: float,
+        self, keys: npt.ArrayLike, times_ms: npt.ArrayLike, commons: npt.ArrayLike, squares: float
     ) -> npt.NDArray[np.int32]:
         """Count an occurrence of each key at its time, in order; return the entries.
 
-        New features begin with ``common_weights``, admitted ones with the row ``commons``, and both with ``squares`` as
-        each sum of squared gradients. An entry belongs to its feature until a later one may have taken it.
+        Admitted features begin with the row ``commons``, all with ``squares`` as each sum of squared gradients. An
+        entry belongs to its feature until a later one may have taken it.
         """
         keys, times = _integers(keys), _integers(times_ms)
         touched = np.zeros(len(keys), np.int32)
-        weights, rows = _floats(common_weights), _floats(commons)
-        self._steps.touch_features(self.arrays, keys, times, weights, rows, float(squares), touched)
+        self._steps.touch_features(self.arrays, keys, times, _floats(commons), float(squares), touched)
         return touched
 
     def weights(self) -> npt.NDArray[np.float32]:
@@ -176,8 +169,8 @@ class FeatureTable:
         """Return the rows by number with their sums of squared gradients behind them; not a copy."""
         return self.arrays.rows.reshape(self.rows_max + 1, -1)
 
-    def content(self) -> tuple[Integers, npt.NDArray[np.float32], npt.NDArray[np.int32], npt.NDArray[np.float32]]:
-        """Return the keys of all features, ascending, their weights, the numbers of their rows, and the rows.
+    def entries(self) -> tuple[Integers, npt.NDArray[np.int32], npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+        """Return the keys of all features, ascending, the numbers of their rows, their weights, and the rows.
 
         A feature that is not admitted has row 0; the others count from 1 on in the order of their keys. Squares are
         left out.
@@ -188,26 +181,14 @@ class FeatureTable:
         has_row = row_of > 0
         numbers = np.where(has_row, np.cumsum(has_row), 0).astype(np.int32)
         rows = self.rows()[row_of[has_row], : self.width]
-        return self.arrays.keys[used], self.weights()[used, : self.own_weights], numbers, rows
-
-    def take_changed(self, reader: int) -> Integers:
-        """Return the keys of the features that changed since the reader's last call, ascending.
-
-        ``reader`` is a bit of ``feature_steps.ALL_READERS``. Features that have left are not among them. Code that
-        changes an entry or its row without an occurrence sets ``changed`` to ``ALL_READERS`` itself.
-        """
-        stop = self._entries_stop()
-        changed = self.arrays.changed[:stop]
-        entries = np.flatnonzero((changed & reader != 0) & (self.arrays.counts[:stop] > 0))
-        changed &= ~np.uint8(reader)
-        return np.sort(self.arrays.keys[entries])
+        return self.arrays.keys[used], numbers, self.weights()[used, : self.own_weights], rows
 
     def scale_squares(self, factor: float) -> None:
         """Multiply all sums of squared gradients: with a small factor, rates that have become small are large again."""
         rows_stop = int(self.arrays.facts[self._steps.ROWS_USED]) + 1
         self.weights()[: self._entries_stop(), self.own_weights :] *= np.float32(factor)
         self.rows()[:rows_stop, self.width :] *= np.float32(factor)
-        self.arrays.changed[: self._entries_stop()] = self._steps.ALL_READERS
+        self.arrays.file_of[: self._entries_stop()] = 0
 
     def _entries_stop(self) -> int:
         """Return the number behind the last entry that was ever in use."""
@@ -216,24 +197,30 @@ class FeatureTable:
     # ---- state
 
     def state(self) -> dict[str, Any]:
-        """Return a copy of the state as plain data: the features in the order of their last occurrences.
+        """Return a copy of the state as plain data: the features in the order of their last changes.
 
         ``rows`` has a row for each feature that ``is admitted``, in the same order.
         """
-        arrays, counts = self.arrays, self.counts()
-        ordered = np.zeros(counts.features, np.int32)
-        self._steps.entries_in_order(arrays, ordered)
-        row_of = arrays.row_of[ordered]
+        ordered = np.zeros(self.counts().features, np.int32)
+        self._steps.newer_entries(self.arrays, 0, ordered)
+        return self.part(ordered) | self.totals()
+
+    def part(self, entries: npt.NDArray[np.int32]) -> dict[str, Any]:
+        """Return the features in these entries as plain data, in this order."""
+        arrays, row_of = self.arrays, self.arrays.row_of[entries]
         return {
-            "keys": arrays.keys[ordered],
-            "counts": arrays.counts[ordered],
-            "times": arrays.last_ms[ordered],
-            "weights": self.weights()[ordered],
+            "keys": arrays.keys[entries],
+            "counts": arrays.counts[entries],
+            "times": arrays.last_ms[entries],
+            "weights": self.weights()[entries],
             "is admitted": row_of > 0,
             "rows": self.rows()[row_of[row_of > 0]],
-            "expired": counts.expired,
-            "evicted": counts.evicted,
         }
+
+    def totals(self) -> dict[str, int]:
+        """Return what the state has besides the features."""
+        counts = self.counts()
+        return {"features": counts.features, "expired": counts.expired, "evicted": counts.evicted}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take on a :meth:`state`, in place of all features. The oldest ones that have no room count as evicted.
@@ -241,37 +228,83 @@ class FeatureTable:
         Raises OtherModel for the state of a table with other numbers of weights and of numbers in a row, and ModelError
         for a state that no table has had; then the table is as before.
         """
-        keys, counts, times = (np.asarray(state[name]) for name in ("keys", "counts", "times"))
-        is_admitted = np.asarray(state["is admitted"], np.bool_)
-        weights, rows = np.asarray(state["weights"], np.float32), np.asarray(state["rows"], np.float32)
-        given, expected = (weights.shape[1:], rows.shape[1:]), ((2 * self.own_weights,), (2 * self.width,))
+        self.restore_parts(state, [(0, state)])
+
+    def restore_parts(self, totals: Mapping[str, Any], parts: Iterable[tuple[int, Mapping[str, Any]]]) -> None:
+        """As :meth:`restore`, from parts with the numbers of their files, the newest part first.
+
+        A feature counts in the first part that has it.
+        """
+        before = self.arrays
+        self._allocate()
+        try:
+            missing = self._take_on(totals["features"], parts)
+        except BaseException:
+            self.arrays = before
+            raise
+        facts = self.arrays.facts
+        facts[self._steps.EXPIRED], facts[self._steps.EVICTED] = totals["expired"], totals["evicted"] + missing
+
+    def _take_on(self, features: int, parts: Iterable[tuple[int, Mapping[str, Any]]]) -> int:
+        """Add the features of parts, of which there are so many; return how many have no room."""
+        for file, part in parts:
+            self._check(part)
+            if not self._add_older(file, part, features):
+                break
+        counts = self.counts()
+        missing = features - counts.features
+        if missing and counts.features < self.capacity and counts.admitted < self.rows_max:
+            raise _damaged(f"{missing:,} of {features:,} features twice, or not at all")
+        return missing
+
+    def start_from(
+        self,
+        keys: npt.ArrayLike,
+        row_of: npt.ArrayLike,
+        weights: npt.ArrayLike,
+        rows: npt.ArrayLike,
+        time_ms: int,
+        squares: float,
+    ) -> None:
+        """Take on :meth:`entries`, whose last occurrence was at this time; which are the oldest is not known."""
+        is_admitted, numbers = np.asarray(row_of) > 0, (np.asarray(weights), np.asarray(rows))
+        own, width = (np.hstack([each, np.full(each.shape, squares)]).astype(np.float32) for each in numbers)
+        part = {
+            "keys": keys,
+            "counts": np.where(is_admitted, self.admit, 1),
+            "times": np.full(len(is_admitted), time_ms),
+            "weights": own,
+            "is admitted": is_admitted,
+            "rows": width,
+        }
+        self.restore(part | {"features": len(is_admitted), "expired": 0, "evicted": 0})
+
+    def _check(self, part: Mapping[str, Any]) -> None:
+        given = np.shape(part["weights"])[1:], np.shape(part["rows"])[1:]
+        expected = (2 * self.own_weights,), (2 * self.width,)
         if given != expected:
             raise OtherModel(
                 "FeatureTable.restore: expected the state of a table with as many weights and numbers in a row, "
                 f"{expected}, given {given}; make the table with the same numbers"
             )
-        lengths = {name: len(state[name]) for name in ("keys", "counts", "times", "is admitted", "weights")}
-        if len({*lengths.values()}) > 1 or len(rows) != np.count_nonzero(is_admitted) or not (counts > 0).all():
-            raise _damaged(f"{lengths} with {len(rows)} rows and the least count {counts.min(initial=1)}")
-        left = self._too_many(is_admitted)
-        left_rows = int(np.count_nonzero(is_admitted[:left]))
-        before = self.arrays
-        self._allocate()
-        if not self._steps.add_features(self.arrays, _integers(keys[left:]), is_admitted[left:].copy()):
-            self.arrays = before
-            raise _damaged("a key twice")
-        arrays, stop = self.arrays, self._entries_stop()
-        arrays.counts[1:stop], arrays.last_ms[1:stop] = counts[left:], times[left:]
-        arrays.changed[1:stop] = self._steps.ALL_READERS
-        self.weights()[1:stop] = weights[left:]
-        self.rows()[1 : len(rows) - left_rows + 1] = rows[left_rows:]
-        arrays.facts[self._steps.EXPIRED], arrays.facts[self._steps.EVICTED] = state["expired"], state["evicted"] + left
+        lengths = {name: len(part[name]) for name in ("keys", "counts", "times", "is admitted", "weights")}
+        rows, least = len(part["rows"]), int(np.min(part["counts"], initial=1))
+        if len({*lengths.values()}) > 1 or rows != np.count_nonzero(part["is admitted"]) or least < 1:
+            raise _damaged(f"{lengths} with {rows} rows and the least count {least}")
 
-    def _too_many(self, is_admitted: npt.NDArray[np.bool_]) -> int:
-        """Return how many of the oldest features have no room."""
-        admitted = np.flatnonzero(is_admitted)
-        row_too_many = admitted[-self.rows_max - 1] + 1 if len(admitted) > self.rows_max else 0
-        return int(max(0, len(is_admitted) - self.capacity, row_too_many))
+    def _add_older(self, file: int, part: Mapping[str, Any], features: int) -> bool:
+        """Add the features of a part that are not there yet, as the oldest; return False at the end of the room."""
+        is_admitted, most = np.array(part["is admitted"], np.bool_), min(features, self.capacity)
+        added = np.zeros(len(is_admitted), np.int32)
+        left = self._steps.add_older_features(self.arrays, _integers(part["keys"]), is_admitted, most, added)
+        arrays, is_new = self.arrays, added > 0
+        entries, times = added[is_new], np.asarray(part["times"])
+        arrays.counts[entries], arrays.last_ms[entries] = np.asarray(part["counts"])[is_new], times[is_new]
+        arrays.file_of[entries] = file
+        self.weights()[entries] = np.asarray(part["weights"])[is_new]
+        rows = np.asarray(part["rows"])[is_new[is_admitted]]
+        self.rows()[arrays.row_of[added[is_admitted & is_new]]] = rows
+        return int(left) == 0
 
 
 def rows_for(capacity: int, admit: int) -> int:

@@ -62,7 +62,7 @@ class ModelOfTable:
     evicted: int = 0
 
     def touch(self, key: int, now_ms: int, common: list[float]) -> Feature:
-        """Count an occurrence; new weights and rows begin with the first numbers of ``common``."""
+        """Count an occurrence; new rows begin with ``common``."""
         self._remove_expired(now_ms)
         found = self.features.pop(key, None)
         if found is not None and self._is_expired(found, now_ms):
@@ -70,12 +70,12 @@ class ModelOfTable:
             found = None
         elif found is None and len(self.features) == self.settings.capacity:
             self._evict()
-        feature = found or Feature(0, now_ms, common[:WEIGHTS] + [SQUARES] * WEIGHTS)
+        feature = found or Feature(0, now_ms, [0.0] * WEIGHTS + [SQUARES] * WEIGHTS)
         feature.count, feature.last_ms = feature.count + 1, max(now_ms, feature.last_ms)
         if feature.row is None and feature.count >= self.settings.admit:
             while self.counts().admitted == self.settings.rows:
                 self._evict()
-            feature.row = common[:WIDTH] + [SQUARES] * WIDTH
+            feature.row = common + [SQUARES] * WIDTH
         self.features[key] = feature
         return feature
 
@@ -89,7 +89,8 @@ class ModelOfTable:
                 key, oldest = next(iter(self.features.items()))
                 if oldest.last_ms - now_ms > self.settings.expire_ms:
                     oldest.last_ms = now_ms
-                if self._is_expired(oldest, now_ms):
+                    self.features.move_to_end(key)
+                elif self._is_expired(oldest, now_ms):
                     del self.features[key]
                     self.expired += 1
 
@@ -124,14 +125,13 @@ def history(random: Random) -> History:
 
 
 def common_of(number: int) -> list[float]:
-    """Return the common weights and vector before the occurrence of this number, different for each."""
+    """Return the common vector before the occurrence of this number, different for each."""
     return [number, number + 0.5]
 
 
 def touch(table: FeatureTable, key: int, now_ms: int, number: int = 1) -> int:
     """Touch a key; return its entry."""
-    common = common_of(number)
-    [entry] = table.touch([key], [now_ms], common[:WEIGHTS], common[:WIDTH], SQUARES).tolist()
+    [entry] = table.touch([key], [now_ms], common_of(number), SQUARES).tolist()
     return int(entry)
 
 

@@ -36,8 +36,7 @@ TESTS = Path(__file__).resolve().parents[1]
 
 def touch_all(table: FeatureTable, keys: Iterable[int], times: Iterable[int]) -> list[int]:
     """Touch these keys at these times; return their entries."""
-    common = common_of(1)
-    touched: list[int] = table.touch(list(keys), list(times), common[:WEIGHTS], common[:WIDTH], SQUARES).tolist()
+    touched: list[int] = table.touch(list(keys), list(times), common_of(1), SQUARES).tolist()
     return touched
 
 
@@ -66,7 +65,7 @@ def test_a_table_is_a_dict_in_the_order_of_last_occurrences(given: History) -> N
     assert state["weights"].tolist() == [feature.weights for feature in features]
     assert state["is admitted"].tolist() == [feature.row is not None for feature in features]
     assert state["rows"].tolist() == [feature.row for feature in admitted]
-    keys, weights, row_of, rows = table.content()
+    keys, row_of, weights, rows = table.entries()
     assert keys.tolist() == sorted(model.features)
     for key, own, row in zip(keys.tolist(), weights.tolist(), row_of.tolist(), strict=True):
         feature = model.features[key]
@@ -143,8 +142,8 @@ def test_the_functions_are_compiled_once() -> None:
     table = new_table()
     keys = np.arange(6, dtype=np.int32)[::2]
     keys.flags.writeable = False
-    table.touch(keys, np.zeros(3, np.int16), np.zeros(1), np.zeros(2, np.float32), 0.25)
-    table.touch([1], [2], [0.5], range(2), 1)
+    table.touch(keys, np.zeros(3, np.int16), np.zeros(2), 0.25)
+    table.touch([1], [2], range(2), 1)
     table.find(range(3), keys)
     for function in (table._steps.touch_features, table._steps.find_features):
         assert len(function.signatures) == 1  # type: ignore[attr-defined]
@@ -158,9 +157,9 @@ def test_a_feature_expires_after_more_than_so_long_without_an_occurrence() -> No
     table.rows()[:] += 1
     assert table.find([1, 1], [110, 111]).astype(bool).tolist() == [True, False]
     touch(table, 1, 110)
-    assert [table.state()[name].tolist()[1] for name in ("weights", "rows")] == [[2.0, 1.25], [2.0, 2.5, 1.25, 1.25]]
+    assert [table.state()[name].tolist()[1] for name in ("weights", "rows")] == [[1.0, 1.25], [2.0, 2.5, 1.25, 1.25]]
     touch(table, 1, 121)
-    assert [table.state()[name].tolist() for name in ("weights", "rows")] == [[[1.0, 0.25]], [[1.0, 1.5, 0.25, 0.25]]]
+    assert [table.state()[name].tolist() for name in ("weights", "rows")] == [[[0.0, 0.25]], [[1.0, 1.5, 0.25, 0.25]]]
     assert table.counts() == FeatureCounts(1, 1, expired=2, evicted=0)
 
 
@@ -171,7 +170,7 @@ def test_one_wrong_time_neither_empties_the_table_nor_ends_expiry() -> None:
     touch(table, 50, 2**61)
     assert table.counts().features == 49
     touch_all(table, [51] * 100, [111] * 100)
-    assert table.state()["keys"].tolist() == [50, 51]
+    assert set(table.state()["keys"].tolist()) == {50, 51}
     touch_all(table, [51] * 2, [122] * 2)
     assert table.state()["keys"].tolist() == [51]
 
@@ -183,24 +182,6 @@ def test_counts_do_not_overflow() -> None:
     table.restore(table.state() | {"counts": [2**31 - 1]})
     touch(table, 5, 0)
     assert table.state()["counts"].tolist() == [2**31 - 1]
-
-
-def test_readers_are_told_what_changed_since_their_last_call() -> None:
-    """A version wrote all rows again since a checkpoint had been taken, or none of those that drift had changed."""
-    table = new_table(capacity=4)
-    steps = table._steps
-    touch_all(table, [3, 1, 2], [0] * 3)
-    assert table.take_changed(steps.VERSION_READER).tolist() == [1, 2, 3]
-    touch(table, 2, 0)
-    assert table.take_changed(steps.VERSION_READER).tolist() == [2]
-    touch_all(table, [4, 5], [0] * 2)
-    assert table.take_changed(steps.VERSION_READER).tolist() == [4, 5]
-    assert table.take_changed(steps.SNAPSHOT_READER).tolist() == [1, 2, 4, 5]
-    assert table.take_changed(steps.SNAPSHOT_READER).tolist() == []
-    table.scale_squares(0.5)
-    assert table.take_changed(steps.SNAPSHOT_READER).tolist() == [1, 2, 4, 5]
-    assert table.state()["weights"].tolist() == [[1.0, 0.125]] * 4
-    assert table.state()["rows"].tolist() == [[1.0, 1.5, 0.125, 0.125]] * 4
 
 
 @random_examples(
@@ -252,7 +233,7 @@ def test_a_large_table_that_is_not_used_takes_no_memory() -> None:
     """A model with room for two gigabytes took them with its first row."""
     before = _resident_bytes()
     table = FeatureTable(16, weights=2, admit=3, capacity=2**23)
-    table.touch([Random(1).randrange(2**62)] * 3, [0] * 3, np.zeros(2), np.zeros(16), 0.25)
+    table.touch([Random(1).randrange(2**62)] * 3, [0] * 3, np.zeros(16), 0.25)
     assert table.size_bytes() > 800 << 20
     assert _resident_bytes() - before < 100 << 20
 
