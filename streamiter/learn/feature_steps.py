@@ -44,7 +44,7 @@ Float32s = npt.NDArray[np.float32]
 
 COUNT_MAX: Final = 2**31 - 1
 
-_NO_FILE: Final = 0
+NO_FILE: Final = 0
 
 # ---- the settings
 OWN_WEIGHTS: Final = 0
@@ -177,7 +177,7 @@ def renew_feature(table: FeatureArrays, entry: int) -> None:
     """Note that an entry, or its row, changes without another occurrence: it is the newest one now."""
     _unlink(table, entry)
     _link_newest(table, entry)
-    table.file_of[entry] = _NO_FILE
+    table.file_of[entry] = NO_FILE
 
 
 # ---- room
@@ -201,6 +201,7 @@ def _remove_oldest(table: FeatureArrays) -> None:
     _unlink(table, entry)
     _free_row(table, entry)
     table.counts[entry] = 0
+    table.file_of[entry] = NO_FILE
     table.newer[entry] = facts[FREE_ENTRY]
     facts[FREE_ENTRY] = entry
     facts[IN_USE] -= 1
@@ -292,7 +293,7 @@ def touch_feature(table: FeatureArrays, key: int, now_ms: int, commons: Float32s
         _evict_until(table, IN_USE, settings[ENTRIES_MAX])
         entry = _take_entry(table, key)
         _link_newest(table, entry)
-        table.file_of[entry] = _NO_FILE
+        table.file_of[entry] = NO_FILE
     else:
         renew_feature(table, entry)
         if 0 < expire_ms < now_ms - table.last_ms[entry]:
@@ -336,6 +337,18 @@ def touch_features(
     table, rows = feature_pointers(arrays), pointer_to(commons)
     for position in range(len(keys)):
         touched[position] = touch_feature(table, keys[position], times_ms[position], rows, 0, squares)
+
+
+@compiled
+def changed_entries(arrays: FeatureArrays, found: EntryNumbers) -> int:
+    """Fill in the entries that are in no file, the newest first, and return how many they are."""
+    table, count = feature_pointers(arrays), 0
+    entry = table.older[0]
+    while entry != 0 and table.file_of[entry] == NO_FILE:
+        found[count] = entry
+        count += 1
+        entry = table.older[entry]
+    return count
 
 
 @compiled

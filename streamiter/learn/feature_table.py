@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, Self
 
 import numpy as np
@@ -67,7 +67,8 @@ class FeatureTable:
         # Imported here: it imports Numba, which takes most of a second.
         from streamiter.learn import feature_steps as steps
 
-        self._steps = steps
+        self.steps = steps
+        """The compiled functions, and the names of settings and facts."""
         self.width = whole_number("FeatureTable(width=)", width, 1)
         self.own_weights = whole_number("FeatureTable(weights=)", weights, 0)
         self.capacity = whole_number("FeatureTable(capacity=)", capacity, 1, _CAPACITY_MAX)
@@ -105,7 +106,7 @@ class FeatureTable:
 
     def _allocate(self) -> None:
         entries, rows = self.capacity + 1, self.rows_max + 1
-        self.arrays = self._steps.FeatureArrays(
+        self.arrays = self.steps.FeatureArrays(
             entries=np.zeros(_places_for(self.capacity), np.int32),
             keys=np.zeros(entries, np.int64),
             counts=np.zeros(entries, np.int32),
@@ -118,7 +119,7 @@ class FeatureTable:
             rows=np.zeros(rows * 2 * self.width, np.float32),
             free_rows=np.zeros(rows, np.int32),
             settings=self._settings,
-            facts=np.zeros(self._steps.FACTS, np.int64),
+            facts=np.zeros(self.steps.FACTS, np.int64),
         )
         """The arrays, for compiled code."""
 
@@ -128,7 +129,7 @@ class FeatureTable:
 
     def counts(self) -> FeatureCounts:
         """Return the numbers of features."""
-        steps, facts = self._steps, self.arrays.facts
+        steps, facts = self.steps, self.arrays.facts
         return FeatureCounts(*facts[[steps.IN_USE, steps.ADMITTED, steps.EXPIRED, steps.EVICTED]].tolist())
 
     def check_room(self, features: int) -> None:
@@ -145,7 +146,7 @@ class FeatureTable:
         """Return for each key the entry of the feature that is not expired at its time, or 0."""
         keys, times = _integers(keys), _integers(times_ms)
         found = np.zeros(len(keys), np.int32)
-        self._steps.find_features(self.arrays, keys, times, found)
+        self.steps.find_features(self.arrays, keys, times, found)
         return found
 
     def touch(
@@ -158,7 +159,7 @@ class FeatureTable:
         """
         keys, times = _integers(keys), _integers(times_ms)
         touched = np.zeros(len(keys), np.int32)
-        self._steps.touch_features(self.arrays, keys, times, _floats(commons), float(squares), touched)
+        self.steps.touch_features(self.arrays, keys, times, _floats(commons), float(squares), touched)
         return touched
 
     def weights(self) -> npt.NDArray[np.float32]:
@@ -185,14 +186,14 @@ class FeatureTable:
 
     def scale_squares(self, factor: float) -> None:
         """Multiply all sums of squared gradients: with a small factor, rates that have become small are large again."""
-        rows_stop = int(self.arrays.facts[self._steps.ROWS_USED]) + 1
+        rows_stop = int(self.arrays.facts[self.steps.ROWS_USED]) + 1
         self.weights()[: self._entries_stop(), self.own_weights :] *= np.float32(factor)
         self.rows()[:rows_stop, self.width :] *= np.float32(factor)
         self.arrays.file_of[: self._entries_stop()] = 0
 
     def _entries_stop(self) -> int:
         """Return the number behind the last entry that was ever in use."""
-        return int(self.arrays.facts[self._steps.ENTRIES_USED]) + 1
+        return int(self.arrays.facts[self.steps.ENTRIES_USED]) + 1
 
     # ---- state
 
@@ -202,7 +203,7 @@ class FeatureTable:
         ``rows`` has a row for each feature that ``is admitted``, in the same order.
         """
         ordered = np.zeros(self.counts().features, np.int32)
-        self._steps.newer_entries(self.arrays, 0, ordered)
+        self.steps.newer_entries(self.arrays, 0, ordered)
         return self.part(ordered) | self.totals()
 
     def part(self, entries: npt.NDArray[np.int32]) -> dict[str, Any]:
@@ -216,6 +217,19 @@ class FeatureTable:
             "is admitted": row_of > 0,
             "rows": self.rows()[row_of[row_of > 0]],
         }
+
+    def file_of(self) -> npt.NDArray[np.int32]:
+        """Return for each entry that was ever in use its file; 0 for none, and for free entries. Not a copy."""
+        return self.arrays.file_of[: self._entries_stop()]
+
+    def entries_of_files(self, numbers: Sequence[int]) -> npt.NDArray[np.int32]:
+        """Return the entries of files that are neighbours in the order of the last changes, in this order."""
+        arrays, is_in = self.arrays, np.isin(self.file_of(), numbers)
+        found = np.flatnonzero(is_in).astype(np.int32)
+        if len(found):
+            [before] = arrays.older[found[~is_in[arrays.older[found]]]]
+            self.steps.newer_entries(arrays, int(before), found)
+        return found
 
     def totals(self) -> dict[str, int]:
         """Return what the state has besides the features."""
@@ -243,7 +257,7 @@ class FeatureTable:
             self.arrays = before
             raise
         facts = self.arrays.facts
-        facts[self._steps.EXPIRED], facts[self._steps.EVICTED] = totals["expired"], totals["evicted"] + missing
+        facts[self.steps.EXPIRED], facts[self.steps.EVICTED] = totals["expired"], totals["evicted"] + missing
 
     def _take_on(self, features: int, parts: Iterable[tuple[int, Mapping[str, Any]]]) -> int:
         """Add the features of parts, of which there are so many; return how many have no room."""
@@ -296,7 +310,7 @@ class FeatureTable:
         """Add the features of a part that are not there yet, as the oldest; return False at the end of the room."""
         is_admitted, most = np.array(part["is admitted"], np.bool_), min(features, self.capacity)
         added = np.zeros(len(is_admitted), np.int32)
-        left = self._steps.add_older_features(self.arrays, _integers(part["keys"]), is_admitted, most, added)
+        left = self.steps.add_older_features(self.arrays, _integers(part["keys"]), is_admitted, most, added)
         arrays, is_new = self.arrays, added > 0
         entries, times = added[is_new], np.asarray(part["times"])
         arrays.counts[entries], arrays.last_ms[entries] = np.asarray(part["counts"])[is_new], times[is_new]

@@ -65,11 +65,16 @@ class LocalFile:
     """Where it is until the piece is released."""
 
 
+FRAME_FILE: Final = ".frame"
+"""The suffix of the files of a piece whose frames are ``rest`` and then the contents of its files, in order."""
+
+
 class DeferredFiles(Deferred):
     """A large piece of state that is files, most of which earlier snapshots of the same state have, too.
 
     A store keeps such files once (:class:`~streamiter.engine.storage.snapshot.SharedFile`). ``frames`` gives the same
-    state without files, for a snapshot that is kept elsewhere.
+    state without files, for a snapshot that is kept elsewhere. On restore, ``restore`` is given a database of RocksDB,
+    or :class:`FramesInFiles` if the names of the files end with ``FRAME_FILE``.
     """
 
     @abc.abstractmethod
@@ -91,6 +96,25 @@ class DeferredFiles(Deferred):
     @abc.abstractmethod
     def rest(self) -> bytes:
         """Return the state besides the files, as one small frame; called after ``files``."""
+
+
+class NamedFile(Protocol):
+    """What a store tells of a file of an earlier snapshot; ``DeferredFiles.stored`` may return it."""
+
+    @property
+    def name(self) -> str:
+        """The name that its owner gave it."""
+
+
+class FramesInFiles(Protocol):
+    """The decoded frames of a restored piece of files: those of ``rest``, then those of its files, in order."""
+
+    files: Sequence[NamedFile]
+
+    def __iter__(self) -> Iterator[PlainValue]: ...
+
+    def fetch(self, folder: Path) -> None:
+        """Make files of these names in a folder, which nobody may change. It blocks."""
 
 
 # The limits of one frame. Each frame costs its writer a checksum and a turn of the event loop; encoding a megabyte,

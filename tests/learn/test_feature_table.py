@@ -145,7 +145,7 @@ def test_the_functions_are_compiled_once() -> None:
     table.touch(keys, np.zeros(3, np.int16), np.zeros(2), 0.25)
     table.touch([1], [2], range(2), 1)
     table.find(range(3), keys)
-    for function in (table._steps.touch_features, table._steps.find_features):
+    for function in (table.steps.touch_features, table.steps.find_features):
         assert len(function.signatures) == 1  # type: ignore[attr-defined]
 
 

@@ -21,7 +21,7 @@ from streamiter.engine.checkpointing.shares import OldJob, RepeatedFrames
 from streamiter.engine.graph.graph import Step
 from streamiter.engine.plan.job_settings import JobOptions, Restore
 from streamiter.engine.plan.messages import Meeting
-from streamiter.engine.states.stored import StoredDatabase
+from streamiter.engine.states.stored import StoredDatabase, StoredFrames
 from streamiter.engine.storage.flow_record import CommitPointer
 from streamiter.engine.storage.snapshot import CheckpointId, SnapshotHeader, StepState
 from streamiter.engine.storage.snapshot_file import StoredSnapshot
@@ -34,7 +34,7 @@ from streamiter.errors import CheckpointError, ConfigurationError, GraphError, d
 from streamiter.operators.definitions import changes
 from streamiter.operators.operator import Operator, known_of
 from streamiter.topics.source_and_sink import TopicSink
-from streamiter.values.deferred import PlainValue
+from streamiter.values.deferred import FRAME_FILE, PlainValue
 from streamiter.values.helpers.clock import Clock
 from streamiter.values.plain_data import PlainData
 
@@ -294,7 +294,8 @@ async def states_of_tasks(
 def _frames_of(stored: StoredSnapshot, part: str, plain_data: PlainData) -> Callable[[int], Iterable[PlainValue]]:
     def resolve(number: int) -> Iterable[PlainValue]:
         if (files := stored.files(part, number)) is not None:
-            return StoredDatabase(stored, part, number, files, plain_data)
+            is_frames = any(file.name.endswith(FRAME_FILE) for file in files)
+            return (StoredFrames if is_frames else StoredDatabase)(stored, part, number, files, plain_data)
         return RepeatedFrames(lambda: map(plain_data.decode, stored.frames(part, number)))
 
     return resolve

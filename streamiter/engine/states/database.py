@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import tempfile
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -18,7 +17,7 @@ from functools import cached_property
 from heapq import merge
 from itertools import takewhile
 from pathlib import Path
-from typing import IO, Final
+from typing import Final
 
 from rocksdict import (
     AccessType,
@@ -37,7 +36,7 @@ from rocksdict import (
 )
 
 from streamiter.errors import CheckpointError, ConfigurationError, StorageFull
-from streamiter.values.helpers.files import NOT_ALLOWED, advice_for, alone, is_free, shared
+from streamiter.values.helpers.files import NOT_ALLOWED, RunFolder, advice_for
 
 # A memtable that is full is written while the next one is filled. A checkpoint writes one of this size at the most.
 _MEMTABLE_BYTES: Final = 32 << 20
@@ -51,10 +50,6 @@ _LOG_BYTES: Final = 1 << 20
 
 # Checkpoints of the databases of a process that are made at the same time; they wait for the disk.
 _THREADS: Final = 4
-
-_LOCK: Final = "lock"
-_IN_USE: Final = "in-use"
-_RUN: Final = "run-"
 
 # What may wait for the thread of a checkpoint: more than a second of writing as fast as Python can.
 _WAITING_BYTES_MAX: Final = 64 << 20
@@ -116,7 +111,7 @@ class DatabaseHome:
         self._place = place
         self._memory_bytes = memory_bytes
         self._flow = flow
-        self._in_use: IO[bytes] | None = None
+        self._folder = RunFolder(place)
 
     @cached_property
     def memory(self) -> DatabaseMemory:
@@ -132,18 +127,11 @@ class DatabaseHome:
     def folder(self) -> Path:
         """The folder of the job, which is locked until it is closed. Folders of jobs that are dead are deleted."""
         try:
-            self._place.mkdir(parents=True, exist_ok=True)
-            with alone(self._place / _LOCK):
-                for folder in sorted(self._place.glob(f"{_RUN}*")):
-                    if is_free(folder / _IN_USE):
-                        shutil.rmtree(folder, ignore_errors=True)
-                made = Path(tempfile.mkdtemp(prefix=_RUN, dir=self._place))
-                self._in_use = shared(made / _IN_USE)
-                return made
+            return self._folder.path
         except OSError as error:
             reason = os.strerror(error.errno) if error.errno else str(error)
             if error.errno not in NOT_ALLOWED:
-                raise explained(OSError(reason), f"flow {self._flow!r}", self._place / _RUN) from error
+                raise explained(OSError(reason), f"flow {self._flow!r}", self._place / "run") from error
             raise ConfigurationError(
                 f"flow {self._flow!r}: expected a folder for its state that this process may write to, given "
                 f"{self._place} ({reason}); choose another with RocksState(…)"
@@ -153,10 +141,7 @@ class DatabaseHome:
         """Delete the folder. May be called more than once; the databases are closed before."""
         if "threads" in vars(self):
             self.threads.shutdown()
-        if self._in_use is not None:
-            shutil.rmtree(self.folder, ignore_errors=True)
-            self._in_use.close()
-            self._in_use = None
+        self._folder.close()
 
 
 class Database:

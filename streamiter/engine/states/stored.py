@@ -1,7 +1,7 @@
 """States in snapshots: the databases of earlier subtasks, and the share that a subtask of a new job has of them.
 
 A backend that can use files takes the files of a :class:`StoredDatabase`. Other backends read its frames, as they read
-a snapshot of states in memory.
+a snapshot of states in memory. :class:`StoredFrames` are the states of operators that keep files of their own.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from streamiter.engine.storage.snapshot import SharedFile
 from streamiter.engine.storage.snapshot_file import StoredSnapshot
 from streamiter.errors import CheckpointError, ConfigurationError
 from streamiter.operators.keyed_state import StateFrame, select_keys
+from streamiter.values.deferred import PlainValue
 from streamiter.values.plain_data import PlainData
 from streamiter.values.subtasks import decode_keys, key_groups
 
@@ -82,6 +83,37 @@ class StatesClock(msgspec.Struct, frozen=True):
     """A row without a time, or with an earlier one, was used then: when its step got its time to live."""
     is_timed: bool
     """Whether the step has a time to live."""
+
+
+# ---- files of a snapshot
+
+
+class StoredFrames(Iterable[PlainValue]):
+    """The frames of a piece of state that is files, each of them a frame (``FramesInFiles``)."""
+
+    def __init__(
+        self, stored: StoredSnapshot, part: str, number: int, files: Sequence[SharedFile], plain_data: PlainData
+    ) -> None:
+        """``number`` is the number of the deferred piece in its part; the piece has these ``files``."""
+        self._stored = stored
+        self._part = part
+        self._number = number
+        self.files = files
+        """The files in the store."""
+        self._plain_data = plain_data
+
+    def fetch(self, folder: Path) -> None:
+        for file in self.files:
+            self._stored.fetch(file, folder / file.name)
+
+    def __iter__(self) -> Iterator[PlainValue]:
+        yield from map(self._plain_data.decode, self._stored.frames(self._part, self._number))
+        with tempfile.TemporaryDirectory(prefix="streamiter-") as name:
+            for file in self.files:
+                path = Path(name) / file.name
+                self._stored.fetch(file, path)
+                yield self._plain_data.decode(path.read_bytes())
+                path.unlink()
 
 
 # ---- databases of a snapshot

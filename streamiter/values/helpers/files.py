@@ -9,9 +9,13 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import shutil
+import tempfile
 import time
+import weakref
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import IO, Final, ParamSpec, TypeVar
@@ -129,6 +133,46 @@ def locked(handle: int, *, shared: bool = False) -> Iterator[None]:
     finally:
         with suppress(OSError):
             fcntl.flock(handle, fcntl.LOCK_UN)
+
+
+class RunFolder:
+    """A folder for the files of one run, in a place that runs share; the folders of runs that are dead are deleted.
+
+    It is made by the first use, and deleted by ``close``, with the last reference to this object, or at the end of the
+    process.
+    """
+
+    def __init__(self, place: Path) -> None:
+        self._place = place
+        self._delete: Callable[[], object] | None = None
+
+    @cached_property
+    def path(self) -> Path:
+        """The folder, which is locked as long as it exists. Raises ``OSError``."""
+        self._place.mkdir(parents=True, exist_ok=True)
+        with alone(self._place / _LOCK):
+            for folder in sorted(self._place.glob(f"{_RUN}*")):
+                if is_free(folder / _IN_USE):
+                    shutil.rmtree(folder, ignore_errors=True)
+            made = Path(tempfile.mkdtemp(prefix=_RUN, dir=self._place))
+            self._delete = weakref.finalize(self, _delete_folder, made, shared(made / _IN_USE), os.getpid())
+            return made
+
+    def close(self) -> None:
+        """Delete the folder. May be called more than once."""
+        if self._delete is not None:
+            self._delete()
+
+
+def _delete_folder(folder: Path, in_use: IO[bytes], process: int) -> None:
+    if os.getpid() == process:  # A fork has the object as well.
+        shutil.rmtree(folder, ignore_errors=True)
+    in_use.close()
+
+
+_LOCK: Final = "lock"
+_IN_USE: Final = "in-use"
+_RUN: Final = "run-"
 
 
 def sync_folder(path: Path) -> None:
