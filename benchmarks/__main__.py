@@ -27,7 +27,7 @@ from benchmarks.measuring import Figure
 from benchmarks.networks import networks_speed
 from benchmarks.networks_quality import networks_quality
 from benchmarks.offline_learning import offline_logistic_regression
-from benchmarks.online_learning import online_learning
+from benchmarks.online_learning import online_learning, online_learning_for_long
 from benchmarks.parameter_server import parameter_server, parameter_server_calls, parameter_server_optimizer
 from benchmarks.parameter_server_processes import networks_processes, parameter_server_processes
 from benchmarks.predicting import predicting
@@ -58,6 +58,7 @@ BENCHMARKS: Final[Mapping[str, Callable[[Session], Iterable[Figure]]]] = Mapping
         "bounded-rounds": bounded_rounds,
         "k-means": k_means,
         "online-learning": online_learning,
+        "online-learning-for-long": online_learning_for_long,
         "row-steps": row_steps,
         "late-labels": late_labels,
         "json-lines": json_lines,

@@ -31,6 +31,8 @@ FACTOR = {factor}
 
 @compiled
 def times(number, again):
+    if number < 0.0:
+        raise ValueError("below zero")
     return FACTOR * number if again == 1 else FACTOR * times(number, again - 1)
 """
 
@@ -52,6 +54,12 @@ from numpy import array
 from streamiter.values.helpers import numba_code
 numba_code.LOADED_AT_ONCE = eval(sys.argv[1], vars(numba_code))
 from calling import cubes
+try:
+    cubes(array([-1.0]))
+except ValueError as error:
+    assert str(error) == "below zero"
+else:
+    raise AssertionError("expected the error of the called function")
 print(cubes(array([1.0, 2.0])), sum(cubes.stats.cache_hits.values()), "numba.np.arraymath" in sys.modules)
 """
 

@@ -431,7 +431,7 @@ class AdaptiveLinearModel(DeclaredState, Savable):
         return frozenset(self.fields.columns[name] for name in names if name in self.fields.columns)
 
     def compile(self) -> None:
-        """Compile the arithmetic, where that is needed; it takes some ten seconds."""
+        """Compile the arithmetic, where that is needed; it takes some seconds."""
         weights = self._new_weights("binary", 1, 1)
         weights.add_numeric(1)
         row = ModelRows(np.array([0, 1]), np.array([2]), np.ones(1))

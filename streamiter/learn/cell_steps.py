@@ -25,8 +25,10 @@ import numpy.typing as npt
 
 from streamiter.learn.row_losses import ADAPTIVE, Rates, observe_target
 from streamiter.values.field_kinds import HUGE
-from streamiter.values.helpers.compiled import compiled
+from streamiter.values.helpers.compiled import compiled, pointer_function
 from streamiter.values.numbers import Floats, Indices
+
+pointer_to = pointer_function()
 
 CellNumbers = npt.NDArray[np.int32]
 Weights = npt.NDArray[np.float32]
@@ -268,42 +270,47 @@ def mix_members(
     first: int,
     shares: Floats,
     totals: Floats,
+    room: Floats,
     mixed: Floats,
 ) -> None:
     """Mix the predictions of the members, ``made[member, step, score]``, step by step, and judge them by the labels.
 
     Exponential weights of probabilities, or of numbers, with fixed share. A question is judged by its predictions when
     it was asked, which are kept in ``asked[question, score, first:]``. ``totals`` has the weight, mean and sum of
-    squared deviations of the targets, so that squared errors are in units of their variance.
+    squared deviations of the targets, so that squared errors are in units of their variance. ``room`` is memory to work
+    in: to make an array, or to copy one as a whole, would double the time of the first compilation.
     """
-    members, losses = len(shares), np.zeros(len(shares))
-    own = np.zeros((len(shares), made.shape[2]))
+    members, scores, target_totals = len(shares), made.shape[2], pointer_to(totals)
+    losses, own = pointer_to(room), pointer_to(room[members:])
     for position in range(len(predicts)):
         question = questions[position]
-        own[:] = made[:, position]
+        for member in range(members):
+            for score in range(scores):
+                own[member * scores + score] = made[member, position, score]
         if predicts[position]:
-            for score in range(made.shape[2]):
+            for score in range(scores):
                 total = 0.0
                 for member in range(members):
-                    total += shares[member] * own[member, score]
+                    total += shares[member] * own[member * scores + score]
                     if question >= 0:
-                        asked[question, score, first + member] = own[member, score]
+                        asked[question, score, first + member] = own[member * scores + score]
                 mixed[position, score] = total
         elif question >= 0:
             for member in range(members):
-                for score in range(made.shape[2]):
-                    own[member, score] = asked[question, score, first + member]
+                for score in range(scores):
+                    own[member * scores + score] = asked[question, score, first + member]
         if not judges[position] or not (predicts[position] or question >= 0):
             continue
         target, row_weight, least, deviation = targets[position], row_weights[position], np.inf, 0.0
         if is_of_numbers:
-            totals[0] += row_weight
-            target, deviation = observe_target(totals, target, row_weight)
+            target_totals[0] += row_weight
+            target, deviation = observe_target(target_totals, target, row_weight)
         for member in range(members):
+            at = member * scores
             if is_of_numbers:
-                losses[member] = (own[member, 0] - target) * (own[member, 0] - target)
+                losses[member] = (own[at] - target) * (own[at] - target)
             else:
-                probability = own[member, int(target)] if is_of_classes else own[member, 0]
+                probability = own[at + int(target)] if is_of_classes else own[at]
                 if not is_of_classes and target <= 0.5:
                     probability = 1.0 - probability
                 losses[member] = -math.log(max(probability, floor))

@@ -519,5 +519,5 @@ def _fill(predictions: Floats, found: Floats, *, is_open: bool) -> None:
 
 
 def plain(array: npt.NDArray[Any], kind: type[np.generic]) -> npt.NDArray[Any]:
-    """Return the array in the one form that the arithmetic is compiled for; another form takes ten seconds more."""
+    """Return the array in the one form that the arithmetic is compiled for; another form takes seconds more."""
     return np.require(array, kind, ["C_CONTIGUOUS", "WRITEABLE"])

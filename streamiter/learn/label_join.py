@@ -46,6 +46,8 @@ def _settled_of_all(many: Sequence[Sequence[Any]]) -> list[list[Any]]:
 
 
 _NO_KEY: Final = object()
+_NOTHING: Final = np.zeros(0, np.int64)
+_NO_EVENTS: Final = np.zeros(0, np.uint8), _NOTHING, _NOTHING, _NOTHING
 
 # The rows of the waiting events in a state.
 _OPEN_QUESTION, _OPEN_ANSWER, _ANSWERED_QUESTION, _ITS_ANSWER = range(4)
@@ -173,7 +175,7 @@ class LabelJoin(DeclaredState):
     def pass_time(self, watermark: int) -> None:
         """Reach a watermark by which nothing is due: later events count as events of this time at the earliest."""
         self._last = self._arrays(0)
-        self._compiled.end_waits(self._last, watermark, -1)
+        self._compiled.handle(self._last, *_NO_EVENTS, 0, 0, watermark, -1)
         if self._counts[layout.TOUCHED]:
             self.close()  # Settled questions were forgotten, and their keys.
 
@@ -201,23 +203,22 @@ class LabelJoin(DeclaredState):
         has_label = np.fromiter(map(is_not, events.labels.tolist(), repeat(None)), np.bool_, len(kinds))
         kinds += has_label * np.uint8(layout.BRINGS_LABEL)
         keys = self._places_of(events.keys)
-        nothing = np.zeros(0, np.int64)
         times, before = (
-            nothing if given is None else np.asarray(given, np.int64) for given in (events.times, events.before)
+            _NOTHING if given is None else np.asarray(given, np.int64) for given in (events.times, events.before)
         )
         arrays = self._last = self._arrays(len(kinds))
         if len(self._join_again):
             again, self._join_again = self._join_again, np.zeros(0, np.intp)
             self._compiled.join_again(arrays, again)
-        self._compiled.end_waits(arrays, watermark, -1)
+        self._compiled.handle(arrays, *_NO_EVENTS, 0, 0, watermark, -1)
         shares: list[tuple[int, bool]] = []
         start = 0
         for stop in self._changes_of_labels(events, positive):
             shares.append((int(self._counts[layout.STEPS]), self._has_share))
             self._settings[layout.MAY_ASSUME] = self._may_assume
-            self._compiled.handle(arrays, kinds, keys, times, before, start, stop)
-            if stop < len(before):
-                self._compiled.end_waits(arrays, int(before[stop]), stop)  # Before its label counts.
+            # Waits that are over end before the label of the next event counts.
+            behind = int(before[stop]) if stop < len(before) else MIN_TIME
+            self._compiled.handle(arrays, kinds, keys, times, before, start, stop, behind, stop)
             start = stop
         return self._steps_of(arrays, shares)
 

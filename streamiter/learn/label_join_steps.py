@@ -374,12 +374,6 @@ def drop_closed(arrays: Arrays) -> None:
 
 
 @compiled
-def end_waits(arrays: Arrays, watermark: int, event: int) -> None:
-    """End all waits that are over by a watermark, before an event; -1: before the first one."""
-    _reach(pointers(arrays), watermark, event)
-
-
-@compiled
 def handle(
     arrays: Arrays,
     kinds: npt.NDArray[np.uint8],
@@ -388,11 +382,14 @@ def handle(
     before: Integers,
     start: int,
     stop: int,
+    watermark: int,
+    following: int,
 ) -> None:
     """Handle the events from ``start`` up to ``stop``, one by one, each after the waits that are over before it.
 
-    ``kinds`` says what each event does. ``times`` and ``before``, the watermark behind the events before it, are empty
-    by the clock: then each event has the time of the watermark.
+    Then end all waits that are over by a watermark, before the event ``following``; -1: before the first one. ``kinds``
+    says what each event does. ``times`` and ``before``, the watermark behind the events before it, are empty by the
+    clock: then each event has the time of the watermark.
     """
     state = pointers(arrays)
     counts, has_time = state.counts, len(times) > 0
@@ -411,6 +408,7 @@ def handle(
             _join_answer(state, slot, event, False)
         else:
             touch(state, keys[event])
+    _reach(state, watermark, following)
     clear_closed_items(state.questions, counts, QUESTIONS, state.slots)
     clear_closed_items(state.answers, counts, ANSWERS, state.slots)
     clear_closed_items(state.assumed, counts, ASSUMABLE, state.slots)

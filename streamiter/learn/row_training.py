@@ -128,7 +128,7 @@ class RowOwner(ModelOwner, KeepsRecords):
         return {**super().definition(), **self._model.definition(), **come}
 
     async def open(self, context: Context) -> None:
-        """Compile in a thread, where that is needed: it takes ten seconds, in which all other tasks continue."""
+        """Compile in a thread, where that is needed: it takes seconds, in which all other tasks continue."""
         if self._labels is not None:
             self._labels.open(context)
         await asyncio.to_thread(self._model.compile)

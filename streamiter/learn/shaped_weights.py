@@ -103,6 +103,7 @@ class ShapedWeights(ExpertWeights):
             3 * len(self.rates),
             self.member_shares,
             self._member_totals,
+            np.zeros(len(made) * (1 + self.scores)),
             predictions,
         )
         return predictions

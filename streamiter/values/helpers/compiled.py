@@ -85,7 +85,7 @@ def pointer_function() -> Callable[[AnyArray], AnyArray]:
 
 @contextmanager
 def saying_that_it_compiles(functions: str) -> Iterator[None]:
-    """Log one line before functions are compiled in this block, which takes some ten seconds; none if they are stored.
+    """Log one line before functions are compiled in this block, which takes some seconds; none if they are stored.
 
     Where Numba is missing, a warning says how to install it, once in a process.
     """
