@@ -40,11 +40,11 @@ try:
     from uvicorn import Config
 
     from streamiter.service.answers import FRESH, RETRY_SOON, Problem, RawEndpoint, json_answer, refusal, started_job
-    from streamiter.service.connections import KEEP_ALIVE_S, ClientConnection, EmbeddedServer
+    from streamiter.service.connections import KEEP_ALIVE_S, ClientConnection, EmbeddedServer, KnownHeads
     from streamiter.service.metrics import MetricsNow, exposition
     from streamiter.service.openapi import FlowDocument, HealthDocument, VersionList, openapi_document
     from streamiter.service.page import EVENTS_PATH, page_routes
-    from streamiter.service.predictions import answer_rows, requested_rows
+    from streamiter.service.predictions import answer_row, answer_rows, requested_rows
 except ImportError as error:
     raise ConfigurationError(
         f"the service needs the package {str(error.name).partition('.')[0]!r}; install it with: pip install "
@@ -81,7 +81,7 @@ async def serving(observations: Observations, settings: HttpSettings) -> AsyncIt
 
     config = Config(
         Admission(Routes(observations, settings).router(), observations, settings, token),
-        http=functools.partial(ClientConnection, settings.timeout_s, refused),  # type: ignore[arg-type]
+        http=functools.partial(ClientConnection, settings.timeout_s, refused, KnownHeads()),  # type: ignore[arg-type]
         loop="none",
         ws="none",
         lifespan="off",
@@ -287,6 +287,8 @@ class Routes:
                 await log.added()
             wrong = sum("error" in row for row in answer["predictions"]) if "partial" in flags else 0
             rows = {"predicted": len(given) - wrong, "refused": wrong}
+            if not flags:
+                scope["again"] = functools.partial(self._predict_again, route_of(scope))
             await _send_json(send, orjson.dumps(answer))
         except NoModel:
             rows = {"no_model": len(given)}
@@ -296,6 +298,26 @@ class Routes:
             raise
         finally:
             observations.predicted(observations.clock.monotonic_s() - began_s, **rows)
+
+    def _predict_again(self, route: str, body: bytes) -> bytes | None:
+        """Answer a request with the head of one that was answered, if its body has one good row; see ``predict``."""
+        observations = self._observations
+        began_s = observations.clock.monotonic_s()
+        if observations.served is None:
+            return None
+        try:
+            rows, path = requested_rows(body, self._settings.rows_max)
+            if len(rows) != 1:
+                return None
+            answer = answer_row(observations.served.version_now(), rows[0], path, observations.clock)
+            document = orjson.dumps(answer)
+        except Exception:  # What is wrong is said, counted and logged where all requests are answered.
+            return None
+        if answer is None:
+            return None
+        observations.predicted(observations.clock.monotonic_s() - began_s, predicted=1)
+        observations.requested(route, 200)
+        return document
 
     async def metrics(self, request: Request) -> Response:
         """Answer with all metrics."""

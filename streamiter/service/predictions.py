@@ -78,17 +78,15 @@ async def answer_rows(
             "that are wrong; mend their values (see errors), or add ?partial=true to predict the other rows",
             errors=list(chain.from_iterable(wrong)),
         )
-    update = version.update
-    answer: PredictionAnswer = {
-        "model": update.model,
-        "generation": update.generation,
-        "version": update.version,
-        "age_s": update.age_s(clock),
-        "predictions": predictions,
-    }
-    if (positive := getattr(version.predict, "positive", None)) is not None:
-        answer["positive"] = _label(positive)
-    return answer
+    return of_version.answer(predictions, clock)
+
+
+def answer_row(version: ServedVersion, row: Any, path: str, clock: Clock) -> PredictionAnswer | None:
+    """Return the prediction for one row at once; None if the row is wrong, which :func:`answer_rows` explains."""
+    of_version = _Rows(version, path)
+    of_version.check_names([row])
+    predictions = of_version.together([row])
+    return None if predictions is None else of_version.answer(predictions, clock)
 
 
 def requested_rows(body: bytes, rows_max: int) -> tuple[list[Any], str]:
@@ -140,6 +138,20 @@ class _Rows:
         parameters = version.update.parameters
         self._is_probability = isinstance(parameters, dict) and parameters.get("link") == "logit"
 
+    def answer(self, predictions: list[PredictedRow], clock: Clock) -> PredictionAnswer:
+        """Return the answer with these predictions."""
+        update = self._version.update
+        answer: PredictionAnswer = {
+            "model": update.model,
+            "generation": update.generation,
+            "version": update.version,
+            "age_s": update.age_s(clock),
+            "predictions": predictions,
+        }
+        if (positive := getattr(self._version.predict, "positive", None)) is not None:
+            answer["positive"] = _label(positive)
+        return answer
+
     def check_names(self, rows: list[Any]) -> None:
         """Refuse rows with more fields that the model does not know than can be hashed in a short time."""
         if self._linear is None:
@@ -162,7 +174,7 @@ class _Rows:
             if start:
                 await asyncio.sleep(0)
             group = rows[start : start + _GROUP]
-            if not explain and (together := self._together(group)) is not None:
+            if not explain and (together := self.together(group)) is not None:
                 found += together
                 continue
             for at, row in enumerate(group, start):
@@ -172,7 +184,7 @@ class _Rows:
         return found
 
     @np.errstate(over="ignore", invalid="ignore")
-    def _together(self, rows: list[Any]) -> list[PredictedRow] | None:
+    def together(self, rows: list[Any]) -> list[PredictedRow] | None:
         """Return the predictions of a group, or None if the group has a wrong row."""
         try:
             if len(rows) == 1:
