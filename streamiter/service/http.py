@@ -284,10 +284,11 @@ class Routes:
             answer = await answer_rows(version, given, path, observations.clock, **flags)
             if (log := observations.prediction_log) is not None:
                 log.add(version, given, answer["predictions"])
-                await log.added()
+                if log.waits:
+                    await log.stored()
             wrong = sum("error" in row for row in answer["predictions"]) if "partial" in flags else 0
             rows = {"predicted": len(given) - wrong, "refused": wrong}
-            if not flags:
+            if not flags and (log is None or not log.waits):
                 scope["again"] = functools.partial(self._predict_again, route_of(scope))
             await _send_json(send, orjson.dumps(answer))
         except NoModel:
@@ -309,7 +310,10 @@ class Routes:
             rows, path = requested_rows(body, self._settings.rows_max)
             if len(rows) != 1:
                 return None
-            answer = answer_row(observations.served.version_now(), rows[0], path, observations.clock)
+            version = observations.served.version_now()
+            answer = answer_row(version, rows[0], path, observations.clock)
+            if answer is not None and (log := observations.prediction_log) is not None:
+                log.add(version, rows, answer["predictions"])
             document = orjson.dumps(answer)
         except Exception:  # What is wrong is said, counted and logged where all requests are answered.
             return None

@@ -70,7 +70,7 @@ class PredictionLog:
         self._queue: deque[_Waiting] = deque()
         self._queued_bytes = 0
         self._added, self._stored = 0, 0
-        self._changed = asyncio.Condition()
+        self._has_records, self._has_stored = asyncio.Event(), asyncio.Condition()
         self._is_ending = False
         self.counts: Counter[str] = Counter(written=0, dropped=0, checked=0, mismatched=0)
         """The predictions that were ``written`` and ``dropped``; those that were ``checked``, which is computed again
@@ -103,17 +103,16 @@ class PredictionLog:
             self._queued_bytes += len(value)
             self._added += 1
             prediction["id"] = key
+        self._has_records.set()
 
     def _is_sampled(self, key: str) -> bool:
         return self._share >= 1.0 or hash_of(key.encode()) < self._share * 2.0**64
 
-    async def added(self) -> None:
-        """Wake the writer; with ``wait = true`` wait until all that was added so far is stored."""
+    async def stored(self) -> None:
+        """Wait until all that was added so far is stored."""
         number = self._added
-        async with self._changed:
-            self._changed.notify_all()
-            if self.waits:
-                await self._changed.wait_for(lambda: self._stored >= number)
+        async with self._has_stored:
+            await self._has_stored.wait_for(lambda: self._stored >= number)
 
     # ---- writing
 
@@ -126,8 +125,7 @@ class PredictionLog:
                 yield
             finally:
                 self._is_ending = True
-                async with self._changed:
-                    self._changed.notify_all()
+                self._has_records.set()
                 await asyncio.wait([task], timeout=_DRAIN_S)
                 if not task.done():
                     task.cancel()
@@ -144,10 +142,12 @@ class PredictionLog:
         limit: SizeLimit | None = None
         failed = False
         while True:
-            async with self._changed:
-                await self._changed.wait_for(lambda: bool(self._queue) or self._is_ending)
+            await self._has_records.wait()
             if not self._queue:
-                break
+                if self._is_ending:
+                    break
+                self._has_records.clear()
+                continue
             batch = [self._queue[place] for place in range(min(_BATCH, len(self._queue)))]
             try:
                 if writer is None:
@@ -178,8 +178,8 @@ class PredictionLog:
         self.counts["written"] += len(batch) - too_large
         self.counts["dropped"] += too_large
         self._check(batch[0])
-        async with self._changed:
-            self._changed.notify_all()
+        async with self._has_stored:
+            self._has_stored.notify_all()
 
     def _check(self, logged: _Waiting) -> None:
         """Compute one prediction again from its record, with the version that has served it."""
