@@ -61,6 +61,10 @@ class KnownHeads:
     def __init__(self) -> None:
         self._found: dict[bytes, tuple[int, Again]] = {}
 
+    def clear(self) -> None:
+        """Forget all heads: they may have a token that is no longer one."""
+        self._found.clear()
+
     def keep(self, head: bytes, scope: Mapping[str, Any]) -> None:
         """Keep the head of a request that was answered, if its scope says how to answer further ones (``again``)."""
         names = [name for name, _ in scope["headers"]]

@@ -9,11 +9,8 @@ time.
 from __future__ import annotations
 
 import asyncio
-import base64
-import binascii
 import contextlib
 import functools
-import hmac
 import logging
 import socket
 from collections.abc import AsyncIterator, Mapping
@@ -28,7 +25,7 @@ from streamiter.models import NoModel, NoSuchVersion, ServedModel, find_update, 
 from streamiter.models.update import shown_rank
 from streamiter.service.health import HealthFacts, HealthProblem, facts_of, liveness, readiness
 from streamiter.service.observations import Observations
-from streamiter.service.settings import HttpSettings, http_secret, tls_context
+from streamiter.service.settings import HttpSettings
 from streamiter.values.helpers.files import in_thread
 
 try:
@@ -39,6 +36,7 @@ try:
     from starlette.types import Message, Receive, Scope, Send
     from uvicorn import Config
 
+    from streamiter.service.access import Access
     from streamiter.service.answers import FRESH, RETRY_SOON, Problem, RawEndpoint, json_answer, refusal, started_job
     from streamiter.service.connections import KEEP_ALIVE_S, ClientConnection, EmbeddedServer, KnownHeads
     from streamiter.service.metrics import MetricsNow, exposition
@@ -65,13 +63,17 @@ _PROBES: Final = frozenset({"/livez", "/readyz"})
 
 
 @contextlib.asynccontextmanager
-async def serving(observations: Observations, settings: HttpSettings) -> AsyncIterator[str]:
+async def serving(
+    observations: Observations, settings: HttpSettings, access: Access | None = None
+) -> AsyncIterator[str]:
     """Serve until the ``async with`` ends, with the address of the server, such as ``http://127.0.0.1:8080``.
 
     A failure of the server cancels the body. At the end answers that are under way have 2 s. Raises ConfigurationError
     for an address that is in use, and for a token or a certificate that cannot be read.
     """
-    token, context = http_secret(settings, "token"), tls_context(settings)
+    access, heads = access or Access(settings), KnownHeads()
+    access.on_change = heads.clear
+    context = access.tls
     listener = _listening(settings)
     host, port = listener.getsockname()[:2]
     address = f"{'http' if context is None else 'https'}://{f'[{host}]' if ':' in host else host}:{port}"
@@ -80,8 +82,8 @@ async def serving(observations: Observations, settings: HttpSettings) -> AsyncIt
         observations.requested(route_of(scope), status)
 
     config = Config(
-        Admission(Routes(observations, settings).router(), observations, settings, token),
-        http=functools.partial(ClientConnection, settings.timeout_s, refused, KnownHeads()),  # type: ignore[arg-type]
+        Admission(Routes(observations, settings).router(), observations, settings, access),
+        http=functools.partial(ClientConnection, settings.timeout_s, refused, heads),  # type: ignore[arg-type]
         loop="none",
         ws="none",
         lifespan="off",
@@ -119,7 +121,7 @@ def _listening(settings: HttpSettings) -> socket.socket:
 class Admission:
     """What each request passes, and where errors become documents; it counts all requests."""
 
-    def __init__(self, router: Router, observations: Observations, settings: HttpSettings, token: bytes | None) -> None:
+    def __init__(self, router: Router, observations: Observations, settings: HttpSettings, access: Access) -> None:
         self._router = router
         # Starlette searches a route by regular expressions, one after the other.
         self._exact = {
@@ -127,10 +129,12 @@ class Admission:
         }
         self._observations = observations
         self._requests_max = settings.requests_max
-        self._token = token
+        self._access = access
         # Otherwise a web page could have its own name resolved to 127.0.0.1, and read the service in a browser.
         own_names = {b"localhost", b"127.0.0.1", b"[::1]", settings.host.encode()}
-        self._hosts = own_names if settings.is_loopback and token is None and not settings.behind_proxy else None
+        self._hosts = (
+            own_names if settings.is_loopback and not access.needs_token and not settings.behind_proxy else None
+        )
         self._running = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -185,14 +189,7 @@ class Admission:
                     f"expected a request to localhost, given one to {host.decode('latin-1')!r}; a service for others "
                     "has a token (http.token_file)",
                 )
-        if self._token is not None and not hmac.compare_digest(_token_of(headers), self._token):
-            raise Problem(
-                401,
-                "no-token",
-                "expected the header 'Authorization: Bearer TOKEN' with the token of the service",
-                # Chromium asks for a password only if Basic is the one scheme of the header.
-                headers={"WWW-Authenticate": 'Basic realm="streamiter"'},
-            )
+        self._access.check(scope["method"], scope["path"], headers)
         if self._running >= self._requests_max:
             raise Problem(
                 429,
@@ -216,17 +213,6 @@ class Admission:
 def route_of(scope: Mapping[str, Any]) -> str:
     """Return the pattern of a request's path; unknown paths are one route, because metrics have few labels."""
     return getattr(scope.get("route"), "path", "none")
-
-
-def _token_of(headers: Mapping[bytes, bytes]) -> bytes:
-    """Return the token of a request; a browser sends it as the password of any user."""
-    kind, _, given = headers.get(b"authorization", b"").partition(b" ")
-    if kind.lower() == b"bearer":
-        return given.strip()
-    if kind.lower() == b"basic":
-        with contextlib.suppress(binascii.Error):
-            return base64.b64decode(given, validate=True).partition(b":")[2]
-    return b""
 
 
 class Routes:

@@ -54,9 +54,10 @@ def secrets_of(settings: ServiceSettings) -> set[str]:
     """Return the texts that must not be in the log: secrets in URLs, and those of the environment and of files."""
     given, http = settings.input, settings.http
     urls = (given.topic, given.answers, given.dead_letter, settings.publish.topic, settings.predictions.log)
-    return {secret for url in urls if url is not None for secret in secrets_in(url)} | named_secrets(
-        (http.token_env, http.tls_key_password_env), (http.token_file, http.tls_key_password_file)
-    )
+    named = named_secrets((http.token_env, http.tls_key_password_env), (http.token_file, http.tls_key_password_file))
+    # A file of tokens has one in each line, behind its role.
+    tokens = {line.split()[-1] for secret in named for line in secret.splitlines() if line.split()}
+    return {secret for url in urls if url is not None for secret in secrets_in(url)} | named | tokens
 
 
 class LogLines(logging.Formatter):

@@ -14,6 +14,7 @@ from typing import Any, Final
 from streamiter.engine.job.running import run_in_own_loop, running_meanwhile, signal_handlers
 from streamiter.errors import ConfigurationError, ModelError
 from streamiter.models import ServedModel
+from streamiter.service.access import Access
 from streamiter.service.features import FeatureRows
 from streamiter.service.http import serving
 from streamiter.service.logs import apply_level, log_figures, logging_to
@@ -64,6 +65,7 @@ class ServiceSurfaces(abc.ABC):
         self._updates = topic(settings.publish.topic)
         self.address: str | None = None
         """The address of the HTTP server, such as ``http://127.0.0.1:8080``; None before it listens."""
+        self._access: Access | None = None
         self._main: asyncio.Task[Any] | None = None
         self._is_ending = False
 
@@ -85,7 +87,7 @@ class ServiceSurfaces(abc.ABC):
 
         Raises ConfigurationError for an address that is in use.
         """
-        self._main = asyncio.current_task()
+        self._main, self._access = asyncio.current_task(), Access(self.settings.http)
         try:
             with (
                 signal_handlers(self._on_signal, signal.SIGINT, signal.SIGTERM),
@@ -94,9 +96,10 @@ class ServiceSurfaces(abc.ABC):
                 async with (
                     self._following(),
                     self._logging_predictions(),
-                    serving(self.observations, self.settings.http) as self.address,
+                    serving(self.observations, self.settings.http, self._access) as self.address,
                     running_meanwhile(
                         lag_of_the_event_loop=self.observations.loop_lag.run(self._warn_of_block),
+                        tokens_and_certificate=self._access.watch(self._clock),
                         samples=self._sample(),
                         figures_in_the_log=self._log_figures(),
                     ),
@@ -126,7 +129,9 @@ class ServiceSurfaces(abc.ABC):
         self._main.get_loop().call_soon_threadsafe(self.reload)
 
     def reload(self) -> None:
-        """Read the file of the settings again, and apply it; a file with errors changes nothing."""
+        """Read the file of the settings, tokens and certificate again; a file with errors changes nothing."""
+        if self._access is not None:
+            self._access.reload()
         try:
             settings = read_settings(self.settings.source)
         except ConfigurationError as error:
