@@ -74,6 +74,7 @@ _FLAGS: Final = {
 _REFUSALS: Final[Mapping[int, str]] = {
     400: "The request is malformed.",
     401: "The request has no token, or another one.",
+    403: "The token permits other requests only.",
     404: "There is no such path, model or version.",
     405: "The path has no such method; Allow has its methods.",
     408: "The request took too long.",
@@ -90,9 +91,9 @@ _OF_PAGE: Final[Mapping[str, tuple[str, type, tuple[int, ...]]]] = {
     "/api/state": ("All figures of now", PageState, ()),
     "/api/history": ("The last hour", PageHistory, ()),
     "/api/details": ("Weights, versions, drifts, checkpoints and dead letters", PageDetails, ()),
-    "/api/drawing": ("The place of each step in the drawing of the page", FlowDrawing, (503,)),
+    "/api/drawing": ("The place of each step in the drawing of the page", FlowDrawing, (404, 503)),
 }
-_OF_GATE: Final = (400, 401, 405, 408, 421, 429, 431, 500)
+_OF_GATE: Final = (400, 401, 403, 405, 408, 421, 429, 431, 500)
 
 
 def openapi_document(settings: HttpSettings) -> dict[str, Any]:
@@ -169,7 +170,7 @@ def _paths() -> dict[str, Any]:
             "get": _operation(
                 "The graph with live statistics, or a drawing of it",
                 {"application/json": _ref(FlowDocument), "image/svg+xml": {"type": "string"}},
-                refusals=(503,),
+                refusals=(404, 503),
             )
         },
         **{
