@@ -122,8 +122,12 @@ class LoopCoordinator:
         self._restored: dict[int, RestoredMember] = {}
         self._begun = Frontier(range(len(self._names)), 0)
         """By member: the last checkpoint that it has begun, or that was given up."""
+        self._last_begun = 0
+        """The last checkpoint that any member has begun, or that was given up."""
+        self._is_aligning = False
+        """Whether a member has begun a checkpoint that other members have not begun."""
         self._kept: list[tuple[int, _Report]] = []
-        """Reports of members behind a checkpoint that other members have not begun, each with that checkpoint."""
+        """Reports of members behind such a checkpoint, each with the checkpoint."""
 
     # -- reports -----------------------------------------------------------------------------------------
 
@@ -133,7 +137,10 @@ class LoopCoordinator:
 
     def received(self, member: int, epoch: int, count: int) -> None:
         """A head has received all ``count`` records of ``epoch``."""
-        self._hear(member, partial(self._progress.head_received, member, epoch=epoch, count=count))
+        if self._is_aligning:
+            self._hear(member, partial(self._progress.head_received, member, epoch=epoch, count=count))
+        else:  # As _hear does: each head comes here in each round.
+            self._tell(self._progress.head_received(member, epoch=epoch, count=count))
 
     def passed(self, member: int, epoch: int) -> None:
         """All stamped data up to ``epoch`` has passed an entrance."""
@@ -212,21 +219,24 @@ class LoopCoordinator:
         makes progress even if the next checkpoint begins before the last member's report about this one.
         """
         self._begun.reach(member, checkpoint)
-        self._hear_kept()
+        self._hear_kept(checkpoint)
 
     def checkpoint_abandoned(self, checkpoint: int) -> None:
         """Do not wait any longer until all members have begun a checkpoint, which is given up."""
         for member in range(len(self._names)):
             self._begun.reach(member, checkpoint)
-        self._hear_kept()
+        self._hear_kept(checkpoint)
 
-    def _hear_kept(self) -> None:
+    def _hear_kept(self, checkpoint: int) -> None:
         """Take the reports from before the first checkpoint that some members have still to begin."""
-        if self._begun.settle() and self._kept:
+        self._last_begun = max(self._last_begun, checkpoint)
+        has_grown = self._begun.settle()
+        self._is_aligning = self._begun.value < self._last_begun
+        if has_grown and self._kept:
             kept, begun = self._kept, self._begun.value
-            self._kept = [(checkpoint, report) for checkpoint, report in kept if checkpoint > begun]
-            for checkpoint, report in kept:
-                if checkpoint <= begun:
+            self._kept = [(behind, report) for behind, report in kept if behind > begun]
+            for behind, report in kept:
+                if behind <= begun:
                     self._tell(report())
 
     def restored(self, member: int, state: RestoredMember) -> None:

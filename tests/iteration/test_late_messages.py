@@ -68,7 +68,11 @@ from streamiter.values.records import EpochWatermark
 def test_late_messages_do_not_change_the_committed_records(
     flow: MakeFlow, seed: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The criteria head waited for a barrier that a head had ended before, and the loop stood still."""
+    """The criteria head waited for a barrier that a head had ended before, and the loop stood still.
+
+    Members of one process take their snapshots so close together that these flows need no alignment of reports: the
+    tests below hold snapshots apart.
+    """
     caplog.set_level(logging.CRITICAL)
     undisturbed(flow)  # It is kept for the other tests of this process, whose messages are not late.
     make_late(monkeypatch, seed, DELAYS_S if seed % 2 else [0.0, 0.001])
