@@ -15,7 +15,7 @@ from runtime.inbox_run import InboxRun, array, data, held_records, spill_queue
 
 from streamiter.engine.graph.channels import Channel
 from streamiter.engine.graph.feedback import FeedbackChannel
-from streamiter.engine.inbox.alignment import BarrierReturned
+from streamiter.engine.inbox.alignment import BarrierAlignment, BarrierReturned
 from streamiter.engine.inbox.inbox import Inbox
 from streamiter.engine.inbox.port_log import Port
 from streamiter.engine.storage.disk_queue import SpillQueue
@@ -67,8 +67,47 @@ class TestAlignment:
         """A barrier after the end of an input, which a channel must not have, blocked the ended channel."""
         run = InboxRun(["a", "b"])
         run.put_all(0, EndOfInput(), barrier())
-        with pytest.raises(InternalError, match="0 → step: expected a barrier on an open channel only, given one"):
+        with pytest.raises(InternalError, match=r"on an open channel only, given one on a channel that is ended$"):
             run.run()
+        alignment, port = BarrierAlignment(run.inbox.ports), run.inbox.ports[1]
+        assert alignment.bring(port, barrier())
+        with pytest.raises(
+            InternalError, match=r"1 → step: expected a barrier .* given one on a channel that is blocked$"
+        ):
+            alignment.bring(port, barrier())
+
+    def test_the_channels_that_delay_a_barrier_have_names(self) -> None:
+        """The message of an abandoned checkpoint named a channel that had ended, or had brought the barrier."""
+        run = InboxRun(["a", "b", "c"])
+        assert run.inbox.barriers.awaited() == []
+        run.put_all(0, barrier())
+        run.put_all(2, EndOfInput())
+        run.run()
+        assert run.inbox.barriers.awaited() == ["1 → step"]
+        run.put_all(1, barrier())
+        run.run()
+        assert run.inbox.barriers.awaited() == []
+
+    def test_a_barrier_that_channels_bring_does_not_start_at_their_end(self) -> None:
+        """A task whose inputs ended gave its state twice: at the barrier that it had made up, and at its end."""
+        run = InboxRun(["a"])
+        assert run.inbox.expect_barrier(barrier()) == []
+        assert run.inbox.barriers.is_due
+        run.put_all(0, EndOfInput())
+        run.run()
+        assert run.told() == ["a ended", "end"]
+
+    def test_a_barrier_that_has_passed_is_not_expected_any_more(self) -> None:
+        """A channel from another process brought the barrier before the job told of it, and the inbox waited again."""
+        run = InboxRun(["a"])
+        run.put_all(0, barrier())
+        run.run()
+        run.inbox.expect_barrier(barrier())
+        assert not run.inbox.barriers.is_due
+        run.put_all(0, EndOfInput())
+        run.run()
+        assert len(run.inbox.expect_barrier(barrier(2), starts_here=True)) == 1
+        assert run.inbox.expect_barrier(barrier(2), starts_here=True) == []
 
     def test_barriers_of_several_checkpoints_pass_in_order(self) -> None:
         """The second barrier arrived before all channels had the first, and passed before it."""
@@ -439,9 +478,12 @@ class TestFeedbackLog:
         head.feedback.put_control(barrier())
         head.feedback.put(data(4))
         head.run()
+        assert head.records == [], "it would be in the snapshot, and be sent again after a restart"
         returned = head.inbox.start_feedback_log(barrier())
         assert isinstance(returned, BarrierReturned)
         assert (returned.checkpoint, returned.logged) == (1, [])
+        head.run()
+        assert head.records == [4]
 
     def test_feedback_never_waits_for_the_alignment_of_the_inputs(self) -> None:
         """The feedback channel waited for the barrier of the loop, which comes from this very task."""
