@@ -129,8 +129,10 @@ def _a9a() -> LearningStream:
 
 def _census() -> LearningStream:
     rows, labels = _libsvm(DATA / "census" / "census_148d_train.dummy")
+    # With a letter, as in `_with_texts`.
     fields = {
-        f"field{number}": np.array(column).astype(np.str_) for number, column in enumerate(zip(*rows, strict=True))
+        f"field{number}": np.char.add("c", np.array(column).astype(np.str_))
+        for number, column in enumerate(zip(*rows, strict=True))
     }
     return LearningStream("census", "binary", Columns(fields), labels)
 

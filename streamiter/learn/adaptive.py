@@ -96,9 +96,10 @@ class AdaptiveLinearModel(DeclaredState, Savable):
     ``shapes``: the model also has tables, of bins of each column, of pairs of columns, and of random trees, so that it
     learns effects that are not linear and that depend on each other. Its prediction is a mixture of the predictions of
     the linear model and of two models with tables, weighted by their losses so far; it is hardly worse than the best of
-    them. Tables have at most 128 columns: numbers, truth values, times, and texts that are no lists. ``SparseRows``,
-    and other losses than the squared one, have the linear model alone, as all models with ``shapes=False``, which are
-    some seven times as fast.
+    them. Tables have at most 128 columns, the first ones that have values: numbers, truth values, times, and texts that
+    are no lists. Their memory is bounded, so with more than 17 classes of 10 columns, or 9 of 128, only columns have
+    tables, and with more than 400, or 32, there are none. ``SparseRows``, and other losses than the squared one, have
+    the linear model alone, as all models with ``shapes=False``, which are some seven times as fast.
 
     ``loss`` says what is predicted of numbers: the mean ("squared", the default), the median ("absolute"), the number
     that the share ``quantile`` of all labels is below ("quantile"), the mean hardly moved by outliers ("huber"), or the

@@ -26,7 +26,8 @@ _MIXTURE_RATE: Final = 1.0
 _MIXTURE_RATE_OF_NUMBERS: Final = 0.25
 _SHARE: Final = 0.001
 _LOSS_MAX_OF_NUMBERS: Final = 16.0
-# Members with more memory leave the mixture: the tables of some 14 classes, and columns alone of some 30.
+# Members with more memory leave the mixture: pairs and trees of 18 classes with 10 columns, or 10 with 128, and columns
+# alone of 417, or 33.
 _BYTES_MAX: Final = 16_000_000
 # The cells of this many rows stay in the processor's cache.
 _ROWS_AT_ONCE: Final = 512
