@@ -130,8 +130,9 @@ streamiter finds classes as they come. A class that has not come yet is scored w
 Vowpal Wabbit is told the number of classes before the first row. In river a class that has not come yet has no
 probability, and is scored as if all classes were equally probable.
 
-Categories of RandomTree and census are numbers, and all learners get them as texts such as `c3`: streamiter reads a text
-such as `3` as a number unless `kinds=` says otherwise, the peers as a category, so the same rows would be different data.
+Categories of RandomTree and census are numbers, and all learners get them as texts such as `c3`: streamiter reads a
+text such as `3` as a number unless `kinds=` says otherwise, the peers as a category, so the same rows would be
+different data.
 
 Rows are in memory: `Columns` for streamiter, a dict for each row for river, and a line of text for each row for Vowpal
 Wabbit. Where labels come later, Vowpal Wabbit reads the text twice. On streams of a few thousand rows most of the time

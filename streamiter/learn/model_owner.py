@@ -110,6 +110,7 @@ class ModelOwner(DeclaredOperator, IterationListener, abc.ABC):
         self._rollbacks = RollbackWatch(options.rollbacks)
         self._drift = None if options.drift is None else DriftWatch(options.drift)
         self._publishes_state = options.publishes_state
+        self._published_at_s = -math.inf
         self._learns = {"mode": "synchronous" if options.in_epochs else "asynchronous", "label": options.label}
 
     async def open(self, context: Context) -> None:
@@ -237,8 +238,8 @@ class ModelOwner(DeclaredOperator, IterationListener, abc.ABC):
         return {"kind": "training", "learner": self.learner, **self._learns}
 
     def snapshot(self) -> dict[str, Any]:
-        every_s = self._schedule.every_s
-        return super().snapshot() | {"published ago": None if every_s is None else every_s - self.seconds_left(every_s)}
+        is_open = self._published_at_s > -math.inf
+        return super().snapshot() | {"published ago": -self.seconds_left(0.0) if is_open else None}
 
     def without_end(self, state: dict[str, Any]) -> dict[str, Any]:
         return {**state, "has timer": False}

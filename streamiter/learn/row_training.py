@@ -409,7 +409,8 @@ class RowOwner(ModelOwner, KeepsRecords):
         rows = self._model.records - self._records_published
         rows_for_a_column = _ROWS_FOR_A_COLUMN * (_TIMES_WITH_STATE if self._publishes_state else 1)
         is_cheap = not self._has_published or columns < _MANY_COLUMNS or rows >= rows_for_a_column * columns
-        if is_cheap or self._in_epochs or self._schedule.mini_batches is not None:
+        is_counted = self._schedule.mini_batches is not None or self._schedule.records is not None
+        if is_cheap or self._in_epochs or is_counted:
             return due_s
         return max(due_s, self.seconds_left(_PUBLISHED_AFTER_S))
 

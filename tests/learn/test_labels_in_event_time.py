@@ -200,7 +200,9 @@ async def test_a_wait_ends_by_the_clock() -> None:
     """Without event time a question waited for ever, or the label for its end came at once."""
     clock, flow, given = VirtualClock(), Flow("clock"), Fed()
     labels = replace(LABELS, within_s=35.0, otherwise=False, schedule="at once")
-    training = train_online(flow.from_source(lambda: given), labels=labels, mini_batch=1, on_error="skip")
+    training = train_online(
+        flow.from_source(lambda: given), labels=labels, mini_batch=1, publish_every=1, on_error="skip"
+    )
     models = training.models.collect()
     job = await flow.start(clock=clock)
     answers = [{"id": n, "answer": True} for n in range(4)]
