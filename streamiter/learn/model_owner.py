@@ -238,8 +238,9 @@ class ModelOwner(DeclaredOperator, IterationListener, abc.ABC):
         return {"kind": "training", "learner": self.learner, **self._learns}
 
     def snapshot(self) -> dict[str, Any]:
-        is_open = self._published_at_s > -math.inf
-        return super().snapshot() | {"published ago": -self.seconds_left(0.0) if is_open else None}
+        # Whole microseconds: the clock begins anew after a restart, and the same difference would have other last bits.
+        ago_s = round(-self.seconds_left(0.0), 6) if self._published_at_s > -math.inf else None
+        return super().snapshot() | {"published ago": ago_s}
 
     def without_end(self, state: dict[str, Any]) -> dict[str, Any]:
         return {**state, "has timer": False}
