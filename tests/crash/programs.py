@@ -120,6 +120,17 @@ class Process:
         with contextlib.suppress(ProcessLookupError):
             self._process.send_signal(number)
 
+    async def suspends(self) -> str:
+        """End the process with SIGTERM, and return its output.
+
+        The last run of a flow must not be killed: on a shared broker it may leave a transaction open, and the starts of
+        all flows wait for its end, for as long as the transaction may last.
+        """
+        self.send(signal.SIGTERM)
+        code, printed = await self.ends()
+        assert code == 0, printed
+        return printed
+
     async def ends(self) -> tuple[int | None, str]:
         """Return the exit code and the output; the code is None if the process does not end."""
         await asyncio.wait([self._printed], timeout=PATIENCE_S)
