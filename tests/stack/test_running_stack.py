@@ -184,7 +184,7 @@ async def test_prometheus_scrapes_the_service_and_evaluates_rules_and_dashboard(
     system_program("prometheus", "prometheus")
     await prepared(stack)
     await stack.start("producer", EVENTS_PER_SECOND="2000")
-    await stack.start("service")
+    service = await stack.start("service")
     await stack.start("prometheus")
     await stack.becomes_healthy("service")
     await stack.becomes_healthy("prometheus")
@@ -211,6 +211,7 @@ async def test_prometheus_scrapes_the_service_and_evaluates_rules_and_dashboard(
         states = {rule["name"]: (rule["health"], rule["state"]) for group in rules for rule in group["rules"]}
         assert states["ServiceDown"] == states["NoCheckpoint"] == states["SourceSilent"] == ("ok", "inactive")
         assert {health for health, _ in states.values()} == {"ok"}
+    assert await service.terminated() == 0, service.printed
 
 
 def dashboard_queries() -> list[tuple[str, str]]:
