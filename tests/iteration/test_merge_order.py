@@ -32,7 +32,7 @@ from streamiter.iteration import terminate_after
 from streamiter.operators import Context, Output
 from streamiter.operators.source import Collected
 
-SHUFFLES = 12
+SHUFFLES = 6
 
 
 def numbers(count: int, seed: int) -> list[float]:

@@ -164,12 +164,12 @@ async def test_a_signal_ends_a_flow_in_several_processes_whose_brokers_do_not_an
 @pytest.mark.parametrize(
     ("interrupt", "transactions"),
     [
-        (stop_and_start, {}),
         (kill_and_start, SHORT_TRANSACTION),
+        pytest.param(stop_and_start, {}, marks=pytest.mark.soak),
         pytest.param(stop_and_start, SHORT_TRANSACTION, marks=pytest.mark.soak),
         pytest.param(kill_and_start, {}, marks=pytest.mark.soak),
     ],
-    ids=["stop", "kill for longer than a transaction", "stop for longer than a transaction", "kill"],
+    ids=["kill for longer than a transaction", "stop", "stop for longer than a transaction", "kill"],
 )
 async def test_a_job_survives_a_restart_of_its_broker(
     serve: Serve,

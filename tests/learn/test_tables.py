@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from learn.shaped_streams import Recording, Shaped, shaped_rows, uncompiled_results
+from support.soak import in_soak
 from support.tables_reference import tables_reference
 from support.waiting import PATIENCE_S
 
@@ -78,7 +79,7 @@ def test_no_cut_of_rows_and_no_restore_changes_a_bit(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("before", "disabled"), [("", "1"), ('sys.modules["numba"] = None', "0")], ids=["disabled", "missing"]
+    ("before", "disabled"), [('sys.modules["numba"] = None', "0"), *in_soak(("", "1"))], ids=["missing", "disabled"]
 )
 def test_tables_without_a_compiler_have_the_same_bits(before: str, disabled: str) -> None:
     """Without Numba, numpy added float32 with float32, and the last bits of all weights differed."""

@@ -470,7 +470,11 @@ CASES = [
     ),
     Case(functools.partial(online_training_by_rows, "asynchronous"), (LabelFields,), {"cuts": 4}),
     *(
-        Case(functools.partial(online_training_behind_a_join, mode), (*BY_ROWS, LabelJoin, SpansInOrder, RecordOrder))
+        Case(
+            functools.partial(online_training_behind_a_join, mode),
+            (*BY_ROWS, LabelJoin, SpansInOrder, RecordOrder),
+            SOME_CUTS,
+        )
         for mode in ("asynchronous", "synchronous")
     ),
     *(
