@@ -76,7 +76,7 @@ def test_experts_are_judged_by_the_predictions_that_were_made() -> None:
 def test_where_mini_batches_are_cut_does_not_matter(label_of: Any) -> None:
     """The scores of a question that waits for the next mini-batch were lost, or were those of other classes."""
     random = Random(1)
-    rows = [{"id": n, "sky": random.choice("ab"), "km": random.random()} for n in range(300)]
+    rows = [{"id": n, "sky": random.choice("ab"), "km": random.random()} for n in range(150)]
     answers = [{"id": row["id"], "label": label_of(row["km"])} for row in rows]
     late = 37
     events = rows[:late]
