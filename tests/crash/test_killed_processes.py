@@ -22,6 +22,7 @@ from crash.places import KAFKA_COMMIT, Place
 from crash.programs import running
 from crash.test_kill_9 import seed
 from support.ray_fixtures import TESTS, children, raylet_of
+from support.soak import in_soak
 from support.waiting import PATIENCE_S
 
 from streamiter.topics import OutgoingBatch
@@ -144,7 +145,7 @@ async def check_counts(case: Case) -> None:
     assert max(count for _, count in read) == EVENTS
 
 
-@pytest.mark.parametrize("on_disk", [False, True], ids=["in memory", "on disk"])
+@pytest.mark.parametrize("on_disk", [True, *in_soak(False)], ids=["on disk", "in memory"])
 async def test_sums_survive_the_loss_of_each_process(kafka: Case, on_disk: bool) -> None:
     """A process was lost between its file and the commit, and the sums of its keys had records twice."""
     strikes = [(OTHER_TAKES, 1), (FIRST_HAS_SAVED, 2), (OTHER_RESTORES, 1)]

@@ -38,7 +38,7 @@ from streamiter.engine.job.job import Job
 from streamiter.engine.plan.job_settings import ChannelLimits
 from streamiter.operators.source import Collected
 
-SEEDS = range(4)
+SEEDS = range(2)
 PARALLELISM_AND_SEED = [(1, 0), (3, 1), (1, 2), (3, 3)]
 
 

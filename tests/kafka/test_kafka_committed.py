@@ -50,7 +50,7 @@ async def until(condition: Callable[[], Awaitable[bool]]) -> None:
 
 # -- kill -9 -------------------------------------------------------------------------------------------------
 
-LIVES = 5
+LIVES = 4
 
 
 @pytest.mark.parametrize(

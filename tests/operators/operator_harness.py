@@ -174,7 +174,7 @@ def as_kind(kind: str, numbers: list[int]) -> Batch:
 
 
 # Enough examples to find errors in these operators; no deadline, because the machine may be busy.
-quick = settings(max_examples=12, deadline=None)
+quick = settings(max_examples=8, deadline=None)
 thorough = settings(max_examples=50, deadline=None)
 
 KINDS = ("list", "array", "columns")

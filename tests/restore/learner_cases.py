@@ -435,8 +435,8 @@ BY_SPARSE_ROWS = (
 BY_ROWS = (*BY_SPARSE_ROWS, CellColumns, ShapedWeights, TableWeights)
 ONLINE = (GradientWorker, OnlineWorker, ModelOwner, ParameterOwner, LinearModel, Validate)
 OFFLINE = (GradientWorker, OfflineWorker, ParameterOwner, MiniBatches)
-# Of a learner that has a case with all cuts, too.
-SOME_CUTS: dict[str, Any] = {"cuts": 6}
+# Of a learner that has a case with all cuts, each of which is restored in a fresh process, too.
+SOME_CUTS: dict[str, Any] = {"cuts": 6, "fresh_process": False}
 ON_SERVER = (ParameterServerWorker, Versions, Repeater, Arrivals, ProgressTracker)
 
 CASES = [
