@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections import defaultdict
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
+from typing import NamedTuple
 
 from streamiter import errors
 
@@ -30,11 +32,37 @@ SHARED_NAMES = {
 WORDS_MAX = 60
 
 
+class Facts(NamedTuple):
+    """What the tests ask of a module."""
+
+    names: frozenset[str]
+    """The public names that it defines."""
+    doubled: tuple[int, ...]
+    """The lines of second docstrings."""
+    bases: dict[str, str]
+    """The first base of each class, by the name of the class."""
+
+
+@functools.cache
+def facts() -> dict[Path, Facts]:
+    """Read all modules once: to parse them takes most of the time of these tests."""
+    found = {}
+    for path in SOURCES:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        nodes = list(ast.walk(tree))
+        bodies = [body for node in nodes if isinstance(body := getattr(node, "body", None), list)]
+        doubled = [second.lineno for body in bodies for first, second in pairwise(body) if _are_texts(first, second)]
+        classes = [node for node in nodes if isinstance(node, ast.ClassDef) and node.bases]
+        bases = {node.name: node.bases[0].id for node in classes if isinstance(node.bases[0], ast.Name)}
+        found[path] = Facts(frozenset(_names(tree)), tuple(doubled), bases)
+    return found
+
+
 def test_a_name_is_defined_in_one_module() -> None:
     """A reader looked for ``Row`` and found six, for ``Labels`` and found three things."""
     modules: dict[str, set[Path]] = defaultdict(set)
-    for path in SOURCES:
-        for name in _names(ast.parse(path.read_text(encoding="utf-8"))):
+    for path, known in facts().items():
+        for name in known.names:
             modules[name].add(path)
     assert {name for name, paths in modules.items() if len(paths) > 1} == SHARED_NAMES
 
@@ -59,19 +87,14 @@ def _is_type_variable(value: ast.expr | None) -> bool:
 
 def test_an_attribute_has_one_docstring() -> None:
     """An attribute was renamed, and its old docstring remained below the new one."""
-    doubled = [
-        f"{path.relative_to(ROOT)}:{second.lineno}"
-        for path in SOURCES
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(body := getattr(node, "body", None), list)
-        for first, second in pairwise(body)
-        if _is_text(first) and _is_text(second)
-    ]
-    assert doubled == []
+    assert [f"{path.relative_to(ROOT)}:{line}" for path, known in facts().items() for line in known.doubled] == []
 
 
-def _is_text(node: ast.stmt) -> bool:
-    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+def _are_texts(*nodes: ast.stmt) -> bool:
+    return all(
+        isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+        for node in nodes
+    )
 
 
 def test_a_headline_has_something_below_it() -> None:
@@ -112,13 +135,10 @@ def drawn_parents() -> dict[str, str]:
 def defined_parents() -> dict[str, str]:
     """Return the parent of each exception that the package defines, below ``StreamiterError``."""
     bases = {
-        node.name: base.id
-        for source in _SOURCES.rglob("*.py")
-        if "testing" not in source.parts  # the simulator has its own faults
-        for node in ast.walk(ast.parse(source.read_text()))
-        if isinstance(node, ast.ClassDef) and node.bases
-        for base in node.bases[:1]
-        if isinstance(base, ast.Name)
+        name: base
+        for path, known in facts().items()
+        if path.is_relative_to(_SOURCES) and "testing" not in path.parts  # the simulator has its own faults
+        for name, base in known.bases.items()
     }
 
     def is_error(name: str) -> bool:
