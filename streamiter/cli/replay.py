@@ -23,9 +23,9 @@ def replay(
     Rows that this very version has served must have the same prediction: the others are mismatches, and exit code 1.
     """
     from streamiter.service import read_settings
-    from streamiter.service.replay import replay as replay_log
+    from streamiter.service.replay import replay_of
 
-    found = run_in_own_loop(replay_log(read_settings(file), version))
+    found = run_in_own_loop(replay_of(read_settings(file), version))
     figures = {
         "version": found.version,
         "rows": found.rows,

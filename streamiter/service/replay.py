@@ -61,7 +61,7 @@ def _decision(numbers: list[float]) -> int | bool:
     return numbers[0] > 0.5 if len(numbers) == 1 else max(range(len(numbers)), key=numbers.__getitem__)
 
 
-async def replay(settings: ServiceSettings, version: str | None = None) -> Replay:
+async def replay_of(settings: ServiceSettings, version: str | None = None) -> Replay:
     """Predict the rows of the service's log with a version, such as ``"3.17"``; None: with the newest.
 
     Raises ConfigurationError for a service without a log.

@@ -22,7 +22,7 @@ from streamiter.errors import TopicUnavailable
 from streamiter.models import ModelSnapshot, ModelUpdateEncoder, last_update
 from streamiter.service import OnlineLearningService, ServiceReplica, read_settings
 from streamiter.service.prediction_log import LoggedPredictions
-from streamiter.service.replay import replay
+from streamiter.service.replay import replay_of
 from streamiter.topics import OutgoingBatch, ReadRequest, TopicBatch, topic
 from streamiter.values.helpers.clock import SystemClock
 from streamiter_sqlite.topic import SqliteTopic
@@ -180,10 +180,10 @@ async def test_a_replay_compares_any_version_with_what_was_served(place: Served,
     async with replica_of(place) as (_, client):
         await predictions_of(client, trips(60, seed=3))
     await place.publish(20, 300)
-    same = await replay(read_settings(settings), "1.1")
+    same = await replay_of(read_settings(settings), "1.1")
     assert (same.rows, same.of_same_version, same.mismatched, same.changed_decisions) == (60, 60, 0, 0)
     assert same.largest_difference < 1e-9
-    other = await replay(read_settings(settings))
+    other = await replay_of(read_settings(settings))
     assert (other.version, other.rows, other.of_same_version, other.mismatched) == ("1.2", 60, 0, 0)
     assert other.changed_decisions > 0
     assert other.mean_difference is not None
@@ -195,7 +195,7 @@ async def test_a_replay_compares_any_version_with_what_was_served(place: Served,
     refused = {**first, "row": {"km": "far"}}
     await writer.write(OutgoingBatch([orjson.dumps(wrong), orjson.dumps(refused), b"[]"]))
     await writer.close()
-    found = await replay(read_settings(settings), "1.1")
+    found = await replay_of(read_settings(settings), "1.1")
     assert (found.mismatched, found.refused, found.unreadable) == (1, 1, 1)
     file = tmp_path / "service.toml"
     file.write_text(
