@@ -282,14 +282,22 @@ class Flow(FlowUnderConstruction):
             )
         self._check_complete("run")
         # Imported here, as in start.
-        from streamiter.engine.job.running import check_on_interrupt, run_in_own_loop, run_jobs, without_figures
+        from streamiter.engine.job.running import (
+            check_on_interrupt,
+            run_in_own_loop,
+            run_jobs,
+            saying_what_is_kept,
+            without_figures,
+        )
 
         check_on_interrupt(self.name, on_interrupt)
         if "changed_steps" in options:  # Also given to the job that restarts.
             options["changed_steps"] = _checked_steps(self.name, options["changed_steps"])
         if on is not None:
-            return run_in_own_loop(on._run_flow(self, options, on_interrupt, without_figures))
-        return run_in_own_loop(run_jobs(self.start, options, first=on_interrupt))
+            running = on._run_flow(self, options, on_interrupt, without_figures)
+        else:
+            running = run_jobs(self.start, options, first=on_interrupt)
+        return saying_what_is_kept(self.name, run_in_own_loop(running))
 
     async def start(self, *, on: None = None, **options: Unpack[RunOptions]) -> Job:
         """Start the job in the running event loop; return when every step is open.

@@ -288,12 +288,6 @@ class Job:
 
         So the process ends before a supervisor kills it. While they answer, the last checkpoint may take any time.
         """
-        if mode == "suspend" and self._checkpointer.settings is None:
-            _log.warning(
-                "flow %r: a signal stops it when all that it has read is handled. It has no checkpoints=, so no state "
-                "and no positions are kept: the next run begins where its sources start",
-                self.flow,
-            )
         aborting = asyncio.create_task(self._abort_if_unanswered(), name="abort without servers")
         try:
             await self.stop(mode)

@@ -179,6 +179,17 @@ async def run_jobs(
         options["restore"] = "last"
 
 
+def saying_what_is_kept(flow: str, statistics: JobStatistics) -> JobStatistics:
+    """Return the statistics of a run; if a signal has stopped the run, and nothing is kept of it, say so in the log."""
+    if statistics.state == "suspended" and statistics.checkpoints is None:
+        _log.warning(
+            "flow %r: a signal has stopped it. What it had read is handled, and no state and no positions are kept, "
+            "since it has no checkpoints=: the next run begins where its sources start",
+            flow,
+        )
+    return statistics
+
+
 class TooSlow:
     """Decides whether a run resumes after a job that failed because its transaction was open for too long."""
 
