@@ -352,3 +352,32 @@ def test_a_table_is_read_when_the_records_before_its_end_are_handled(ends_first:
     assert run.records() == [1, 7]
     assert kinds.count(ReadToEnd) == 1
     assert kinds.index(ReadToEnd) > run.trace.index(Seen(0, 3, 7))
+
+
+@pytest.mark.parametrize("merges_in_order", [False, True])
+def test_an_input_is_complete_when_it_brings_no_more_records_of_the_epoch(merges_in_order: bool) -> None:
+    """A round ended while records of its epoch waited behind an input that was not read, and they were lost."""
+    run = InboxRun(["a", "b", "c"], in_order=True, merges_in_order=merges_in_order)
+    complete = run.inbox.inputs_complete
+    assert [complete(epoch) for epoch in (0, 1)] == [[], []]
+    run.put_all(0, EpochWatermark(0), data(5, epoch=1))
+    run.run()
+    assert [complete(epoch) for epoch in (0, 1)] == [["a"], []]
+    run.put_all(0, EpochWatermark(1))
+    run.run()
+    assert complete(1) == [], "a record of epoch 1 waits"
+    run.put_all(1, EndOfData())
+    run.put_all(2, EndOfInput())
+    run.run()
+    assert complete(1) == ["a", "b", "c"]
+    assert complete(2) == ([] if merges_in_order else ["b", "c"]), "in order, the others come after it"
+
+
+@pytest.mark.parametrize("merges_in_order", [False, True])
+def test_the_end_of_the_data_has_the_epoch_that_its_channels_have_brought(merges_in_order: bool) -> None:
+    """A step in a loop heard of the end of its data in epoch 0, although its source had come to epoch 3."""
+    run = InboxRun(["a", "b"], in_order=True, merges_in_order=merges_in_order)
+    run.put_all(0, EpochWatermark(1), EndOfData(3))
+    run.put_all(1, EpochWatermark(1), EndOfData(2))
+    run.run()
+    assert repr(run.trace[-1]) == "EndOfData(3)"
