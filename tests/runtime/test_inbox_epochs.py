@@ -9,7 +9,10 @@ import pytest
 from runtime.inbox_run import InboxRun, Seen, data
 from support.examples import random_examples
 
-from streamiter.engine.inbox.order import BEFORE_ALL_EPOCHS
+from streamiter.engine.graph.channels import Channel
+from streamiter.engine.inbox.order import ARRIVAL, BEFORE_ALL_EPOCHS
+from streamiter.engine.inbox.port_log import Port
+from streamiter.engine.inbox.port_progress import PortProgress
 from streamiter.errors import InternalError
 from streamiter.operators.frontier import Frontier
 from streamiter.values.plain_data import PlainData
@@ -381,3 +384,42 @@ def test_the_end_of_the_data_has_the_epoch_that_its_channels_have_brought(merges
     run.put_all(1, EpochWatermark(1), EndOfData(2))
     run.run()
     assert repr(run.trace[-1]) == "EndOfData(3)"
+
+
+@pytest.mark.parametrize("merges_in_order", [False, True])
+def test_the_end_of_the_data_is_told_unless_only_the_end_of_the_input_brings_it(merges_in_order: bool) -> None:
+    """A step emitted its result at the end of its data, and again at the end of its input, or never."""
+    both = InboxRun(["a"], in_order=True, merges_in_order=merges_in_order)
+    both.put_all(0, EndOfData(3), EndOfInput(4))
+    both.run()
+    assert both.told() == ["a ended", "end of data", "end"]
+    one = InboxRun(["a"], in_order=True, merges_in_order=merges_in_order)
+    one.put_all(0, EndOfInput())
+    one.run()
+    assert one.told() == ["a ended", "end"]
+
+
+def test_a_record_of_a_later_epoch_does_not_complete_the_epochs_before_it() -> None:
+    """A channel had brought epoch 1 and a record of epoch 5; epochs 2 to 4 were complete before their records came."""
+    run = InboxRun(["a", "b"], in_order=True)
+    run.put_all(1, EpochWatermark(9))
+    run.put_all(0, data(5, epoch=5), EpochWatermark(1))
+    run.run()
+    assert run.told() == ["watermark 1"]
+    run.put_all(0, data(2, epoch=2), EpochWatermark(5))
+    run.run()
+    assert run.told()[1:] == ["2", "watermark 4", "5", "watermark 5"]
+
+
+def test_the_first_channels_of_an_unread_table_are_named() -> None:
+    """A log line named the thousand channels of a table."""
+    ports = [Port(number, "table", Channel(f"table {number}")) for number in range(5)]
+    progress = PortProgress(ports, [], order=ARRIVAL, on_due=print, on_data_ended=lambda: None, awaited_input="table")
+    found = "its input 'table' must first be read to the end that was found at the start: table "
+    assert progress.unread_table() == f"{found}0, table 1, table 2 and 2 more"
+    for port in ports[:2]:
+        progress.bring(port, ReadToEnd())
+    assert progress.unread_table() == f"{found}2, table 3, table 4"
+    for port in ports[2:4]:
+        progress.bring(port, ReadToEnd())
+    assert progress.unread_table() == f"{found}4"
