@@ -112,7 +112,8 @@ def test_an_iteration_ends_when_all_heads_have_stopped() -> None:
     assert (found.ended_in, found.end_reason) == (2, "the termination criteria brought nothing")
     assert (found.epoch_reached, found.held_records, found.waiting_records) == (9, 3, 2)
     assert loop.coordinator.statistics([], [{}]).epoch_reached == 2
-    assert Loop().coordinator.statistics([], []).epoch_reached == 0
+    begins = Loop().coordinator
+    assert begins.statistics([], []).epoch_reached == begins.statistics([], [{}]).epoch_reached == 0
 
 
 def test_heads_whose_feedback_has_ended_end_the_iteration(caplog: pytest.LogCaptureFixture) -> None:
