@@ -28,8 +28,8 @@ from streamiter.values.named_rows import hash_of
 
 _log = logging.getLogger("streamiter.service")
 
-ID: Final = "prediction_id"
-TIME: Final = "predicted_at"
+_ID_FIELD: Final = "prediction_id"
+_TIME_FIELD: Final = "predicted_at"
 """The names under which the decoder adds the id and the time of a prediction, in milliseconds, to its row."""
 
 # What a log holds while its topic does not answer: some 100,000 rows of 300 bytes.
@@ -186,7 +186,7 @@ class PredictionLog:
         document = orjson.loads(logged.value)
         again, served = logged.version.predict(document["row"]), document["prediction"]
         self.counts["checked"] += 1
-        if not are_same(numbers_of(again), served_numbers(served)):
+        if not are_same(predicted_numbers(again), served_numbers(served)):
             self.counts["mismatched"] += 1
             _log.warning("the prediction %s is another one when its record is predicted again", document["id"])
 
@@ -210,7 +210,7 @@ def document_of(value: bytes | None) -> dict[str, Any]:
     return document
 
 
-def numbers_of(prediction: Any) -> list[float]:
+def predicted_numbers(prediction: Any) -> list[float]:
     """Return the numbers of a prediction as a model makes it."""
     values = prediction.tolist() if hasattr(prediction, "tolist") else prediction
     return list(values) if isinstance(values, list) else [values]
@@ -254,7 +254,7 @@ class LoggedPredictions:
         for number, value in enumerate(batch.values):
             try:
                 document = document_of(value)
-                rows.append({**document["row"], ID: document["id"], TIME: document["time"]})
+                rows.append({**document["row"], _ID_FIELD: document["id"], _TIME_FIELD: document["time"]})
             except (orjson.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
                 failures[number] = f"expected a record of a log of predictions, given {value!r:.80}: {error!r}"
         if failures:

@@ -10,7 +10,7 @@ from streamiter.errors import ConfigurationError, ModelError
 from streamiter.models import find_update
 from streamiter.models.update import shown_rank
 from streamiter.service.features import FeatureRows
-from streamiter.service.prediction_log import are_same, document_of, numbers_of, served_numbers
+from streamiter.service.prediction_log import are_same, document_of, predicted_numbers, served_numbers
 from streamiter.service.settings import ServiceSettings
 from streamiter.topics import ReadRequest, topic
 from streamiter.values.helpers.closing import closed_after
@@ -84,7 +84,7 @@ async def replay_of(settings: ServiceSettings, version: str | None = None) -> Re
                     found.unreadable += 1
                     continue
                 try:
-                    again = numbers_of(predict(document["row"]))
+                    again = predicted_numbers(predict(document["row"]))
                 except ModelError:
                     found.refused += 1
                     continue
