@@ -58,14 +58,20 @@ def _dense(session: Session) -> Iterator[Figure]:
         MODEL: lambda: _model(matrix, labels),
         FLOW: lambda: _flow(records, shapes=False),
     }
+    some = records[: count // _PART_WITH_SHAPES]
+    with_shapes, other = f"{_DENSE} numbers, with shapes: {FLOW}", ""
+    shaped: dict[str, Contender] = {with_shapes: lambda: _flow(some)}
     if find_spec("river") is not None:
         part = max(count // _PART_FOR_RIVER, 100)
         contenders[RIVER] = lambda: _river(matrix[:part], labels[:part])
+        other = f"{_DENSE} numbers, beside it: {RIVER}"
+        shaped[other] = contenders[RIVER]
     yield from _figures(f"{_DENSE} numbers", contenders, session.repeat, at_least=_ROWS_AT_LEAST)
-    part = records[: count // _PART_WITH_SHAPES]
-    name = f"{_DENSE} numbers, with shapes: {FLOW}"
-    series = alternate({name: lambda: _flow(part)}, repeat=session.repeat)
-    yield series.figure(name, ROWS, target=Target("figure", at_least=_ROWS_WITH_SHAPES_AT_LEAST))
+    series = alternate(shaped, repeat=session.repeat, agree=_agree)
+    target = Target("figure", at_least=_ROWS_WITH_SHAPES_AT_LEAST)
+    yield series.figure(with_shapes, ROWS, compared_with=other, target=target)
+    if other:
+        yield series.figure(other, ROWS)
 
 
 def _hashed(session: Session) -> Iterator[Figure]:

@@ -278,9 +278,11 @@ class Head(ReceivingHead):
     async def _emit_held(self, up_to_epoch: int, out: BoundaryOutput) -> None:
         """Emit batches that were set aside one by one: all together may need far more memory than the limit."""
         take = self.surroundings.inbox.aside.take
-        while (batch := take(up_to_epoch)) is not None:
+        batch = take(up_to_epoch)
+        while batch is not None:
             out.emit_batch(batch.records, batch.epoch)
-            await out.room()
+            if (batch := take(up_to_epoch)) is not None:
+                await out.room()
 
     # -- control records ---------------------------------------------------------------------------------
 
@@ -304,11 +306,18 @@ class Head(ReceivingHead):
             self.received.end()
 
     async def _advance(self, epoch: int, out: BoundaryOutput) -> None:
-        if epoch > self._released:
-            await self._release(epoch, out)
+        if epoch > self._released and (ahead := self._max_epochs_ahead) is not None:
+            # As _release does: a loop comes here in each round.
+            self._released = epoch
+            self.surroundings.inbox.admit_up_to(epoch + ahead)
+            await self._emit_held(epoch + ahead, out)
+        elif epoch > self._released:
+            self._released = epoch
         self._advanced = self._complete = epoch
         self.received.acknowledge(epoch)
-        await self._pass_watermark(epoch, out)
+        if epoch > self._passed_watermark:
+            self._passed_watermark = epoch
+            await out.control(EpochWatermark(epoch))
 
     async def _pass_watermark(self, epoch: int, out: BoundaryOutput) -> None:
         if epoch > self._passed_watermark:

@@ -48,7 +48,7 @@ class TestTurns:
             lambda: run.inbox.post(nothing),
         ):
             run.run()
-            waiting = asyncio.create_task(run.inbox.wait())
+            waiting = asyncio.ensure_future(run.inbox.wait())
             await asyncio.sleep(0)
             assert not waiting.done()
             wake()

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Final, final
+from typing import TYPE_CHECKING, Final, cast, final
 
 from streamiter.engine.graph.feedback import FeedbackChannel
 from streamiter.engine.inbox.alignment import BarrierAlignment, BarrierReturned, FeedbackLog, Logged
@@ -48,6 +48,16 @@ if TYPE_CHECKING:
 # Feedback has no limit, and is read from disk where it is much. After this many batches the task takes a turn, and
 # gives way to other tasks after some turns.
 _FEEDBACK_BATCHES: Final = 4
+
+
+@final
+class _NoWait:
+    """Takes no time when it is awaited."""
+
+    __await__ = staticmethod(partial(iter, ()))
+
+
+_NO_WAIT: Final = cast(Awaitable[None], _NoWait())
 
 Polled = tuple[Port | None, DataBatch | SourceBatch | Control]
 
@@ -146,7 +156,7 @@ class Inbox:
             ready.is_queued[port.index] = False
             if sets_aside and not self._by_port:
                 port.load(self._epochs.value + 1)
-            item = port.peek()
+            item = port.held[0] if port.held else port.channel.peek()  # As ``peek`` does: each round comes here.
             if item is None or port.is_blocked:
                 continue
             if stands_still and not port.is_feedback and not isinstance(item, CheckpointBarrier):
@@ -155,6 +165,8 @@ class Inbox:
                 port.take()
                 ready.add(port)
                 return port, item
+            elif port.is_feedback and isinstance(item, DataBatch) and item.epoch > self._admitted:
+                fate = ASIDE
             elif (
                 isinstance(item, SourceBatch)
                 or (item.epoch <= self._admitted and self.wanted.names is None and not sets_aside)
@@ -175,11 +187,13 @@ class Inbox:
 
     def _leave(self, port: Port, fate: Fate) -> Polled | None:
         """Leave a port whose record has no turn now; return what comes next instead, if there is something."""
-        control, is_parked = None, fate == STAYS
+        control, is_parked, wanted = None, fate == STAYS, self.wanted.names
         if fate == ASIDE and not port.is_feedback and (port.later is None or self.stands_still):
             is_parked = not self._hold_up_to_barrier(port)
         elif fate == ASIDE:
-            is_parked = not self._by_port and not self.is_wanted(port.input_name)
+            is_parked = not self._by_port and (
+                self.stands_still or (wanted is not None and port.input_name not in wanted)
+            )
             control = self._read_ahead(port)
         if is_parked:
             self._ready.park(port)
@@ -286,7 +300,9 @@ class Inbox:
         batch = port.take_batch()
         if port.in_hand is not None or (self.sets_aside and port.marks):
             self._served = port
-        self._ready.add(port)
+        # A channel that is empty now calls when it has something.
+        if self.sets_aside or port.held or port.channel.peek() is not None:
+            self._ready.add(port)
         return batch
 
     def _after_serving(self, served: Port) -> None:
@@ -298,10 +314,11 @@ class Inbox:
             self._posted.extendleft(reversed(self._progress.settle(served)))
             self.reconsider_wanted()
 
-    async def wait(self) -> None:
-        """Wait until ``poll`` may return something."""
+    def wait(self) -> Awaitable[None]:
+        """Return what to await until ``poll`` may return something. It is no coroutine: each round comes here."""
         if not self._posted and not self._ready.queue and (self._end is None or self._by_port):
-            await self._ready.news()
+            return self._ready.news()
+        return _NO_WAIT
 
     def put_back(self, port: Port, records: Batch, epoch: int, origin: BatchOrigin | None = None) -> None:
         """Give back the end of a batch that ``poll`` returned. It is the next item of its port."""

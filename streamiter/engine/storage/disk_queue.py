@@ -306,8 +306,10 @@ class SpillQueue(SpillLog):
             else:
                 self._spill(self._disk.encode(item.records, item.epoch))
             self._records += len(item.records)
-        else:
+        elif self._disk.count:
             self._add_control(item)
+        else:
+            self.memory.append((item, 0))
 
     def peek(self) -> QueuedItem:
         """Return the first item without removing it; raise ``IndexError`` if the queue is empty."""

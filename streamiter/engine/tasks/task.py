@@ -8,8 +8,9 @@ are handled by :class:`~streamiter.engine.tasks.task_barriers.TaskBarriers`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
+from functools import partial
 from typing import Any, Final, final
 
 from streamiter.engine.graph.channels import Channel
@@ -537,11 +538,10 @@ class Task:
 class _GiveWay:
     """Lets other tasks run when it is awaited, as ``asyncio.sleep(0)`` does in three times the time."""
 
-    def __await__(self) -> Iterator[None]:
-        return iter(_ONCE)
+    # Without a function of Python, which a hop of a record would call each time.
+    __await__ = staticmethod(partial(iter, (None,)))
 
 
-_ONCE: Final = (None,)
 _GIVE_WAY: Final[Any] = _GiveWay()
 
 
