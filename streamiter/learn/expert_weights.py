@@ -351,6 +351,7 @@ class ExpertWeights:
             cells,
             self._cell_weights,
             self._cell_sums,
+            True if self._kind > self._losses.SQUARED else None,
             self.rates,
         )
         return predictions

@@ -223,7 +223,7 @@ def test_the_compiled_functions_have_one_signature_for_each_number_of_rates() ->
     new_model("softmax").learn_each(sparse, LABELS["softmax dense"])
     steps: Any = row_steps.step_rows
     new_model("regression", rates=[0.1, 1.0]).learn_each(DENSE, LABELS["regression dense"])
-    assert len(steps.signatures) == len({signature[-1] for signature in steps.signatures})
+    assert len(steps.signatures) == len({signature[-2:] for signature in steps.signatures})
 
 
 def test_functions_are_compiled_where_no_directory_can_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
