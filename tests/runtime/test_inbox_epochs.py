@@ -16,7 +16,14 @@ from streamiter.engine.inbox.port_progress import PortProgress
 from streamiter.errors import InternalError
 from streamiter.operators.frontier import Frontier
 from streamiter.values.plain_data import PlainData
-from streamiter.values.records import CheckpointBarrier, EndOfData, EndOfInput, EpochWatermark, ReadToEnd
+from streamiter.values.records import (
+    CheckpointBarrier,
+    EndOfData,
+    EndOfInput,
+    EpochWatermark,
+    EventTimeWatermark,
+    ReadToEnd,
+)
 
 Steps = list[tuple[int, int | None]]
 
@@ -399,6 +406,34 @@ def test_the_end_of_the_data_is_told_unless_only_the_end_of_the_input_brings_it(
     assert one.told() == ["a ended", "end"]
 
 
+@pytest.mark.parametrize(("merges_in_order", "told"), [(False, []), (True, ["end of data"])])
+def test_an_end_of_the_data_that_waits_is_told_before_the_end_of_the_input(
+    merges_in_order: bool, told: list[str]
+) -> None:
+    """Ports in a fixed order: the end of the input had arrived before the turn of the end of the data, which was lost.
+
+    Otherwise the end of the input, which follows at once, says as much.
+    """
+    run = InboxRun(["a", "b"], in_order=True, merges_in_order=merges_in_order)
+    run.put_all(1, data(5, epoch=5), EndOfData(5), EndOfInput(5))
+    run.run()
+    assert run.told() == []
+    assert run.inbox.inputs_complete(3) == ([] if merges_in_order else ["b"])
+    run.put_all(0, EndOfData(5), EndOfInput(5))
+    run.run()
+    assert [each for each in run.told() if "watermark" not in each] == ["a ended", "5", "b ended", *told, "end"]
+
+
+def test_the_event_time_of_a_channel_that_has_ended_does_not_count() -> None:
+    """A window stayed open until the end of the job, because one of two files had ended in the morning."""
+    for end in (EndOfData(), EndOfInput()):
+        run = InboxRun(["a", "b"], timed_ports=[0, 1])
+        run.put_all(0, EventTimeWatermark(70))
+        run.put_all(1, EventTimeWatermark(30), end)
+        run.run()
+        assert [each.time for each in run.trace if isinstance(each, EventTimeWatermark)] == [30, 70]
+
+
 def test_a_record_of_a_later_epoch_does_not_complete_the_epochs_before_it() -> None:
     """A channel had brought epoch 1 and a record of epoch 5; epochs 2 to 4 were complete before their records came."""
     run = InboxRun(["a", "b"], in_order=True)
@@ -415,7 +450,9 @@ def test_the_first_channels_of_an_unread_table_are_named() -> None:
     """A log line named the thousand channels of a table."""
     ports = [Port(number, "table", Channel(f"table {number}")) for number in range(5)]
     progress = PortProgress(ports, [], order=ARRIVAL, on_due=print, on_data_ended=lambda: None, awaited_input="table")
+    alone = PortProgress(ports[4:], [], order=ARRIVAL, on_due=print, on_data_ended=lambda: None, awaited_input="table")
     found = "its input 'table' must first be read to the end that was found at the start: table "
+    assert alone.unread_table() == f"{found}4"
     assert progress.unread_table() == f"{found}0, table 1, table 2 and 2 more"
     for port in ports[:2]:
         progress.bring(port, ReadToEnd())
