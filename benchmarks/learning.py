@@ -139,9 +139,10 @@ Wabbit. Where labels come later, Vowpal Wabbit reads the text twice. On streams 
 of streamiter is the start of the flow. Speeds are rows a second of CPU time (rows/CPU-s), from one run; losses are the
 same in each run.
 
-The constants of the model were settled on real streams and generators of this page ([decision
+The constants of the linear model were settled on real streams and generators of this page ([decision
 019](decisions/019-the-default-learner.md)), so losses on these are no proof for other data. AirlinePassengers,
-WaterFlow and flights with labels at arrival had no part in that choice.
+WaterFlow and flights with labels at arrival had no part in that choice. Most constants of tables are first guesses; a
+few were chosen after seeing results ([decision 058](decisions/058-a-learner-that-sees-shapes.md)).
 """
 
 
