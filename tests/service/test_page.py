@@ -53,7 +53,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     one.
     """
     monkeypatch.setattr("streamiter.service.http._GRACE_S", 0.2)
-    for module in ("page", "service"):
+    for module in ("page", "surfaces"):
         monkeypatch.setattr(f"streamiter.service.{module}.SAMPLE_S", 0.2)
 
 
