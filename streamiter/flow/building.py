@@ -498,6 +498,7 @@ def add_publisher(
     topic: Topic,
     model: str,
     format: Literal["auto", "json", "safetensors"],  # noqa: A002 (the word for it)
+    changes: bool,
     delivery: Literal["at_least_once"] | None,
     name: str | None,
 ) -> None:
@@ -516,6 +517,11 @@ def add_publisher(
         raise GraphError(
             f'publish_model: expected format "auto", "json" or "safetensors", given {format!r}; choose one of these'
         )
+    if not isinstance(changes, bool):
+        raise GraphError(
+            f"publish_model: expected changes= to be True or False, given {shortened(changes)}; with True a version "
+            "has the difference to the version before it"
+        )
     _check_delivery(delivery, "publish_model")
     check_outside_loops(stream, "publish_model", name or model)
     published = stream.flow.graph.published_models
@@ -531,7 +537,7 @@ def add_publisher(
     _add_end(
         stream,
         f"publish {model}",
-        lambda: ModelPublisher(topic, model, format, at_least_once=at_least_once),
+        lambda: ModelPublisher(topic, model, format, changes=changes, at_least_once=at_least_once),
         {"name": name, "parallelism": 1},
         topic,
     )

@@ -543,6 +543,7 @@ class Stream(Outlets, Generic[Record]):
         *,
         model: str,
         format: Literal["auto", "json", "safetensors"] = "auto",  # noqa: A002 (the word for it)
+        changes: bool = False,
         delivery: Literal["at_least_once"] | None = None,
         name: str | None = None,
     ) -> None:
@@ -553,12 +554,16 @@ class Stream(Outlets, Generic[Record]):
         versions. A record that is no model, or not finite, ends the job. :meth:`sink` describes ``delivery``. See
         ``streamiter.models``.
 
+        With ``changes=True`` a version has only the difference to the version before it where that is smaller: the rows
+        of arrays that changed. It is for large models of which little changes, such as networks with many features; the
+        step keeps a copy of the parameters. Consumers must read format 4 of the updates.
+
         >>> import numpy as np
         >>> from streamiter import Flow, topic
         >>> flow = Flow("publish")
         >>> flow.from_items([np.zeros(10)]).publish_model(topic("memory://model-updates"), model="ctr")
         """
-        add_publisher(self, topic, model, format, delivery, name)
+        add_publisher(self, topic, model, format, changes, delivery, name)
 
     def collect(self, *, name: str | None = None, parallelism: int = 1) -> Collected[Record]:
         """Gather the records in memory; after the run, ``.items`` of the result holds them.

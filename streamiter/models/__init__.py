@@ -3,17 +3,19 @@
 An update is one record. Its key is the model's name; its headers are ``model``, ``generation``, ``version``,
 ``created_at``, ``content_type`` and, if known, ``epoch``. Its value is a JSON document (``model``, ``generation``,
 ``version``, ``epoch``, ``records``, ``metrics``, ``parameters``) or, for large arrays, safetensors. An update that is
-larger than a record of the topic is written in chunks. The topic may be compacted.
+larger than a record of the topic is written in chunks. An update may be a change of the one before it: rows of arrays,
+and values. The topic may be compacted.
 
 Each module imports from the modules before it: ``documents`` (parameters, the value), ``update`` (headers, keys),
-``chunks``, ``reader``, ``publisher``, ``shapes``, ``shape_scores``, ``explanations``, ``standardized_model``,
-``linear_predictor``, ``versions``, ``served`` and ``rollbacks``.
+``chunks``, ``changes``, ``chains``, ``intake``, ``reader``, ``publisher``, ``shapes``, ``shape_scores``,
+``explanations``, ``standardized_model``, ``linear_predictor``, ``versions``, ``served`` and ``rollbacks``.
 """
 
 from typing import TYPE_CHECKING
 
 from streamiter.models.documents import Parameters, UpdateFormat
-from streamiter.models.reader import ModelUpdates, OnError, UpdateStart, UpdateStatistics, last_update, model_updates
+from streamiter.models.intake import UpdateStatistics
+from streamiter.models.reader import ModelUpdates, OnError, UpdateStart, last_update, model_updates
 from streamiter.models.served import NoModel, Prediction, ServedModel, ServedModelStatistics
 from streamiter.models.update import ChunkSet, ModelSnapshot, ModelUpdate
 

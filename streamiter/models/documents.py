@@ -70,6 +70,25 @@ def freeze_arrays(value: object) -> None:
         array.flags.writeable = False
 
 
+def own_copy(value: Any) -> Any:
+    """Return the value with copies of all its arrays, also of those in dicts, lists and tuples.
+
+    >>> weights = np.zeros(1)
+    >>> copied = own_copy([{"weights": weights}])
+    >>> weights[:] = 1.0
+    >>> copied
+    [{'weights': array([0.])}]
+    """
+    if isinstance(value, np.ndarray):
+        return value.copy()
+    if isinstance(value, dict):
+        return {name: own_copy(part) for name, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        parts = [own_copy(part) for part in value]
+        return parts if isinstance(value, list) else tuple(parts)
+    return value
+
+
 def _arrays_in(value: object) -> Iterator[Array]:
     if isinstance(value, np.ndarray):
         yield value
@@ -279,8 +298,10 @@ class Document(msgspec.Struct, frozen=True, kw_only=True):
     epoch: int | None = None
     records: int | None = None
     metrics: dict[str, float] = {}
-    parameters: Any
-    """The parameters, as they are or as a tree."""
+    parameters: Any = None
+    """The parameters, as they are or as a tree; None for a change."""
+    changes: Any = None
+    """The operations of a change (``streamiter.models.changes``), as they are or as a tree; None for a whole model."""
     created_at: int | None = None
     """The publisher's clock, in milliseconds since 1970-01-01 UTC; in files only: records have it in headers."""
 
@@ -289,14 +310,19 @@ class Document(msgspec.Struct, frozen=True, kw_only=True):
         """Generation and version."""
         return (self.generation, self.version)
 
+    @property
+    def content(self) -> Any:
+        """The parameters, or the operations of a change."""
+        return self.parameters if self.changes is None else self.changes
+
 
 def encode_document(document: Document, form: UpdateFormat) -> tuple[str, bytes]:
     """Return content type and value of ``document``; equal documents give equal bytes.
 
     With ``"auto"`` arrays of more than 64 KiB in total are written as safetensors.
     """
-    if form == "json" or (form == "auto" and array_bytes(document.parameters) <= _JSON_BYTES_MAX):
-        return JSON_CONTENT_TYPE, _json(document, to_tree(document.parameters, inline_array))
+    if form == "json" or (form == "auto" and array_bytes(document.content) <= _JSON_BYTES_MAX):
+        return JSON_CONTENT_TYPE, _json(document, to_tree(document.content, inline_array))
     return SAFETENSORS_CONTENT_TYPE, _safetensors(document)
 
 
@@ -324,9 +350,8 @@ def array_bytes(value: object) -> int:
 
 
 def _json(document: Document, tree: object) -> bytes:
-    fields = msgspec.structs.asdict(document) | {"parameters": tree}
-    if document.created_at is None:
-        del fields["created_at"]
+    fields = msgspec.structs.asdict(document) | {_content_name(document): tree}
+    fields = {name: value for name, value in fields.items() if value is not None or name not in _LEFT_OUT}
     try:
         return orjson.dumps(fields)
     except TypeError as error:  # Only a text that is not valid Unicode passes the checks before.
@@ -336,20 +361,30 @@ def _json(document: Document, tree: object) -> bytes:
         ) from error
 
 
+def _content_name(document: Document) -> str:
+    return "parameters" if document.changes is None else "changes"
+
+
+# Other fields are null where they have no value.
+_LEFT_OUT: Final = ("created_at", "parameters", "changes")
+
+
 class _Tensors:
-    """Collects the arrays of a tree, each named by its path."""
+    """Collects the arrays of a tree, each named by its path, and each once."""
 
     def __init__(self) -> None:
         self.arrays: dict[str, Array] = {}
+        self._names: dict[int, str] = {}
 
     def place(self, path: str, array: Array | bytes) -> object:
         if not isinstance(array, bytes) and array.dtype.kind == "U":  # safetensors cannot hold texts.
             return inline_array(path, array)
-        name = self._free_name(path or "parameters")
         if isinstance(array, bytes):
+            name = self._free_name(path or "parameters")
             self.arrays[name] = np.frombuffer(array, np.uint8)
             return {"bytes_tensor": name}
-        self.arrays[name] = np.asarray(array, order="C")
+        if (name := self._names.setdefault(id(array), self._free_name(path or "parameters"))) not in self.arrays:
+            self.arrays[name] = np.asarray(array, order="C")
         return {"tensor": name}
 
     def _free_name(self, name: str) -> str:
@@ -359,7 +394,7 @@ class _Tensors:
 
 def _safetensors(document: Document) -> bytes:
     tensors = _Tensors()
-    tree = to_tree(document.parameters, tensors.place)
+    tree = to_tree(document.content, tensors.place)
     text = _json(document, tree).decode()
     return bytes(safetensors.numpy.save(tensors.arrays, metadata={_METADATA_NAME: text}))
 
@@ -372,12 +407,12 @@ def _from_safetensors(value: bytes) -> Document:
 
 def _document(fields: object, tensors: Mapping[str, Array]) -> Document:
     document = msgspec.convert(fields, Document)
-    parameters = from_tree(document.parameters, tensors)
-    if not isinstance(parameters, (np.ndarray, dict)):
-        raise ValueError(f"expected parameters as arrays, given {type(parameters).__name__}")  # noqa: TRY004
+    name, content = _content_name(document), from_tree(document.content, tensors)
+    if not isinstance(content, (np.ndarray, dict) if name == "parameters" else list):
+        raise ValueError(f"expected {name} as arrays, given {type(content).__name__}")  # noqa: TRY004
     if not all(map(math.isfinite, document.metrics.values())):
         raise ValueError("a metric is not a finite number")
-    return msgspec.structs.replace(document, parameters=parameters)
+    return msgspec.structs.replace(document, **{name: content})
 
 
 PlaceArray = Callable[[str, Array | bytes], object]

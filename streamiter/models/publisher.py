@@ -16,17 +16,30 @@ from typing import Final, TypedDict
 from msgspec.structs import replace
 
 from streamiter.errors import ConfigurationError, ModelError
+from streamiter.models.changes import applied, changes_between
 from streamiter.models.chunks import cut
-from streamiter.models.documents import Document, UpdateFormat, checked_parameters, encode_document, without_state
+from streamiter.models.documents import (
+    JSON_CONTENT_TYPE,
+    Document,
+    Parameters,
+    UpdateFormat,
+    checked_parameters,
+    encode_document,
+    own_copy,
+    without_state,
+)
 from streamiter.models.reader import TailSearch, last_update
 from streamiter.models.update import (
+    FORMAT_OF_CHANGES,
     NO_RANK,
     UPDATE_BYTES_MAX,
     Chunk,
     ChunkSet,
+    ChainLink,
     ModelSnapshot,
     Rank,
     UpdateHeaders,
+    chain_checksum,
     check_model_name,
     chunk_key,
     deletion_headers,
@@ -57,6 +70,9 @@ class ModelPublisher(TopicSink):
     generation with the next version. But if the topic has later updates than the checkpoint, the restored run begins a
     new generation, too: readers would skip its updates as old ones until its versions had caught up. This happens
     with an older checkpoint, and with ``at_least_once`` after a crash.
+
+    With ``changes`` an update is a change of the one before it where that is smaller, see
+    :class:`~streamiter.models.ModelUpdateEncoder`. The first update of a run, restored or not, is whole.
     """
 
     def __init__(
@@ -65,11 +81,13 @@ class ModelPublisher(TopicSink):
         model: str,
         format: UpdateFormat = "auto",  # noqa: A002
         *,
+        changes: bool = False,
         at_least_once: bool = False,
     ) -> None:
         super().__init__(topic, _NotOpenYet(), at_least_once=at_least_once)
         self._model = model
         self._format: UpdateFormat = format
+        self._changes = changes
 
         self._rollback: Rank = NO_RANK
         """A rollback that the restored state does not know yet."""
@@ -83,6 +101,7 @@ class ModelPublisher(TopicSink):
             format=self._format,
             record_bytes_max=record_limit(await self.topic.describe()),
             leftovers=run.leftovers,
+            changes=self._changes,
         )
         self._encoder = self._updates
         await super().open(context)
@@ -205,7 +224,52 @@ class EncoderState(TypedDict):
     next_version: int
     """The version of the next update."""
     leftovers: list[ChunkSet]
-    """The chunks that the next update deletes."""
+    """The chunks and changes that the next whole update deletes."""
+
+
+CHANGES_MAX: Final = 1000
+"""The number of changes after which an update is whole again. So whole updates add .1 % of a model to each version, a
+reader that starts late reads at most this many records, and a new run can delete all of them."""
+
+# Where a topic's retention drops the base, readers that start late have no model until the next one. The shortest
+# retention that is usual is some hours.
+_CHAIN_MS_MAX: Final = 3_600_000
+
+
+class _Chain:
+    """The chain that an encoder continues: the parameters that were published last, and when the chain ends."""
+
+    def __init__(self, headers: UpdateHeaders, value: bytes, parameters: Parameters) -> None:
+        """Begin with a whole update."""
+        assert headers.chain is not None
+        self._base = headers
+        self._parameters = own_copy(parameters)
+        """What followers have after the last update: what the operations give, and not what they were made of."""
+        self._rank = headers.rank
+        self._checksum = headers.chain
+        self._form: UpdateFormat = "json" if headers.content_type == JSON_CONTENT_TYPE else "safetensors"
+        self._room_bytes = len(value)
+        """The bytes that the next changes may have. All have those of the base, so readers read two models at most."""
+        self._changes = 0
+
+    def next_change(self, document: Document, headers: UpdateHeaders) -> tuple[UpdateHeaders, bytes] | None:
+        """Return headers and value of a change that has the parameters of ``document``; None if the chain ends."""
+        base = self._base
+        is_next = headers.rank == (self._rank[0], self._rank[1] + 1) and headers.rollback_to is None
+        is_alike = (headers.format, headers.since_rollback) == (base.format, base.since_rollback)
+        is_late = headers.created_at_ms - base.created_at_ms > _CHAIN_MS_MAX or self._changes == CHANGES_MAX
+        if is_late or not is_next or not is_alike:
+            return None
+        changes = changes_between(self._parameters, document.parameters)
+        content_type, value = encode_document(replace(document, parameters=None, changes=changes), self._form)
+        if len(value) > self._room_bytes:
+            return None
+        self._parameters = applied(self._parameters, own_copy(changes))
+        self._checksum = chain_checksum(self._checksum, value)
+        link, self._rank = ChainLink(base.rank, self._rank), headers.rank
+        self._room_bytes, self._changes = self._room_bytes - len(value), self._changes + 1
+        form = FORMAT_OF_CHANGES
+        return replace(headers, content_type=content_type, format=form, link=link, chain=self._checksum), value
 
 
 class ModelUpdateEncoder:
@@ -216,6 +280,10 @@ class ModelUpdateEncoder:
     safetensors for arrays of more than 64 KiB in total. An update whose record would be larger than
     ``record_bytes_max`` is written in chunks. Each update deletes the chunks of the previous update; ``leftovers``
     names the chunks of an earlier run.
+
+    With ``changes`` an update has only the difference to the update before it: rows of arrays, and values. When the
+    changes have as many bytes as the last whole update, or are 1,000, or after an hour, an update is whole again, and
+    the records before it are deleted. The encoder keeps a copy of the last parameters.
 
     >>> import numpy as np
     >>> from streamiter.values.helpers.clock import SystemClock
@@ -237,6 +305,7 @@ class ModelUpdateEncoder:
         record_bytes_max: int = RECORD_BYTES_MAX,
         partition: int = 0,
         leftovers: Sequence[ChunkSet] = (),
+        changes: bool = False,
     ) -> None:
         check_model_name(model)
         if format not in ("auto", "json", "safetensors"):
@@ -251,6 +320,8 @@ class ModelUpdateEncoder:
         self._record_bytes_max = record_bytes_max
         self._partition = partition
         self._leftovers = list(leftovers)
+        self._publishes_changes = changes
+        self._chain: _Chain | None = None
 
     def encode(
         self, models: Batch, *, epoch: int | None = None, rollback_to: Rank | None = None, replaces: bool = False
@@ -264,25 +335,37 @@ class ModelUpdateEncoder:
         """
         rank, leftovers = (self.generation, self.next_version), list(self._leftovers)
         records: list[_Record] = []
+        chain, self._chain = self._chain, None  # If a model of the batch is refused, the next update is whole.
         for model in models:
-            chunk_sets = leftovers
             snapshot = model if isinstance(model, ModelSnapshot) else ModelSnapshot(model)
             since = snapshot.since_rollback or NO_RANK
             rank = max(rank, (since[0], since[1] + 1))
             since = rank if replaces else since
             document = self._document(snapshot, rank, epoch)
-            headers = UpdateHeaders(self.model, *rank, document.epoch, self._clock.now_ms(), content_type="")
-            headers = replace(
-                headers,
+            headers = UpdateHeaders(
+                self.model,
+                *rank,
+                document.epoch,
+                self._clock.now_ms(),
+                content_type="",
                 format=format_of(document.parameters),
                 since_rollback=None if since == NO_RANK else since,
                 rollback_to=rollback_to,
             )
-            written, leftovers = self._records_of(document, headers)
+            change = chain.next_change(document, headers) if chain is not None else None
+            if change is None:
+                headers, value = self._whole(document, headers)
+                chain = _Chain(headers, value, document.parameters) if self._publishes_changes else None
+                deleted, leftovers = leftovers, []
+            else:
+                (headers, value), deleted = change, []
+            written = self._records_of(headers, value)
+            if own_keys := len(written) - (change is None):
+                leftovers.append((*rank, own_keys))
             records += written
-            records += [record for chunk_set in chunk_sets for record in self._deletions(chunk_set)]
+            records += [record for chunk_set in deleted for record in self._deletions(chunk_set)]
             rank = (rank[0], rank[1] + 1)
-        (self.generation, self.next_version), self._leftovers = rank, leftovers
+        (self.generation, self.next_version), self._leftovers, self._chain = rank, leftovers, chain
         keys, values, all_headers = zip(*records, strict=True) if records else ((), (), ())
         return OutgoingBatch(values=list(values), keys=list(keys), headers=list(all_headers), partition=self._partition)
 
@@ -291,10 +374,11 @@ class ModelUpdateEncoder:
         return {"generation": self.generation, "next_version": self.next_version, "leftovers": list(self._leftovers)}
 
     def restore(self, state: EncoderState) -> None:
-        """Restore a snapshot: continue its generation with the next version."""
+        """Restore a snapshot: continue its generation with the next version, which is whole."""
         self.generation = state["generation"]
         self.next_version = state["next_version"]
         self._leftovers = [(generation, version, count) for generation, version, count in state["leftovers"]]
+        self._chain = None
 
     def _document(self, snapshot: ModelSnapshot, rank: Rank, epoch: int | None) -> Document:
         subject = f"model {self.model!r}, update {shown_rank(rank)}"
@@ -308,25 +392,29 @@ class ModelUpdateEncoder:
             parameters=checked_parameters(snapshot.parameters, subject),
         )
 
-    def _records_of(self, document: Document, headers: UpdateHeaders) -> tuple[list[_Record], list[ChunkSet]]:
+    def _whole(self, document: Document, headers: UpdateHeaders) -> tuple[UpdateHeaders, bytes]:
         content_type, value = encode_document(document, self._format)
-        headers = replace(headers, content_type=content_type)
-        key, room_bytes = update_key(self.model), self._record_bytes_max - _overhead_bytes(headers)
+        chain = chain_checksum(None, value) if self._publishes_changes else None
+        return replace(headers, content_type=content_type, chain=chain), value
+
+    def _records_of(self, headers: UpdateHeaders, value: bytes) -> list[_Record]:
+        """Return the records of an update. The last of a whole one has the model's key, others have their own."""
+        room_bytes = self._record_bytes_max - _overhead_bytes(headers)
         if len(value) <= room_bytes:
-            return [(key, value, headers.encoded())], []
+            return [(self._key(headers, 0), value, headers.encoded())]
         _check_size(headers, len(value), room_bytes, self._record_bytes_max)
-        records: list[_Record] = []
-        for chunk, part in cut(value, room_bytes):
-            own = replace(headers, chunk=chunk)
-            own_key = key if own.is_last else chunk_key(self.model, headers.rank, chunk.index)
-            records.append((own_key, part, own.encoded()))
-        return records, [(*headers.rank, len(records))]
+        parts = [(replace(headers, chunk=chunk), part) for chunk, part in cut(value, room_bytes)]
+        return [(self._key(own, own.chunk.index if own.chunk else 0), part, own.encoded()) for own, part in parts]
+
+    def _key(self, headers: UpdateHeaders, index: int) -> bytes:
+        is_closing = headers.is_last and headers.link is None
+        return update_key(self.model) if is_closing else chunk_key(self.model, headers.rank, index)
 
     def _deletions(self, chunk_set: ChunkSet) -> Iterator[_Record]:
-        """Yield the records that delete the chunks of an earlier update: their keys without a value."""
+        """Yield the records that delete the records of an earlier update: their keys without a value."""
         generation, version, count = chunk_set
         rank = (generation, version)
-        for index in range(count - 1):  # The last chunk has the model's own key.
+        for index in range(count):
             yield chunk_key(self.model, rank, index), None, deletion_headers(self.model, rank)
 
 
@@ -374,7 +462,7 @@ class RunStart:
     generation: int
     """The generation of the run."""
     leftovers: list[ChunkSet]
-    """The chunks that its first update deletes."""
+    """The chunks and changes that its first update deletes."""
     last_rank: Rank = NO_RANK
     """The highest generation and version in the topic; zeros in an empty topic."""
     rollback: Rank = NO_RANK
@@ -382,7 +470,7 @@ class RunStart:
 
 
 async def next_run(topic: Topic, model: str) -> RunStart:
-    """Return the generation after the topic's last one (1 in an empty topic), and the chunks to delete.
+    """Return the generation after the topic's last one (1 in an empty topic), and the records to delete.
 
     It reads back from the topic's end like :func:`last_update`; incomplete and unreadable updates count, too. Raises
     :class:`~streamiter.errors.TopicNotFound` for a topic that does not exist.

@@ -1,25 +1,23 @@
 """Reading model updates from a topic: ``model_updates`` follows a model, ``last_update`` finds its newest update.
 
-:class:`UpdateIntake` turns records into updates: complete, readable, and never older than the update before. Followers
-and the search both use it. :class:`TailSearch` reads back from the end of the topic, so its time does not depend on the
-length of the history.
+Followers and the search both use :class:`~streamiter.models.intake.UpdateIntake`. :class:`TailSearch` reads back from
+the end of the topic, so its time does not depend on the length of the history.
 """
 
 from __future__ import annotations
 
 import functools
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from types import TracebackType
 from typing import Final, Literal, Self
 
 import msgspec
 
-from streamiter.errors import ConfigurationError, DecodeError, ModelError
-from streamiter.models.chunks import ChunkAssembler
-from streamiter.models.documents import Document, checked_parameters, decode_document, freeze_arrays
+from streamiter.errors import ConfigurationError, DecodeError
+from streamiter.models.intake import UpdateIntake, UpdateStatistics, Wanted
 from streamiter.models.update import (
     NO_RANK,
     ChunkSet,
@@ -28,9 +26,8 @@ from streamiter.models.update import (
     UpdateHeaders,
     check_model_name,
     deleted_rank,
+    is_change,
     is_key_of,
-    model_of,
-    shown_rank,
 )
 from streamiter.topics.compacted import READ_RECORDS, BackwardReading
 from streamiter.topics.topic import ReadRequest, Topic, TopicBatch, TopicReader, TopicRecord
@@ -39,9 +36,6 @@ from streamiter.values.helpers.closing import closed_after
 
 OnError = Literal["fail", "skip"]
 """For an unreadable update: ``"fail"`` raises an error with topic, partition and offset; ``"skip"`` counts it."""
-
-Wanted = Callable[[UpdateHeaders], bool]
-"""Whether a reader wants the update with these headers."""
 
 UpdateStart = Literal["earliest", "latest", "latest_model"] | Mapping[int, int] | datetime
 """Where reading starts: as for any topic, or at the newest complete update (``"latest_model"``)."""
@@ -124,6 +118,7 @@ class ModelUpdates:
         self._reader: TopicReader | None = None
         self._closer: AsyncGenerator[None, None] | None = None
         self._is_closed = False
+        self._may_begin_inside_chain = start not in ("earliest", "latest_model")
 
     def statistics(self) -> UpdateStatistics:
         """Return the counts of the records so far."""
@@ -148,7 +143,10 @@ class ModelUpdates:
             if batch is None:
                 await self.aclose()
                 raise StopAsyncIteration
-            self._records = iter(batch.records())
+            records = batch.records()
+            if self._may_begin_inside_chain:
+                await self._look_back(records)
+            self._records = iter(records)
 
     async def aclose(self) -> None:
         """Close the topic. May be called more than once."""
@@ -188,6 +186,18 @@ class ModelUpdates:
         if tail.error is not None and self._on_error == "fail":
             self._found.append(tail.error)
         return replace(request, positions=tail.positions, identities=tail.identities)
+
+    async def _look_back(self, records: Sequence[TopicRecord]) -> None:
+        """Find the updates before the first record of the model, if that is a change: it applies to them."""
+        first = next((record for record in records if self._intake.is_of_model(record)), None)
+        if first is None:
+            return
+        self._may_begin_inside_chain = False
+        if is_change(first.headers):
+            search = TailSearch(self._topic, self._model, self._clock, before=first)
+            await search.run()
+            self._intake = search.intake
+            self._intake.restart(self._wanted, None, None)
 
     def _next_at_hand(self) -> ModelUpdate | None:
         if self._found:
@@ -237,142 +247,6 @@ def checked_policy(given: OnError, topic: Topic, model: str) -> OnError:
     return given
 
 
-@dataclass(frozen=True, slots=True)
-class UpdateStatistics:
-    """Counts of the records of a model."""
-
-    updates: int = 0
-    """Updates that were given to the reader."""
-    older: int = 0
-    """Skipped updates that were not newer: updates of a superseded writer, and repetitions after a restart."""
-    incomplete: int = 0
-    """Updates that were skipped, because chunks were missing when a newer update arrived."""
-    unreadable: int = 0
-    """Records that claim to be of the model and cannot be read."""
-    last_error: str | None = None
-    """Why the last unreadable record could not be read."""
-
-    def plus(self, later: UpdateStatistics) -> UpdateStatistics:
-        """Return the sums of both counts."""
-        return UpdateStatistics(
-            updates=self.updates + later.updates,
-            older=self.older + later.older,
-            incomplete=self.incomplete + later.incomplete,
-            unreadable=self.unreadable + later.unreadable,
-            last_error=later.last_error if later.last_error is not None else self.last_error,
-        )
-
-
-class UpdateIntake:
-    """Turns the records of a topic, one by one, into the updates of a model; keeps the chunks of incomplete updates.
-
-    Use it in one task only.
-    """
-
-    def __init__(self, topic: Topic, model: str, wanted: Wanted | None = None) -> None:
-        self._wanted = wanted
-        """Which updates to read; the values of others are not decoded. None: all updates."""
-        self._topic = topic
-        self._model = model
-        self._model_header = model.encode()
-        self._assembler = ChunkAssembler()
-        self._dropped_before = 0
-        self._rank = NO_RANK
-        self._updates = 0
-        self._older = 0
-        self._unreadable = 0
-        self._last_error: str | None = None
-
-    def take(
-        self, record: TopicRecord, on_headers: Callable[[UpdateHeaders], None] | None = None
-    ) -> ModelUpdate | None:
-        """Return the update that ``record`` completes, if it is newer than all updates returned before; else None.
-
-        ``on_headers`` is called with the headers of every record of the model, if they are readable.
-        Raises :class:`~streamiter.errors.DecodeError` with topic, partition and offset for a record that claims to be
-        of the model and cannot be read; the next record can be taken after it.
-        """
-        named = model_of(record.headers)
-        is_of_model = is_key_of(self._model, record.key) if named is None else named == self._model_header
-        if record.value is None or not is_of_model:
-            return None
-        try:
-            headers = UpdateHeaders.parse(record.headers)
-            if on_headers is not None:
-                on_headers(headers)
-            return self._newer(headers, record.value)
-        except (ValueError, ModelError) as error:
-            self._unreadable += 1
-            self._last_error = (
-                f"{self._topic.url}, partition {record.partition}, offset {record.offset}: expected an update of"
-                f" model {self._model!r}: {error}"
-            )
-            raise DecodeError({0: self._last_error}) from error
-
-    def restart(self, wanted: Wanted | None, update: ModelUpdate | None, error: DecodeError | None) -> None:
-        """Take only wanted updates from now on, and restart the counts with this update and this unreadable record."""
-        self._wanted = wanted
-        self._updates, self._older, self._unreadable = int(update is not None), 0, int(error is not None)
-        self._last_error = None if error is None else str(error)
-        self._dropped_before = self._assembler.dropped
-
-    @property
-    def closed_chunks(self) -> int:
-        """The number of chunks of incomplete updates whose last chunk has arrived."""
-        return self._assembler.closed_chunks
-
-    @property
-    def statistics(self) -> UpdateStatistics:
-        """The counts so far."""
-        dropped = self._assembler.dropped - self._dropped_before
-        return UpdateStatistics(self._updates, self._older, dropped, self._unreadable, self._last_error)
-
-    def _newer(self, headers: UpdateHeaders, part: bytes) -> ModelUpdate | None:
-        if headers.rank <= self._rank:
-            self._older += headers.is_last
-            return None
-        if self._wanted is not None and not self._wanted(headers):
-            self._rank = headers.rank if headers.is_last else self._rank
-            return None
-        value = part if headers.chunk is None else self._assembler.add(headers, part)
-        if value is None:
-            return None
-        update = _decoded(headers, value)
-        self._rank = headers.rank
-        self._assembler.drop_up_to(headers.rank)
-        self._updates += 1
-        return update
-
-
-def _decoded(headers: UpdateHeaders, value: bytes) -> ModelUpdate:
-    document = decode_document(headers.content_type, value)
-    if (document.model, document.rank) != (headers.model, headers.rank):
-        raise ValueError(
-            f"headers say update {shown_rank(headers.rank)} of {headers.model!r}, the value"
-            f" {shown_rank(document.rank)} of {document.model!r}"
-        )
-    return update_of(document, headers.created_at_ms, headers.since_rollback, headers.rollback_to)
-
-
-def update_of(
-    document: Document, created_at_ms: int, since_rollback: Rank | None = None, rollback_to: Rank | None = None
-) -> ModelUpdate:
-    """Return the update of a document; its parameters are checked and read-only."""
-    parameters = checked_parameters(document.parameters, "value")
-    freeze_arrays(parameters)
-    return ModelUpdate(
-        document.model,
-        *document.rank,
-        document.epoch,
-        created_at_ms,
-        document.records,
-        document.metrics,
-        parameters,
-        since_rollback,
-        rollback_to,
-    )
-
-
 # A superseded writer may have written this many records after the newest update. At ten updates a second, 1,024 records
 # are over a minute; a superseded writer that is fenced writes no records. 64 MiB are read in under a second.
 _RECORDS: Final = 1024
@@ -381,9 +255,9 @@ _BYTES: Final = 64 * 1024 * 1024
 # The number of writers whose records may be mixed with the chunks of an update; a writer writes all chunks at once.
 _INTERLEAVED_WRITERS: Final = 4
 
-# A new run deletes the chunks of at most this many updates: of the last update, and of earlier updates that crashes
-# left. Chunks of more updates stay in the topic, and only take space.
-_LEFTOVERS_MAX: Final = 1024
+# A new run deletes the chunks and changes of at most this many updates: of the last chain, which has 1,000, and of
+# earlier updates that crashes left. Records of more updates stay in the topic, and only take space.
+_LEFTOVERS_MAX: Final = 4096
 
 _Place = tuple[int, int]
 """Time stamp and offset: the place of a record, comparable also between partitions."""
@@ -401,20 +275,20 @@ class FoundUpdates(msgspec.Struct, frozen=True):
     rollback: Rank
     """The rank of the last rollback that a record of the model names; zeros without one."""
     leftovers: list[ChunkSet]
-    """The chunks that a new run deletes."""
+    """The chunks and changes that a new run deletes."""
     positions: dict[int, int]
     """The offset to continue reading at, by partition."""
     identities: Mapping[int, str]
     """The identities of the partitions that these offsets belong to."""
 
 
-class _SeenChunks(msgspec.Struct):
-    """An update in chunks, as far as the search has seen it."""
+class _SeenRecords(msgspec.Struct):
+    """An update whose records have keys of their own, as far as the search has seen it."""
 
     count: int
-    """The number of its chunks."""
+    """The number of these keys."""
     last_place: _Place
-    """The latest place of a chunk that was read."""
+    """The latest place of a record that was read."""
 
 
 class _PartitionTail:
@@ -447,27 +321,34 @@ class TailSearch:
     the records that follow: it has the chunks seen so far.
     """
 
-    def __init__(self, topic: Topic, model: str, clock: Clock) -> None:
-        self.intake = UpdateIntake(topic, model)
+    def __init__(self, topic: Topic, model: str, clock: Clock, before: TopicRecord | None = None) -> None:
+        """``before``: search the part of its partition before this record, instead of the topic."""
+        self.intake = UpdateIntake(topic, model, applies=False)
         self._topic = topic
         self._model = model
         self._clock = clock
+        self._before = before
         self._update: tuple[_Place, ModelUpdate] | None = None
         self._error: tuple[_Place, DecodeError] | None = None
         self._rank = self._rollback = NO_RANK
-        self._chunk_sets: dict[Rank, _SeenChunks] = {}
+        self._chunk_sets: dict[Rank, _SeenRecords] = {}
         self._deleted: set[Rank] = set()
 
     async def run(self) -> FoundUpdates:
         """Search. Raises the errors of the topic, such as :class:`~streamiter.errors.TopicNotFound`."""
         description = await self._topic.describe()
+        if (before := self._before) is not None:
+            offsets = {number: (first, first) for number, (first, _) in description.offsets.items()}
+            offsets[before.partition] = (offsets[before.partition][0], before.offset)
+            description = replace(description, offsets=offsets)
         partitions = [
-            _PartitionTail(BackwardReading(self._topic, description, number, self._clock, waits=False))
+            _PartitionTail(BackwardReading(self._topic, description, number, self._clock, waits=before is not None))
             for number in sorted(description.offsets)
         ]
         while unfinished := [partition for partition in partitions if not self._is_searched(partition)]:
             for partition in unfinished:
                 await partition.reading.read_window(functools.partial(self._take, partition))
+        self._apply_changes()
         is_before_update = self._error is not None and self._update is not None and self._error[0] < self._update[0]
         return FoundUpdates(
             update=self._update[1] if self._update else None,
@@ -479,10 +360,21 @@ class TailSearch:
             identities=description.identities,
         )
 
+    def _apply_changes(self) -> None:
+        place = self._update[0] if self._update is not None else (0, 0)
+        try:
+            update = self.intake.caught_up()
+        except DecodeError as error:
+            self._error = (max(place, self._error[0] if self._error is not None else place), error)
+            return
+        if update is not None:
+            seen = self._chunk_sets.get(update.rank)
+            self._update = (place if seen is None else seen.last_place, update)
+
     def _is_searched(self, partition: _PartitionTail) -> bool:
         if partition.reading.is_at_beginning:
             return True
-        if self._update is None or partition.oldest_ms is None:
+        if self.intake.waits_for_base or self._update is None or partition.oldest_ms is None:
             return False
         if partition.oldest_ms >= self._update[0][0]:
             return False
@@ -519,8 +411,8 @@ class TailSearch:
         seen = self._chunk_sets.get(headers.rank)
         if seen is not None:
             seen.last_place = max(seen.last_place, place)
-        elif headers.chunk is not None and len(self._chunk_sets) < _LEFTOVERS_MAX:
-            self._chunk_sets[headers.rank] = _SeenChunks(headers.chunk.count, place)
+        elif headers.own_keys and len(self._chunk_sets) < _LEFTOVERS_MAX:
+            self._chunk_sets[headers.rank] = _SeenRecords(headers.own_keys, place)
 
     def _leftovers(self) -> list[ChunkSet]:
         ranks = sorted(rank for rank in self._chunk_sets if rank not in self._deleted)

@@ -18,7 +18,8 @@ import msgspec
 
 from streamiter.errors import ConfigurationError, ModelError, OffsetOutOfRange, TopicNotFound, TopicUnavailable
 from streamiter.models.documents import Parameters, without_state
-from streamiter.models.reader import ModelUpdates, UpdateStatistics, Wanted
+from streamiter.models.intake import UpdateStatistics, Wanted
+from streamiter.models.reader import ModelUpdates
 from streamiter.models.update import NO_RANK, ModelUpdate, check_model_name, shown_rank
 from streamiter.topics.topic import Topic
 from streamiter.values.helpers.clock import Clock, SystemClock

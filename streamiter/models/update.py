@@ -8,10 +8,14 @@ them. The last chunk has the model's key, like an update in one record: it close
 when a newer update is closed. Then the publisher deletes the chunks of the previous update by their keys. So in a
 compacted topic the last closed update is complete at any time, and a crash while chunks are written harms no earlier
 update.
+
+An update may be a *change* of the update before it (:class:`ChainLink`). All records of a change have their own keys. They
+are deleted after the next update that is whole, so a compacted topic has the last whole update and all its changes.
 """
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -31,7 +35,8 @@ NO_RANK: Final[Rank] = (0, 0)
 """The rank before all updates."""
 
 ChunkSet = tuple[int, int, int]
-"""Generation, version and number of chunks of an update that was written in chunks."""
+"""Generation, version, and the number of records of an update that have keys of their own: all chunks except the last,
+or all records of a change."""
 
 
 class ModelSnapshot(msgspec.Struct, frozen=True):
@@ -106,6 +111,11 @@ _FORMAT: Final = "1"
 # A consumer of format 1 would predict with the linear member alone, so it must refuse the update.
 _FORMAT_OF_SHAPES: Final = "2"
 
+# A consumer of earlier formats has no use for the part of a model that has changed.
+FORMAT_OF_CHANGES: Final = "4"
+
+_FORMATS: Final = (_FORMAT, _FORMAT_OF_SHAPES, FORMAT_OF_CHANGES)
+
 
 def format_of(parameters: Parameters) -> str:
     """Return the format of an update with these parameters.
@@ -131,6 +141,15 @@ class Chunk(msgspec.Struct, frozen=True):
     """The SHA-256 of the whole value, hexadecimal."""
 
 
+class ChainLink(msgspec.Struct, frozen=True):
+    """The place of a change in its chain: a whole update, the base, and the changes that follow it, without a gap."""
+
+    base: Rank
+    """The rank of the whole update that the chain begins with."""
+    follows: Rank
+    """The rank of the update that the change applies to."""
+
+
 class UpdateHeaders(msgspec.Struct, frozen=True):
     """The headers of one record of an update.
 
@@ -149,6 +168,10 @@ class UpdateHeaders(msgspec.Struct, frozen=True):
     since_rollback: Rank | None = None
     rollback_to: Rank | None = None
     format: str = _FORMAT
+    link: ChainLink | None = None
+    """The place in a chain; None for an update that is whole."""
+    chain: str | None = None
+    """The checksum of the chain up to here (:func:`chain_checksum`); None for an update that no change follows."""
 
     @property
     def rank(self) -> Rank:
@@ -159,6 +182,12 @@ class UpdateHeaders(msgspec.Struct, frozen=True):
     def is_last(self) -> bool:
         """Whether the record closes its update: it is the only record, or the last chunk."""
         return self.chunk is None or self.chunk.index == self.chunk.count - 1
+
+    @property
+    def own_keys(self) -> int:
+        """The number of records of the update that have keys of their own."""
+        count = 1 if self.chunk is None else self.chunk.count
+        return count if self.link is not None else count - 1
 
     def encoded(self) -> Headers:
         """Return the headers as a record carries them: texts and decimal numbers; a field of None is left out."""
@@ -176,7 +205,11 @@ class UpdateHeaders(msgspec.Struct, frozen=True):
         if self.chunk is not None:
             fields += [("chunk_index", self.chunk.index), ("chunk_count", self.chunk.count)]
             fields.append(("sha256", self.chunk.sha256))
-        ranks = (("since_rollback", self.since_rollback), ("rollback_to", self.rollback_to))
+        if self.chain is not None:
+            fields.append(("chain", self.chain))
+        ranks = [("since_rollback", self.since_rollback), ("rollback_to", self.rollback_to)]
+        if self.link is not None:
+            ranks += [("base", self.link.base), ("follows", self.link.follows)]
         fields += [(name, shown_rank(rank)) for name, rank in ranks if rank is not None]
         return tuple((name, str(value).encode()) for name, value in fields)
 
@@ -184,10 +217,10 @@ class UpdateHeaders(msgspec.Struct, frozen=True):
     def parse(headers: Headers) -> UpdateHeaders:
         """Return the parsed headers of a record; ``ValueError`` with the reason for headers of no update."""
         fields = {name: (value or b"").decode() for name, value in headers}
-        if (form := fields.get("format", _FORMAT)) not in (_FORMAT, _FORMAT_OF_SHAPES):
+        if (form := fields.get("format", _FORMAT)) not in _FORMATS:
             raise ValueError(
-                f"expected an update of format {_FORMAT}, which has no header format, or {_FORMAT_OF_SHAPES}, given "
-                f"{form!r}; install the version of streamiter that publishes it"
+                f"expected an update of format {_FORMAT}, which has no header format, {_FORMAT_OF_SHAPES} or "
+                f"{FORMAT_OF_CHANGES}, given {form!r}; install the version of streamiter that publishes it"
             )
         try:
             return UpdateHeaders(
@@ -201,6 +234,8 @@ class UpdateHeaders(msgspec.Struct, frozen=True):
                 chunk=_parse_chunk(fields),
                 since_rollback=_rank(fields, "since_rollback"),
                 rollback_to=_rank(fields, "rollback_to"),
+                link=_parse_link(fields) if form == FORMAT_OF_CHANGES else None,
+                chain=fields["chain"] if form == FORMAT_OF_CHANGES else fields.get("chain"),
             )
         except KeyError as error:
             raise ValueError(f"header {error} is missing") from error
@@ -213,6 +248,26 @@ def _parse_chunk(fields: dict[str, str]) -> Chunk | None:
     if not chunk.index < chunk.count:
         raise ValueError(f"expected chunk_index < chunk_count, given {chunk.index} of {chunk.count}")
     return chunk
+
+
+def _parse_link(fields: dict[str, str]) -> ChainLink:
+    base, follows = _rank(fields, "base"), _rank(fields, "follows")
+    if base is None or follows is None:
+        raise ValueError(f"header {'base' if base is None else 'follows'!r} is missing")
+    return ChainLink(base, follows)
+
+
+def chain_checksum(before: str | None, value: bytes) -> str:
+    """Return the checksum of a chain up to an update with this value, from that of the update before it.
+
+    It is the SHA-256, hexadecimal, of the bytes of the checksum before, and the value. The base has none before it.
+
+    >>> chain_checksum(chain_checksum(None, b"base"), b"change")[:16]
+    'c9cfa74c0beab1e3'
+    """
+    digest = hashlib.sha256(bytes.fromhex(before or ""))
+    digest.update(value)
+    return digest.hexdigest()
 
 
 def shown_rank(rank: Rank) -> str:
@@ -255,6 +310,11 @@ def model_of(headers: Headers) -> bytes | None:
         if name == "model":
             return value
     return None
+
+
+def is_change(headers: Headers) -> bool:
+    """Whether a record with these headers is one of a change, and not of a whole update."""
+    return any(name == "follows" for name, _ in headers)
 
 
 def update_key(model: str) -> bytes:

@@ -28,9 +28,10 @@ from streamiter.models.documents import (
     encode_document,
     without_state,
 )
+from streamiter.models.intake import Wanted, update_of_document
 from streamiter.models.linear_predictor import LinearPredictor
 from streamiter.models.publisher import ModelUpdateEncoder, next_run
-from streamiter.models.reader import ModelUpdates, Wanted, last_update, model_updates, update_of
+from streamiter.models.reader import ModelUpdates, last_update, model_updates
 from streamiter.models.update import (
     NO_RANK,
     ModelSnapshot,
@@ -173,7 +174,7 @@ async def find_update(topic: Topic, model: str, version: str | None = None) -> M
     found, _ = await last_updates(
         topic, model, 1, lambda update: update, wanted=seen.is_wanted, first_window=_FIRST_WINDOW
     )
-    if found:
+    if found and seen.is_it(found[0].rank):
         return found[0]
     if seen.first is None:
         raise await _no_updates(topic, model)
@@ -184,7 +185,10 @@ async def find_update(topic: Topic, model: str, version: str | None = None) -> M
 
 
 class _Seen:
-    """Wants the updates of a generation, or one of them; knows the first and last rank of all updates."""
+    """Wants the updates of a generation, or one of them; knows the first and last rank of all updates.
+
+    If that one is a change, its base is needed, too. It comes before it.
+    """
 
     def __init__(self, generation: int, version: int | None) -> None:
         self._generation, self._version = generation, version
@@ -194,7 +198,13 @@ class _Seen:
     def is_wanted(self, headers: UpdateHeaders) -> bool:
         """Whether the update is the wanted update, or one of the wanted generation."""
         self.first, self.last = min(self.first or headers.rank, headers.rank), max(self.last, headers.rank)
-        return headers.generation == self._generation and self._version in (None, headers.version)
+        begins_chain = headers.chain is not None and headers.link is None
+        may_be_base = begins_chain and headers.generation == self._generation and headers.version < (self._version or 0)
+        return may_be_base or self.is_it(headers.rank)
+
+    def is_it(self, rank: Rank) -> bool:
+        """Whether it is the rank of a wanted update."""
+        return rank[0] == self._generation and self._version in (None, rank[1])
 
 
 def _parsed(version: str) -> tuple[int, int | None]:
@@ -299,7 +309,7 @@ def exported(update: ModelUpdate, form: Literal["json", "safetensors"]) -> bytes
     >>> exported(ModelUpdate("ctr", 2, 17, None, 1700000000000, 900, {}, np.array([0.5])), "json").decode()[:60]
     '{"model":"ctr","generation":2,"version":17,"epoch":null,"rec'
     """
-    same = {name: getattr(update, name) for name in Document.__struct_fields__ if name != "created_at"}
+    same = {name: getattr(update, name) for name in Document.__struct_fields__ if hasattr(update, name)}
     return encode_document(Document(**same, created_at=update.created_at_ms), form)[1]
 
 
@@ -311,7 +321,7 @@ def read_model(path: str | os.PathLike[str]) -> ModelUpdate:
     value = Path(path).read_bytes()
     try:
         document = decode_document(JSON_CONTENT_TYPE if value[:1] == b"{" else SAFETENSORS_CONTENT_TYPE, value)
-        return update_of(document, document.created_at or 0)
+        return update_of_document(document, document.created_at or 0)
     except (ValueError, ModelError) as error:
         raise ModelError(f"{os.fspath(path)}: expected a model of `streamiter models export`: {error}") from error
 

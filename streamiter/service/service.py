@@ -87,7 +87,9 @@ class OnlineLearningService(ServiceSurfaces):
         rollbacks = Rollbacks(self._updates, self.name)
         self.training: OnlineTraining = self.learning.train(self.events, rollbacks, newest, self.answers)
         """The streams of the training: models, validation, predictions, drifts."""
-        self.training.models.publish_model(self._updates, model=self.name, name="publish")
+        self.training.models.publish_model(
+            self._updates, model=self.name, changes=settings.publish.changes, name="publish"
+        )
         self.training.validation.map(self.observations.validated, name="observe validation")
         self.training.drifts.map(self.observations.drifted, name="observe drifts")
         self._traces = Traces()

@@ -308,6 +308,8 @@ class PublishSettings(_Table):
     """The number of learned records from one version to the next, at least."""
     state: bool = True
     """Whether a version carries the state of its learner."""
+    changes: bool = False
+    """Whether a version has only the difference to the version before it, where that is smaller."""
 
 
 def _share_of(value: Any) -> float:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from streamiter.models import ModelUpdate, ModelUpdateEncoder
-from streamiter.models.reader import UpdateIntake
+from streamiter.models.intake import UpdateIntake
 from streamiter.topics.memory import MemoryBroker
 from streamiter.topics.topic import OutgoingBatch, ReadRequest, Topic, TopicRecord
 

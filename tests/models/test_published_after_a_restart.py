@@ -14,8 +14,9 @@ from support.waiting import PATIENCE_S, until
 
 from streamiter import Checkpoints, Flow
 from streamiter.engine.job.job import Job
-from streamiter.models import ModelSnapshot
-from streamiter.models.reader import UpdateIntake
+from streamiter.models import ModelSnapshot, model_updates
+from streamiter.models.intake import UpdateIntake
+from streamiter.models.update import UpdateHeaders
 from streamiter.operators.operator import Context
 from streamiter.operators.source import Positions
 from streamiter.topics.topic import Topic
@@ -32,9 +33,9 @@ class Kept(Fed):
 
 async def started(topic: Topic, folder: Path, **options: Any) -> tuple[Job, Kept]:
     """Start a job that publishes the models of its source."""
-    delivery = options.pop("delivery", None)
+    how = {name: options.pop(name) for name in ("delivery", "changes") if name in options}
     source, flow = Kept(), Flow("publishing")
-    flow.from_source(lambda: source, name="in").publish_model(topic, model="ctr", delivery=delivery)
+    flow.from_source(lambda: source, name="in").publish_model(topic, model="ctr", **how)
     return await flow.start(checkpoints=Checkpoints(folder, interval_s=RARELY_S), **options), source
 
 
@@ -137,3 +138,41 @@ async def test_no_chunks_are_left_of_updates_that_a_restart_supersedes(
     await job.stop("suspend")
     assert await ranks(topic) == [(1, 1), (1, 2), (2, 1)]
     assert [record.key for record in await all_records(await compacted(topic))] == [b"ctr"]
+
+
+def changed(version: int) -> np.ndarray[Any, Any]:
+    """Return the parameters of a version: each differs from the one before in one of many numbers."""
+    weights = np.zeros(1000)
+    weights[:version] = 1.0
+    return weights
+
+
+async def test_changes_go_on_with_a_whole_update_after_a_restart(make_topic: MakeTopic, tmp_path: Path) -> None:
+    """Changes of an aborted transaction were part of the chain that the restored run continued."""
+    topic = await make_topic()
+    job, source = await started(topic, tmp_path, changes=True)
+    await published(job, source, changed(1), changed(2))
+    await job.checkpoint()
+    await published(job, source, changed(3))  # This version is not committed, so no reader sees it.
+    await job.stop("abort")
+    job, source = await started(topic, tmp_path, changes=True)
+    await published(job, source, changed(3), changed(4))
+    await job.stop("suspend")
+    found = [update async for update in model_updates(topic, "ctr", follow=False)]
+    assert [update.rank for update in found] == [(1, 1), (1, 2), (1, 3), (1, 4)]
+    assert all(np.array_equal(update.parameters, changed(update.version)) for update in found)  # type: ignore[arg-type]
+    headers = [dict(record.headers) for record in await all_records(topic) if record.value is not None]
+    assert [h.get("follows") for h in headers] == [None, b"1.1", None, b"1.3"]
+    last = [UpdateHeaders.parse(record.headers).rank for record in await all_records(await compacted(topic))]
+    assert last == [(1, 3), (1, 4)]
+
+
+async def test_a_run_without_changes_deletes_those_of_the_run_before(make_topic: MakeTopic, tmp_path: Path) -> None:
+    """With changes for a day and without them afterwards, the topic kept those of that day."""
+    topic = await make_topic()
+    for changes in (True, False):
+        job, source = await started(topic, tmp_path, changes=changes)
+        await published(job, source, changed(1), changed(2), changed(3))
+        await job.stop("suspend")
+    left = [record.key for record in await all_records(await compacted(topic))]
+    assert left == [b"ctr"]

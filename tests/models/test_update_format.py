@@ -165,7 +165,9 @@ async def test_an_update_of_a_later_format_is_not_read_as_this_one(make_topic: M
     await write(topic, encoder(1).encode([np.ones(1)]), replace(later, headers=[(*later.headers[0], ("format", b"3"))]))
     with pytest.raises(DecodeError) as refused:
         [update async for update in model_updates(topic, "ctr", follow=False)]
-    assert "expected an update of format 1, which has no header format, or 2, given '3'; install" in str(refused.value)
+    assert "expected an update of format 1, which has no header format, 2 or 4, given '3'; install" in str(
+        refused.value
+    )
     skipping = model_updates(topic, "ctr", follow=False, on_error="skip")
     assert [update.rank async for update in skipping] == [(1, 1)]
 

@@ -1,0 +1,195 @@
+"""Chains: a whole update, its base, and the changes that continue it.
+
+The base is an update as any other, with the header ``chain``. A change applies to the update that its header
+``follows`` names, and to no other: the checksum in ``chain`` is that of all values from the base to the change.
+:class:`ChainAssembler` puts the changes of a reader in order, and applies them when their update is asked for.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from streamiter.errors import ModelError
+from streamiter.models.changes import applied
+from streamiter.models.documents import Document, Parameters, checked_parameters, decode_document, freeze_arrays
+from streamiter.models.update import (
+    NO_RANK,
+    UPDATE_BYTES_MAX,
+    ModelUpdate,
+    Rank,
+    UpdateHeaders,
+    chain_checksum,
+    shown_rank,
+)
+
+# The changes of a chain have together at most the bytes of its base. A reader without the base of one chain may get
+# the next chain, too.
+_WAITING_BYTES_MAX: Final = 2 * UPDATE_BYTES_MAX
+
+
+class _Change(NamedTuple):
+    headers: UpdateHeaders
+    value: bytes
+
+
+def document_of(headers: UpdateHeaders, value: bytes) -> Document:
+    """Return the document of an update. Raises ``ValueError`` if it cannot be read, or is not of these headers."""
+    document = decode_document(headers.content_type, value)
+    if (document.model, document.rank) != (headers.model, headers.rank):
+        raise ValueError(
+            f"headers say update {shown_rank(headers.rank)} of {headers.model!r}, the value"
+            f" {shown_rank(document.rank)} of {document.model!r}"
+        )
+    if (document.changes is None) != (headers.link is None):
+        raise ValueError(f"headers and value disagree whether update {shown_rank(headers.rank)} is a change")
+    return document
+
+
+def update_of(
+    document: Document,
+    parameters: Parameters,
+    created_at_ms: int,
+    since_rollback: Rank | None = None,
+    rollback_to: Rank | None = None,
+) -> ModelUpdate:
+    """Return the update of a document with these parameters."""
+    return ModelUpdate(
+        document.model,
+        *document.rank,
+        document.epoch,
+        created_at_ms,
+        document.records,
+        document.metrics,
+        parameters,
+        since_rollback,
+        rollback_to,
+    )
+
+
+class ChainAssembler:
+    """Puts the updates of a chain in order, in which they need not arrive, and applies changes to their base.
+
+    Changes whose predecessor has not arrived wait; their number of bytes is bounded, and the oldest are dropped first.
+    Changes that are in order are kept until :meth:`newest` applies them.
+    """
+
+    def __init__(self, waiting_bytes_max: int = _WAITING_BYTES_MAX) -> None:
+        self._waiting_bytes_max = waiting_bytes_max
+        self._waiting: dict[tuple[Rank, str | None], _Change] = {}
+        """By rank and checksum: of the changes of one rank by two writers one continues the chain."""
+        self._in_order: list[_Change] = []
+        self._applied: ModelUpdate | None = None
+        self._checksum: str | None = None
+        self.base = NO_RANK
+        """The rank of the base; zeros without one."""
+        self.rank = NO_RANK
+        """The rank of the last update that is in order; zeros without a base."""
+        self.dropped = 0
+        """The number of changes that were dropped while they waited."""
+
+    @property
+    def first_waiting(self) -> UpdateHeaders | None:
+        """The headers of the first change that waits for one before it, or for its base."""
+        return min((change.headers for change in self._waiting.values()), key=lambda each: each.rank, default=None)
+
+    @property
+    def waits_for_base(self) -> bool:
+        """Whether a change waits whose base has not arrived."""
+        return any(_base_of(change) > self.base for change in self._waiting.values())
+
+    def begin(self, headers: UpdateHeaders, update: ModelUpdate, value: bytes) -> None:
+        """Take a whole update, which replaces the chain. Raises ``ValueError`` if it is damaged."""
+        checksum = None
+        if headers.chain is not None:
+            # The checksum of chunks is that of their value, and was compared when they were joined.
+            checksum = chain_checksum(None, value) if headers.chunk is None else headers.chunk.sha256
+            if checksum != headers.chain:
+                raise ValueError(f"it is damaged: expected SHA-256 {headers.chain}, given {checksum}")
+        self.forget(update.rank)
+        if checksum is not None:
+            self.base = self.rank = update.rank
+            self._applied, self._checksum = update, checksum
+            self._put_in_order()
+
+    def forget(self, rank: Rank) -> None:
+        """Forget the chain, and the waiting changes whose base is before ``rank``."""
+        self._applied, self._checksum, self._in_order = None, None, []
+        self.base = self.rank = NO_RANK
+        self._drop([key for key, change in self._waiting.items() if _base_of(change) < rank])
+
+    def add(self, headers: UpdateHeaders, value: bytes) -> bool:
+        """Take a change; return whether it continues the chain now.
+
+        Raises ``ValueError`` if it names the last update of the chain, and has not its checksum.
+        """
+        assert headers.link is not None
+        before, change = self.rank, _Change(headers, value)
+        if headers.link.follows == self.rank != NO_RANK:
+            if not self._continues(change):
+                raise ValueError(
+                    f"it is a change of another update {shown_rank(self.rank)}, or damaged: expected the checksum "
+                    f"{headers.chain}, given {chain_checksum(self._checksum, value)}"
+                )
+        elif headers.rank > self.rank:
+            self._waiting[headers.rank, headers.chain] = change
+            self._drop_oldest_above_limit()
+        self._put_in_order()
+        return self.rank > before
+
+    def newest(self) -> ModelUpdate:
+        """Return the last update that is in order.
+
+        Raises ``ValueError`` or ``ModelError`` for a change that cannot be read or does not fit; the chain ends there.
+        """
+        assert self._applied is not None
+        update, changes = self._applied, self._in_order
+        if not changes:
+            return update
+        self._in_order = []
+        parameters: Any = update.parameters
+        try:
+            for headers, value in changes:
+                document = document_of(headers, value)
+                checked_parameters({"changes": document.changes}, "value")
+                parameters = applied(parameters, document.changes)
+            if not isinstance(parameters, (np.ndarray, dict)):
+                raise ValueError(f"expected parameters as arrays, given {type(parameters).__name__}")  # noqa: TRY004, TRY301
+        except (ValueError, ModelError):
+            self.forget(NO_RANK)
+            raise
+        freeze_arrays(parameters)
+        self._applied = update_of(document, parameters, headers.created_at_ms, headers.since_rollback)
+        return self._applied
+
+    def _continues(self, change: _Change) -> bool:
+        """Put a change behind the last update of the chain, if it has the checksum of that."""
+        checksum = chain_checksum(self._checksum, change.value)
+        if checksum != change.headers.chain:
+            return False
+        self._in_order.append(change)
+        self._checksum, self.rank = checksum, change.headers.rank
+        return True
+
+    def _put_in_order(self) -> None:
+        while (key := next((key for key, each in self._waiting.items() if self._is_next(each)), None)) is not None:
+            if not self._continues(self._waiting.pop(key)):
+                self.dropped += 1
+
+    def _is_next(self, change: _Change) -> bool:
+        return change.headers.link is not None and change.headers.link.follows == self.rank
+
+    def _drop_oldest_above_limit(self) -> None:
+        while sum(len(change.value) for change in self._waiting.values()) > self._waiting_bytes_max:
+            self._drop([min(self._waiting)])
+
+    def _drop(self, keys: list[tuple[Rank, str | None]]) -> None:
+        for key in keys:
+            del self._waiting[key]
+        self.dropped += len(keys)
+
+
+def _base_of(change: _Change) -> Rank:
+    assert change.headers.link is not None
+    return change.headers.link.base

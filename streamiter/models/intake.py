@@ -1,0 +1,202 @@
+"""From records to updates: :class:`UpdateIntake` takes the records of a topic, one by one.
+
+The updates that it returns are complete, readable, and never older than the update before.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from streamiter.errors import DecodeError, ModelError
+from streamiter.models.chains import ChainAssembler, document_of, update_of
+from streamiter.models.chunks import ChunkAssembler
+from streamiter.models.documents import Document, checked_parameters, freeze_arrays
+from streamiter.models.update import NO_RANK, ModelUpdate, Rank, UpdateHeaders, is_key_of, model_of, shown_rank
+from streamiter.topics.topic import Topic, TopicRecord
+
+_log = logging.getLogger("streamiter.models")
+
+Wanted = Callable[[UpdateHeaders], bool]
+"""Whether a reader wants the update with these headers."""
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateStatistics:
+    """Counts of the records of a model."""
+
+    updates: int = 0
+    """Updates that were given to the reader."""
+    older: int = 0
+    """Skipped updates that were not newer: updates of a superseded writer, and repetitions after a restart."""
+    incomplete: int = 0
+    """Updates that were skipped, because chunks, or the changes before them, were missing when a newer update
+    arrived."""
+    unreadable: int = 0
+    """Records that claim to be of the model and cannot be read."""
+    last_error: str | None = None
+    """Why the last unreadable record could not be read."""
+
+    def plus(self, later: UpdateStatistics) -> UpdateStatistics:
+        """Return the sums of both counts."""
+        return UpdateStatistics(
+            updates=self.updates + later.updates,
+            older=self.older + later.older,
+            incomplete=self.incomplete + later.incomplete,
+            unreadable=self.unreadable + later.unreadable,
+            last_error=later.last_error if later.last_error is not None else self.last_error,
+        )
+
+
+class UpdateIntake:
+    """Turns the records of a topic, one by one, into the updates of a model.
+
+    It keeps the chunks of incomplete updates, and of a chain the last update and the changes that are not applied yet.
+    Use it in one task only.
+    """
+
+    def __init__(self, topic: Topic, model: str, wanted: Wanted | None = None, *, applies: bool = True) -> None:
+        self._wanted = wanted
+        """Which updates to read; the values of others are not decoded. None: all updates. The changes of a base that
+        is not wanted are not read, so a reader of a change wants its base, too."""
+        self._applies = applies
+        """Whether to apply changes one by one; a search applies all of them at its end, by ``caught_up``."""
+        self._chain = ChainAssembler()
+        self._topic = topic
+        self._model = model
+        self._model_header = model.encode()
+        self._assembler = ChunkAssembler()
+        self._dropped_before = 0
+        self._rank = NO_RANK
+        self._updates = 0
+        self._older = 0
+        self._unreadable = 0
+        self._last_error: str | None = None
+
+    def take(
+        self, record: TopicRecord, on_headers: Callable[[UpdateHeaders], None] | None = None
+    ) -> ModelUpdate | None:
+        """Return the update that ``record`` completes, if it is newer than all updates returned before; else None.
+
+        ``on_headers`` is called with the headers of every record of the model, if they are readable.
+        Raises :class:`~streamiter.errors.DecodeError` with topic, partition and offset for a record that claims to be
+        of the model and cannot be read; the next record can be taken after it.
+        """
+        if not self.is_of_model(record):
+            return None
+        assert record.value is not None
+        try:
+            headers = UpdateHeaders.parse(record.headers)
+            if on_headers is not None:
+                on_headers(headers)
+            return self._newer(headers, record.value)
+        except (ValueError, ModelError) as error:
+            raise self._unreadable_for(f"partition {record.partition}, offset {record.offset}", error) from error
+
+    def is_of_model(self, record: TopicRecord) -> bool:
+        """Whether the record is one of an update of the model."""
+        if record.value is None:
+            return False
+        named = model_of(record.headers)
+        return is_key_of(self._model, record.key) if named is None else named == self._model_header
+
+    def _unreadable_for(self, place: str, why: Exception) -> DecodeError:
+        self._unreadable += 1
+        self._last_error = f"{self._topic.url}, {place}: expected an update of model {self._model!r}: {why}"
+        return DecodeError({0: self._last_error})
+
+    def restart(self, wanted: Wanted | None, update: ModelUpdate | None, error: DecodeError | None) -> None:
+        """Take only wanted updates from now on, and restart the counts with this update and this unreadable record."""
+        self._wanted, self._applies = wanted, True
+        self._updates, self._older, self._unreadable = int(update is not None), 0, int(error is not None)
+        self._last_error = None if error is None else str(error)
+        self._dropped_before = self._dropped
+        self._tell_gap()
+
+    def caught_up(self) -> ModelUpdate | None:
+        """Return the update after all changes that are in order; None if nothing, or no chain, was taken.
+
+        Raises :class:`~streamiter.errors.DecodeError` for a change that cannot be read.
+        """
+        try:
+            return None if self._chain.base == NO_RANK else self._chain.newest()
+        except (ValueError, ModelError) as error:
+            raise self._unreadable_for(f"after update {shown_rank(self._rank)}", error) from error
+
+    @property
+    def waits_for_base(self) -> bool:
+        """Whether a change was taken whose base was not."""
+        return self._chain.waits_for_base
+
+    @property
+    def closed_chunks(self) -> int:
+        """The number of chunks of incomplete updates whose last chunk has arrived."""
+        return self._assembler.closed_chunks
+
+    @property
+    def statistics(self) -> UpdateStatistics:
+        """The counts so far."""
+        dropped = self._dropped - self._dropped_before
+        return UpdateStatistics(self._updates, self._older, dropped, self._unreadable, self._last_error)
+
+    @property
+    def _dropped(self) -> int:
+        return self._assembler.dropped + self._chain.dropped
+
+    def _newer(self, headers: UpdateHeaders, part: bytes) -> ModelUpdate | None:
+        if headers.rank <= self._rank:
+            self._older += headers.is_last
+            return None
+        is_wanted = self._wanted is None or self._wanted(headers)
+        if not is_wanted and (headers.link is None or headers.link.base != self._chain.base):
+            if headers.is_last:
+                self._rank = headers.rank
+                self._chain.forget(headers.rank)
+            return None
+        value = part if headers.chunk is None else self._assembler.add(headers, part)
+        if value is None:
+            return None
+        update = self._whole(headers, value) if headers.link is None else self._changed(headers, value, is_wanted)
+        self._assembler.drop_up_to(self._rank)
+        if update is None or not is_wanted:
+            return None
+        self._updates += 1
+        return update
+
+    def _whole(self, headers: UpdateHeaders, value: bytes) -> ModelUpdate:
+        document = document_of(headers, value)
+        update = update_of_document(document, headers.created_at_ms, headers.since_rollback, headers.rollback_to)
+        self._chain.begin(headers, update, value)
+        self._rank = max(headers.rank, self._chain.rank)
+        return self._chain.newest() if self._applies and self._rank > headers.rank else update
+
+    def _changed(self, headers: UpdateHeaders, value: bytes, is_wanted: bool) -> ModelUpdate | None:
+        waited = self._chain.first_waiting is not None
+        if not self._chain.add(headers, value):
+            if not waited and self._applies:
+                self._tell_gap()
+            return None
+        self._rank = self._chain.rank
+        return self._chain.newest() if self._applies and is_wanted else None
+
+    def _tell_gap(self) -> None:
+        headers = self._chain.first_waiting
+        if headers is None or headers.link is None:
+            return
+        given = "none of its chain" if self._chain.base == NO_RANK else shown_rank(self._chain.rank)
+        self._last_error = (
+            f"update {shown_rank(headers.rank)} of model {self._model!r} of {self._topic.url} is a change of update "
+            f"{shown_rank(headers.link.follows)}, and the last one read is {given}; it waits for the updates between "
+            "them, or for the next whole one"
+        )
+        _log.warning("%s", self._last_error)
+
+
+def update_of_document(
+    document: Document, created_at_ms: int, since_rollback: Rank | None = None, rollback_to: Rank | None = None
+) -> ModelUpdate:
+    """Return the update of a document; its parameters are checked and read-only."""
+    parameters = checked_parameters(document.parameters, "value")
+    freeze_arrays(parameters)
+    return update_of(document, parameters, created_at_ms, since_rollback, rollback_to)
