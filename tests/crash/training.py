@@ -16,6 +16,7 @@ import numpy as np
 
 from streamiter import Checkpoints, Flow, LocalProcesses, Operator, Ray, RocksState, topic, tumbling
 from streamiter.learn import Examples, LogisticRegression, train_online
+from streamiter.models import ModelSnapshot
 from streamiter.operators import Context, Output
 from streamiter.parameter_server import ASP, ParameterServer
 from streamiter.topics import Typed
@@ -25,6 +26,7 @@ WIDTH = 3
 KEYS = 7
 WINDOW_MS = 100
 PAIR_MS = 20
+WEIGHTS = 1000
 
 
 class Example(msgspec.Struct):
@@ -49,7 +51,7 @@ class Options(msgspec.Struct):
     mini_batch: int
     stop: Literal["latest"] | None = None
     delivery: Literal["at_least_once"] | None = None
-    kind: Literal["training", "sums", "numbers", "counts", "windows", "table"] = "training"
+    kind: Literal["training", "sums", "numbers", "counts", "windows", "table", "changes"] = "training"
     on_disk: bool = False
     """Whether the states of keys are on disk."""
     processes: int | None = None
@@ -163,6 +165,36 @@ def table(options: Options) -> Flow:
     return flow
 
 
+class Table(Operator):
+    """Changes one of many weights with each event, and emits all of them with the last of a mini-batch."""
+
+    weights = np.zeros(WEIGHTS)
+
+    def __init__(self, mini_batch: int) -> None:
+        self._mini_batch = mini_batch
+
+    def process(self, event: Example, out: Output) -> None:
+        self.weights = self.weights.copy()
+        self.weights[event.n * 7 % WEIGHTS] += event.x[0]
+        if (event.n + 1) % self._mini_batch == 0:
+            out.emit(ModelSnapshot(self.weights, records=event.n + 1))
+
+    def snapshot(self) -> dict[str, Any]:
+        return {"weights": self.weights}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.weights = state["weights"]
+
+
+def changes(options: Options) -> Flow:
+    """Return a flow that publishes a large model, of which little changes, as changes."""
+    flow = Flow(options.flow)
+    events = flow.source(topic(options.events), decode=Typed(Example), stop=options.stop, name="events")
+    models = events.process(lambda: Table(options.mini_batch), name="table", parallelism=1)
+    models.publish_model(topic(options.updates), model=MODEL, changes=True, delivery=options.delivery)
+    return flow
+
+
 def flow_of(options: Options) -> Flow:
     flows = {
         "training": training_flow,
@@ -171,6 +203,7 @@ def flow_of(options: Options) -> Flow:
         "counts": counts,
         "windows": windows,
         "table": table,
+        "changes": changes,
     }
     return flows[options.kind](options)
 

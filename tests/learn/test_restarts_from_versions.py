@@ -98,7 +98,7 @@ LEARNERS: dict[str, dict[str, Any]] = {
         **SYNCHRONOUS,
     },
 }
-# Versions in one record, and in many of at most this many bytes.
+# Versions in one record, and, also as changes, in many of at most this many bytes.
 FORMS = {"json": 1_000_000, "safetensors": 1_000_000, "auto": 6_000}
 
 
@@ -111,7 +111,7 @@ def run(topic: Topic, rows: list[Any], options: dict[str, Any], form: Any = "aut
     training = train_online(
         flow.from_items(rows, parallelism=1), **options, **starts, publish_state=True, publish_every=4
     )
-    training.models.publish_model(topic, model="m", format=form)
+    training.models.publish_model(topic, model="m", format=form, changes=form == "auto")
     flow.run()
 
 

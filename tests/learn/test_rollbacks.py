@@ -77,10 +77,11 @@ class Kept(Fed):
 
 
 async def started(topic: Topic, folder: Path, learner: Learner, **options: Any) -> tuple[Job, Kept]:
-    source, flow, delivery = Kept(), Flow("training"), options.pop("delivery", None)
+    source, flow = Kept(), Flow("training")
+    how = {name: options.pop(name) for name in ("delivery", "changes") if name in options}
     rows = flow.from_source(lambda: source, name="in", parallelism=1)
     training = online(rows, rollbacks=Rollbacks(topic, "m"), workers=1, **learner)
-    training.models.publish_model(topic, model="m", delivery=delivery)
+    training.models.publish_model(topic, model="m", **how)
     return await flow.start(checkpoints=Checkpoints(folder, interval_s=RARELY_S), **options), source
 
 
@@ -116,12 +117,15 @@ def prediction(update: ModelUpdate, learner: Learner) -> float:
     return float(update.parameters["weights"][0] + update.parameters["intercept"])  # type: ignore[index, call-overload]
 
 
+@pytest.mark.parametrize("changes", [False, True])
 @pytest.mark.parametrize("kind", list(LEARNERS))
-async def test_training_resumes_from_a_rollback(kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_training_resumes_from_a_rollback(
+    kind: str, changes: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """After a rollback the trainer continued with the bad model, and its versions were never served again."""
     topic, learner = MemoryBroker().topic("models"), LEARNERS[kind]
     await topic.create()
-    job, source = await started(topic, tmp_path, learner)
+    job, source = await started(topic, tmp_path, learner, changes=changes)
     source.give(*lines(200, 1.0))
     good = await newest(topic, lambda update: update.records == 200, job)
     source.give(*lines(2_000, 100.0))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -12,12 +13,14 @@ import numpy as np
 import pytest
 from models.model_case import MakeTopic, ManualClock, all_records, compacted, encoder, outgoing, same, update_of, write
 from models.shape_cases import shaped
+from support.waiting import until
 
 from streamiter.errors import DecodeError
 from streamiter.learn import AdaptiveLinearModel, LogisticRegression
 from streamiter.models import (
     ModelSnapshot,
     ModelUpdateEncoder,
+    ServedModel,
     UpdateStatistics,
     find_update,
     import_model,
@@ -32,6 +35,7 @@ from streamiter.models.publisher import CHANGES_MAX
 from streamiter.models.update import UpdateHeaders, chain_checksum
 from streamiter.topics.memory import MemoryBroker
 from streamiter.topics.topic import OutgoingBatch, Topic, TopicRecord
+from streamiter.topics.urls import topic as topic_of
 
 History = list[Any]
 
@@ -195,6 +199,19 @@ async def test_a_compacted_topic_has_one_chain() -> None:
     assert sum(len(record.value or b"") for record in left) <= 2 * whole
 
 
+async def test_topics_that_compact_themselves_keep_each_chain(tmp_path: Path) -> None:
+    """A file of topics drops records at each write."""
+    versions = history(of_a_network, 30)
+    for made in (MemoryBroker().topic("models"), topic_of(f"sqlite:///{tmp_path}/topics.db?topic=models")):
+        await made.create(settings={"compact": "1"})
+        one = changing(record_bytes_max=3000)
+        for model in versions:
+            await write(made, one.encode([model]))
+            last = await last_update(made, "ctr")
+            assert last is not None
+            assert same(last.parameters, model)
+
+
 async def test_a_reader_that_starts_anywhere_gets_the_versions_from_there(make_topic: MakeTopic) -> None:
     """A reader that began behind a base had to wait an hour for the next one."""
     topic = await make_topic()
@@ -356,6 +373,23 @@ async def test_a_gap_is_told_and_the_next_whole_update_ends_it(caplog: pytest.Lo
     statistics = updates.statistics()
     assert (statistics.updates, statistics.incomplete, statistics.unreadable) == (4, 1, 0)
     assert expected in (statistics.last_error or "")
+
+
+async def test_a_served_model_answers_with_what_it_has_until_the_gap_ends() -> None:
+    """A gap ended the predictions, or they were of a model that was never trained."""
+    one = changing(format="safetensors")
+    batches = [one.encode([model]) for model in changed_by(250)]
+    topic = await memory_topic(batches[0])
+    async with ServedModel(topic, "ctr") as served:
+        await served.ready()
+        await write(topic, batches[2])
+        await until(lambda: "a change of update 1.2, and the last one read" in str(served.statistics().last_error))
+        assert served.predict(np.ones(1000)).value == 250.0
+        served.check()
+        await write(topic, *batches[3:5])
+        await until(lambda: served.statistics().version == 5)
+        assert served.predict(np.ones(1000)).value == 250.0 * (1 + 2 + 3 + 4 + 5)
+        assert served.statistics().skipped == 1
 
 
 async def test_a_reader_without_the_base_says_so_and_waits_for_the_next(caplog: pytest.LogCaptureFixture) -> None:

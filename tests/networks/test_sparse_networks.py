@@ -13,14 +13,16 @@ from networks.training_support import FEATURES, arrays_of, document, network, re
 from support.examples import random_examples
 from support.waiting import until
 
-from streamiter import Checkpoints, Flow, topic
+from streamiter import Checkpoints, Flow
 from streamiter.engine.plan.job_settings import ChannelLimits
 from streamiter.errors import ModelError, ParameterServerError
+from streamiter.models import model_updates
 from streamiter.networks import LabelledRows, Network, Published, ServedNetwork, fit_network, load_network, save_network
 from streamiter.networks import network as network_module
 from streamiter.networks.sparse import no_features, values_at
 from streamiter.networks.training import train_network, train_network_online
 from streamiter.parameter_server import ASP, BSP, SSP, ParameterServer, psf
+from streamiter.topics import MemoryBroker
 from streamiter.values.sparse_rows import SparseRows
 
 HUGE = 10**9
@@ -184,9 +186,10 @@ async def test_a_checkpoint_has_the_features_that_occur_and_resumes_to_the_same_
     assert same(arrays_of(models.items[-1]), arrays_of(whole.items[-1]))
 
 
-async def test_a_network_on_a_stream_is_published_and_served_and_resumes() -> None:
+@pytest.mark.parametrize("changes", [False, True])
+async def test_a_network_on_a_stream_is_published_and_served_and_resumes(changes: bool) -> None:
     """A service could not load a version without all features, or a new run drew its unseen features anew."""
-    models, data = topic("memory://models"), spread(rows(300))
+    models, data = MemoryBroker().topic("models"), spread(rows(300))
     await models.create()
 
     async def learn(seed: int) -> list[Any]:
@@ -202,14 +205,19 @@ async def test_a_network_on_a_stream_is_published_and_served_and_resumes() -> No
             start=Published(models, "clicks"),
             seed=seed,
         )
-        training.models.publish_model(models, model="clicks")
+        training.models.publish_model(models, model="clicks", changes=changes)
         versions = training.models.collect()
         await (await flow.start()).wait()
         return versions.items
 
-    first = await learn(seed=1)
+    first, second = await learn(seed=1), await learn(seed=2)
     assert len(first) > 2
-    assert (await learn(seed=2))[-1].parameters["seed"].tolist() == [1]
+    assert second[-1].parameters["seed"].tolist() == [1]
+    updates = [update async for update in model_updates(models, "clicks", follow=False)]
+    for update, made in zip(updates, first + second, strict=True):
+        assert isinstance(update.parameters, dict)
+        assert update.parameters.keys() == made.parameters.keys()
+        assert all(np.array_equal(value, made.parameters[name]) for name, value in update.parameters.items())
     async with ServedNetwork(models, "clicks") as served:
         await served.ready(timeout_s=10)
         assert served.predict(([5, 77, 10**8, HUGE - 1], [1.0] * 4)).value > 0.0
