@@ -126,7 +126,7 @@ bench-learning: $(VENV)/installed
 # The report is benchmarks/results/networks/results.md. Memory with features that come and go is proven with CHURN_ROWS=50000000.
 bench-networks: CHURN_ROWS ?= 5000000
 bench-networks: $(VENV)/installed
-	CHURN_ROWS=$(CHURN_ROWS) $(BIN)/python -m benchmarks networks-speed networks-quality networks-churn --output benchmarks/results/networks
+	CHURN_ROWS=$(CHURN_ROWS) $(BIN)/python -m benchmarks networks-speed networks-versions networks-quality networks-churn --output benchmarks/results/networks
 
 clean:
 	rm -rf $(VENV) demo-data

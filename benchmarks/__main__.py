@@ -24,6 +24,7 @@ from benchmarks.late_labels import late_labels
 from benchmarks.latency import latency, latency_of_updates
 from benchmarks.link import link
 from benchmarks.measuring import Figure
+from benchmarks.network_versions import networks_versions
 from benchmarks.networks import networks_speed
 from benchmarks.networks_quality import networks_quality
 from benchmarks.offline_learning import offline_logistic_regression
@@ -78,6 +79,7 @@ BENCHMARKS: Final[Mapping[str, Callable[[Session], Iterable[Figure]]]] = Mapping
         "networks-processes": networks_processes,
         "networks-quality": networks_quality,
         "networks-sparse": networks_sparse,
+        "networks-versions": networks_versions,
         "networks-churn": networks_churn,
         "kafka-map": kafka_map,
         "latency": latency,

@@ -148,12 +148,13 @@ class ChainAssembler:
         if not changes:
             return update
         self._in_order = []
-        parameters: Any = update.parameters
         try:
+            operations = []
             for headers, value in changes:
                 document = document_of(headers, value)
                 checked_parameters({"changes": document.changes}, "value")
-                parameters = applied(parameters, document.changes)
+                operations += document.changes
+            parameters: Any = applied(update.parameters, operations)
             if not isinstance(parameters, (np.ndarray, dict)):
                 raise ValueError(f"expected parameters as arrays, given {type(parameters).__name__}")  # noqa: TRY004, TRY301
         except (ValueError, ModelError):

@@ -67,12 +67,12 @@ def applied(parameters: Any, changes: Changes) -> Any:
     >>> applied(np.zeros(3), changes_between(np.zeros(3), np.array([0.0, 1.0, 2.0])))
     array([0., 1., 2.])
     """
-    for operation in changes:
-        try:
+    try:
+        for operation in changes:
             parameters = _replaced(parameters, operation["path"], operation)
-        except (KeyError, IndexError, TypeError, AttributeError) as error:
-            raise ValueError(f"the change does not fit the version before it: {error!r}") from error
-    return parameters
+        return _put_in_order(parameters, {})
+    except (KeyError, IndexError, TypeError, AttributeError) as error:
+        raise ValueError(f"the change does not fit the version before it: {error!r}") from error
 
 
 # ---- comparing
@@ -172,7 +172,7 @@ def _has_rows(array: Array) -> bool:
 
 
 def _has_parts(value: Sequence[Any]) -> bool:
-    return any(isinstance(part, (np.ndarray, dict, list, tuple)) for part in value)
+    return any(isinstance(part, (np.ndarray, dict, list, tuple, _MovedRows)) for part in value)
 
 
 def _are_same(old: Any, new: Any) -> bool:
@@ -265,27 +265,81 @@ def _result(old: Any, operation: Operation) -> Any:
     if "state" in operation:
         return _changed_state(old, operation)
     rows, values = operation["rows"], operation["values"]
-    removed, inserted = operation.get("removed", rows[:0]), operation.get("inserted", rows[:0])
     if old.dtype != values.dtype or old.shape[1:] != values.shape[1:] or len(values) != len(rows):
         raise ValueError(
             f"{operation['path']}: expected rows of {old.dtype} and shape {old.shape[1:]}, "
             f"given {values.dtype} and shape {values.shape[1:]}"
         )
-    if len(removed) or len(inserted):
-        new = _moved(old, removed, inserted)
-    else:
-        new = old if old.flags.writeable else old.copy()
-    new[_within(rows, len(new))] = values
-    return new
+    if isinstance(old, _MovedRows):
+        return _MovedRows(old.array, [*old.operations, operation])
+    if "removed" in operation or "inserted" in operation:
+        return _MovedRows(old, [operation])
+    return _with_rows(old if old.flags.writeable else old.copy(), rows, values)
 
 
-def _moved(old: Array, removed: _Indices, inserted: _Indices) -> Array:
-    """Return an array without some rows and with room for others; the rows that are inserted have no values yet."""
-    new = np.zeros((len(old) - len(removed) + len(inserted), *old.shape[1:]), old.dtype)
-    stays, is_old = np.ones(len(old), bool), np.ones(len(new), bool)
-    stays[_within(removed, len(old))] = False
-    is_old[_within(inserted, len(new))] = False
-    new[is_old] = old[stays]
+class _MovedRows:
+    """An array whose rows are moved at the end, by all operations at once: a late reader applies a hundred changes."""
+
+    def __init__(self, array: Array, operations: Changes) -> None:
+        self.array, self.operations = array, operations
+        self.dtype, self.shape = array.dtype, array.shape
+
+    def result(self, orders: dict[tuple[int, ...], _Indices]) -> Array:
+        """Return the array after the operations; ``orders`` has the orders of rows of arrays that moved alike."""
+        if len(self.operations) == 1:
+            [operation] = self.operations
+            return _with_rows(_moved(self.array, operation), operation["rows"], operation["values"])
+        # Arrays that moved alike have the same places: each array of a value is decoded once.
+        parts = [operation.get(name) for operation in self.operations for name in ("removed", "inserted", "rows")]
+        key = (len(self.array), *map(id, parts))
+        if key not in orders:
+            orders[key] = self._order()
+        values = [operation["values"] for operation in self.operations]
+        return np.concatenate([self.array, *values])[orders[key]]
+
+    def _order(self) -> _Indices:
+        """Return for each row its number among those of the array, and then those that the operations bring."""
+        order: _Indices = np.arange(len(self.array))
+        end = len(order)
+        for operation in self.operations:
+            rows = operation["rows"]
+            order = _with_rows(_moved(order, operation), rows, np.arange(end, end + len(rows)))
+            end += len(rows)
+        return order
+
+
+def _put_in_order(value: Any, orders: dict[tuple[int, ...], _Indices]) -> Any:
+    """Return the value with arrays in place of rows to move."""
+    if isinstance(value, _MovedRows):
+        return value.result(orders)
+    if isinstance(value, dict):
+        return {name: _put_in_order(part, orders) for name, part in value.items()}
+    if isinstance(value, (list, tuple)) and _has_parts(value):
+        parts = [_put_in_order(part, orders) for part in value]
+        return parts if isinstance(value, list) else tuple(parts)
+    return value
+
+
+def _with_rows(array: Array, rows: _Indices, values: Array) -> Array:
+    array[_within(rows, len(array))] = values
+    return array
+
+
+def _moved(old: Array, operation: Operation) -> Array:
+    """Return an array without some rows and with room for others, whose values are not set yet."""
+    removed, inserted = (operation.get(name, operation["rows"][:0]) for name in ("removed", "inserted"))
+    if not len(removed) and not len(inserted):
+        return old
+    kept = len(old) - len(removed)
+    new = np.zeros((kept + len(inserted), *old.shape[1:]), old.dtype)
+    # How many rows are kept before each row that leaves, and before each that comes: between these, rows stay together.
+    before_removed = _within(removed, len(old)) - np.arange(len(removed))
+    before_inserted = _within(inserted, len(new)) - np.arange(len(inserted))
+    cuts = np.unique(np.concatenate([[0], before_removed, before_inserted, [kept]]))[:-1]
+    sources = (cuts + before_removed.searchsorted(cuts, side="right")).tolist()
+    targets = (cuts + before_inserted.searchsorted(cuts, side="right")).tolist()
+    for source, target, count in zip(sources, targets, np.diff(cuts, append=kept).tolist(), strict=True):
+        new[target : target + count] = old[source : source + count]
     return new
 
 

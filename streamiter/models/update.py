@@ -9,8 +9,8 @@ when a newer update is closed. Then the publisher deletes the chunks of the prev
 compacted topic the last closed update is complete at any time, and a crash while chunks are written harms no earlier
 update.
 
-An update may be a *change* of the update before it (:class:`ChainLink`). All records of a change have their own keys. They
-are deleted after the next update that is whole, so a compacted topic has the last whole update and all its changes.
+An update may be a *change* of the update before it (:class:`ChainLink`). All records of a change have their own keys.
+They are deleted after the next update that is whole, so a compacted topic has the last whole update and its changes.
 """
 
 from __future__ import annotations

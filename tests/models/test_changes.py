@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from random import Random
 from typing import Any
 
@@ -75,6 +76,14 @@ def test_rows_are_followed_by_their_keys(example: list[dict[str, Any]]) -> None:
     one, other = example
     changes = changes_between(one, other)
     assert same(applied(own_copy(one), changes), other)
+
+
+@random_examples(lambda random: [keyed(random, ("a", "b"), others) for others in [random.randrange(3)] * 5])
+def test_several_changes_are_applied_at_once(versions: list[dict[str, Any]]) -> None:
+    """A reader that starts late applies all changes of a chain, and moved each row with each of them."""
+    changes = [each for one, other in itertools.pairwise(versions) for each in changes_between(one, other)]
+    freeze_arrays(versions)
+    assert same(applied(versions[0], changes), versions[-1])
 
 
 @pytest.mark.parametrize("in_front", [True, False])
