@@ -25,7 +25,7 @@ from support.programs import system_program
 from support.waiting import PATIENCE_S
 
 from streamiter.errors import ModelError
-from streamiter.learn import AdaptiveLinearModel, BadRows
+from streamiter.learn import AdaptiveLinearModel, BadRows, LogisticRegression
 from streamiter.models import LinearPredictor, ModelUpdateEncoder, roll_back
 from streamiter.topics import topic
 from streamiter.values.helpers.clock import SystemClock
@@ -255,6 +255,79 @@ async def test_a_consumer_predicts_what_python_predicts(
                         assert "prediction" in given, (row, given)
                         assert same(given["prediction"], expected, predict.classes), (row, given, expected)
                         assert given.get("positive") == predict.positive
+
+
+def chain_of(kind: str, count: int) -> tuple[list[dict[str, Any]], list[Any]]:
+    """Return versions of a model that learns on, with new fields and texts, and rows to predict."""
+    random = Random(8)
+    if kind == "plain":
+        parameters, versions = LogisticRegression(500).parameters(), []
+        for _ in range(count):
+            weights = parameters["weights"].copy()
+            weights[random.randrange(500)] += 0.5
+            parameters = {**parameters, "weights": weights}
+            versions.append(parameters)
+        return versions, [np.random.default_rng(n).random(500).tolist() for n in range(3)]
+    learner = AdaptiveLinearModel(shapes=kind == "tables")
+    rows = [{"km": random.random(), "id": f"u{random.randrange(300)}"} for _ in range(400)]
+    learner.learn(rows, [row["km"] > 0.5 for row in rows])
+    versions = []
+    for number in range(count):
+        some = [{"km": random.random(), f"x{number // 3}": 1.5, "id": f"u{random.randrange(900)}"} for _ in range(3)]
+        learner.learn(some, [row["km"] > 0.5 for row in some])
+        versions.append(learner.parameters())
+    return versions, [*rows[:5], {"x0": 2.0, "x1": 1.0, "id": "u7"}]
+
+
+@pytest.mark.parametrize("kind", ["plain", "texts", "tables"])
+async def test_a_consumer_follows_versions_as_changes(
+    kind: str, command: Command, kafka_broker: KafkaServer | GivenKafka, topic_prefix: str
+) -> None:
+    """A service in another language read 3 MB for each version of which little had changed, or mixed two versions."""
+    name = f"{topic_prefix}models"
+    models = topic(f"kafka://{kafka_broker.bootstrap}/{name}")
+    await models.create()
+    versions, rows = chain_of(kind, 12)
+    one = encoder(1, model="m", format="json" if kind == "plain" else "auto", record_bytes_max=20_000, changes=True)
+    batches = [one.encode([parameters]) for parameters in versions]
+    changes = [batch for batch in batches if any(name == "follows" for name, _ in (batch.headers or [()])[0])]
+    assert len(changes) > 4
+    async with consuming(command, kafka_broker.bootstrap, name, "m") as consumer:
+        for number, (batch, parameters) in enumerate(zip(batches, versions, strict=True), 1):
+            await write(models, batch)
+            update = await consumer.line()
+            assert (update["generation"], update["version"]) == (1, number)
+            predict = LinearPredictor(parameters)
+            for row, given in zip(rows, await consumer.predictions(rows), strict=True):
+                assert same(given["prediction"], predict(row), predict.classes), (number, row, given)
+        await roll_back(models, "m", "1.5")
+        assert (await consumer.line())["generation"] == 2
+        [given] = await consumer.predictions(rows[:1])
+        assert same(given["prediction"], LinearPredictor(versions[4])(rows[0]), None)
+    async with consuming(command, kafka_broker.bootstrap, name, "m") as late:
+        assert [(await late.line())["version"] for _ in range(13)] == [*range(1, 13), 1]
+
+
+async def test_a_consumer_tells_a_gap_between_changes_and_takes_the_next_whole_version(
+    command: Command, kafka_broker: KafkaServer | GivenKafka, topic_prefix: str
+) -> None:
+    """After a lost change it predicted with rows of two versions."""
+    name = f"{topic_prefix}models"
+    models = topic(f"kafka://{kafka_broker.bootstrap}/{name}")
+    await models.create()
+    one = encoder(1, model="m", changes=True)
+    base, lost, change, damaged = (one.encode([np.append(np.zeros(999), float(n))]) for n in range(4))
+    headers = (damaged.headers or [()])[0]
+    damaged = replace(damaged, headers=[tuple((k, b"1.1" if k == "follows" else v) for k, v in headers)])
+    again = encoder(1, 5, model="m", changes=True)
+    async with consuming(command, kafka_broker.bootstrap, name, "m") as consumer:
+        await write(models, base, change, change, damaged, *(again.encode([np.full(1000, float(n))]) for n in range(2)))
+        assert [(await consumer.line())["version"] for _ in range(3)] == [1, 5, 6]
+        assert "a change of 1.2, given 1.1: waiting for a whole update" in await consumer.trouble()
+        assert "a damaged update, or a change of another one" in await consumer.trouble()
+        [given] = await consumer.predictions([[1.0] * 1000])
+        assert given["prediction"] == 1000.0
+    assert len(lost) == 1
 
 
 async def test_a_consumer_skips_what_is_older_incomplete_or_of_another_format(

@@ -3,8 +3,10 @@
 
 import { createHash, randomUUID } from "node:crypto";
 import { Kafka, logLevel } from "kafkajs";
+import { applied } from "./changes.mjs";
 
-const FORMATS = ["1", "2"]; // Without the header it is the first; the second is of models with tables.
+// Without the header it is the first; the second is of models with tables, the fourth of changes.
+const FORMATS = ["1", "2", "4"];
 
 // Calls onUpdate with each update that is newer than those before: {generation, version, createdAt, document}.
 export async function follow({ brokers, topic, model, onUpdate, onError = console.error }) {
@@ -33,6 +35,8 @@ export async function follow({ brokers, topic, model, onUpdate, onError = consol
 export class UpdateReader {
   #rank = [0n, 0n];
   #chunks = new Map(); // By rank and checksum: chunks of two writers never mix.
+  #chain = null; // The last update, if changes may follow: its rank, its parameters, the checksum up to it.
+  #isGapTold = false;
 
   constructor(model) {
     this.model = model;
@@ -42,15 +46,32 @@ export class UpdateReader {
   take(headers, value) {
     const text = (name) => headers[name]?.toString();
     if (value === null || text("model") !== this.model) return null; // Also records that delete old chunks.
-    if (!FORMATS.includes(text("format") ?? "1")) throw new Error(`expected format 1 or 2, given ${text("format")}`);
+    if (!FORMATS.includes(text("format") ?? "1")) {
+      throw new Error(`expected format ${FORMATS.join(" or ")}, given ${text("format")}`);
+    }
     const rank = [BigInt(text("generation")), BigInt(text("version"))];
     if (!isNewer(rank, this.#rank)) return null;
     const whole = text("chunk_index") === undefined ? value : this.#join(rank, text, value);
     if (whole === null) return null;
-    const document = decode(text("content_type"), whole);
+    const isChange = text("format") === "4";
+    if (isChange && !this.#isNext(text)) return null;
+    const checksum = text("chain") && sha256(Buffer.from(isChange ? this.#chain.checksum : "", "hex"), whole);
+    if (checksum !== text("chain")) throw new Error("a damaged update, or a change of another one");
+    const { changes, ...document } = decode(text("content_type"), whole);
+    if (isChange) document.parameters = applied(this.#chain.parameters, changes);
+    this.#chain = checksum ? { rank: rank.join("."), parameters: document.parameters, checksum } : null;
+    this.#isGapTold = false;
     this.#rank = rank;
     for (const [key, set] of this.#chunks) if (!isNewer(set.rank, rank)) this.#chunks.delete(key);
     return { generation: Number(rank[0]), version: Number(rank[1]), createdAt: Number(text("created_at")), document };
+  }
+
+  // Whether the last update is the one that a change applies to. Throws if it is not, once for all changes of a gap.
+  #isNext(text) {
+    if (this.#chain?.rank === text("follows")) return true;
+    if (this.#isGapTold || this.#rank[0] === 0n) return false; // A reader that starts late begins with a whole update.
+    this.#isGapTold = true;
+    throw new Error(`a change of ${text("follows")}, given ${this.#rank.join(".")}: waiting for a whole update`);
   }
 
   #join(rank, text, value) {
@@ -62,9 +83,13 @@ export class UpdateReader {
     if (set.parts.size < count) return null;
     this.#chunks.delete(key);
     const whole = Buffer.concat(Array.from({ length: count }, (_, index) => set.parts.get(index)));
-    if (createHash("sha256").update(whole).digest("hex") !== text("sha256")) throw new Error("damaged chunks");
+    if (sha256(whole) !== text("sha256")) throw new Error("damaged chunks");
     return whole;
   }
+}
+
+function sha256(...parts) {
+  return createHash("sha256").update(Buffer.concat(parts)).digest("hex");
 }
 
 function isNewer([generation, version], [otherGeneration, otherVersion]) {

@@ -32,10 +32,16 @@ final class UpdateReader {
 
   private record ChunkSet(Rank rank, TreeMap<Integer, byte[]> parts) {}
 
+  /** The last update, if changes may follow, and the checksum of all updates from the last whole one to it. */
+  private record Chain(Rank rank, JsonNode parameters, String checksum) {}
+
   private static final ObjectMapper JSON = new ObjectMapper();
   private final String model;
   private final Map<String, ChunkSet> chunks = new HashMap<>(); // By rank and checksum: two writers never mix.
-  private Rank newest = new Rank(0, 0);
+  private static final Rank NONE = new Rank(0, 0);
+  private Rank newest = NONE;
+  private Chain chain = null;
+  private boolean isGapTold = false;
 
   UpdateReader(String model) {
     this.model = model;
@@ -45,16 +51,52 @@ final class UpdateReader {
   Update take(Headers headers, byte[] value) throws IOException {
     if (value == null || !model.equals(text(headers, "model"))) return null; // Also records that delete old chunks.
     String format = text(headers, "format");
-    boolean isKnown = format == null || format.equals("1") || format.equals("2"); // 2 is of models with tables.
-    if (!isKnown) throw new IOException("expected format 1 or 2, given " + format);
+    boolean isChange = "4".equals(format); // 2 is of models with tables.
+    boolean isKnown = format == null || format.equals("1") || format.equals("2") || isChange;
+    if (!isKnown) throw new IOException("expected format 1, 2 or 4, given " + format);
     Rank rank = new Rank(number(headers, "generation"), number(headers, "version"));
     if (rank.compareTo(newest) <= 0) return null;
     byte[] whole = text(headers, "chunk_index") == null ? value : join(headers, rank, value);
     if (whole == null) return null;
-    Update update = new Update(rank, number(headers, "created_at"), decode(text(headers, "content_type"), whole));
+    if (isChange && !isNext(text(headers, "follows"))) return null;
+    String expected = text(headers, "chain");
+    String checksum = expected == null ? null : sha256(isChange ? chain.checksum : "", whole);
+    if (checksum != null && !checksum.equals(expected)) {
+      throw new IOException("a damaged update, or a change of another one");
+    }
+    JsonNode document = decode(text(headers, "content_type"), whole);
+    if (isChange) {
+      JsonNode changes = ((ObjectNode) document).remove("changes");
+      ((ObjectNode) document).set("parameters", Changes.applied(chain.parameters, changes));
+    }
+    Update update = new Update(rank, number(headers, "created_at"), document);
+    chain = checksum == null ? null : new Chain(rank, document.get("parameters"), checksum);
+    isGapTold = false;
     newest = rank;
     chunks.values().removeIf(set -> set.rank.compareTo(rank) <= 0);
     return update;
+  }
+
+  /** Whether the last update is the one that a change applies to. Throws if not, once for all changes of a gap. */
+  private boolean isNext(String follows) throws IOException {
+    if (chain != null && follows.equals(shown(chain.rank))) return true;
+    if (isGapTold || newest.equals(NONE)) return false; // A reader that starts late begins with a whole update.
+    isGapTold = true;
+    throw new IOException("a change of " + follows + ", given " + shown(newest) + ": waiting for a whole update");
+  }
+
+  private static String shown(Rank rank) {
+    return rank.generation + "." + rank.version;
+  }
+
+  private static String sha256(String before, byte[] value) {
+    try {
+      MessageDigest digest = MessageDigest.getInstance("SHA-256");
+      digest.update(HexFormat.of().parseHex(before));
+      return HexFormat.of().formatHex(digest.digest(value));
+    } catch (NoSuchAlgorithmException impossible) {
+      throw new AssertionError(impossible);
+    }
   }
 
   private byte[] join(Headers headers, Rank rank, byte[] value) throws IOException {
@@ -66,12 +108,7 @@ final class UpdateReader {
     chunks.remove(key);
     ByteArrayOutputStream joined = new ByteArrayOutputStream();
     for (byte[] part : set.parts.values()) joined.write(part);
-    try {
-      byte[] found = MessageDigest.getInstance("SHA-256").digest(joined.toByteArray());
-      if (!HexFormat.of().formatHex(found).equals(sha256)) throw new IOException("damaged chunks");
-    } catch (NoSuchAlgorithmException impossible) {
-      throw new AssertionError(impossible);
-    }
+    if (!sha256("", joined.toByteArray()).equals(sha256)) throw new IOException("damaged chunks");
     return joined.toByteArray();
   }
 
