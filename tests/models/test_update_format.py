@@ -129,6 +129,29 @@ async def test_each_kind_of_update_is_as_specified(kind: str) -> None:
     DOCUMENT.validate(exported_one)
 
 
+@pytest.mark.parametrize("form", ["json", "safetensors"])
+@pytest.mark.parametrize("kind", ["truth values", "tables", "every tag", "a network", "bare weights"])
+async def test_each_change_is_as_specified(kind: str, form: Any) -> None:
+    """The specification had the whole models only, and a reader of changes was written by trying."""
+    topic = MemoryBroker().topic("models")
+    await topic.create()
+    model = KINDS[kind]()
+    other = np.append(model, 1.0) if isinstance(model, np.ndarray) else {**model, "new": [np.ones(3), {"a": 1}]}
+    padding = np.zeros(3000)
+    first = padding if isinstance(model, np.ndarray) else {"padding": padding, **model}
+    second = np.append(padding, 1.0) if isinstance(model, np.ndarray) else {"padding": padding, **other}
+    third = {**second, "padding": np.append(padding, 1.0)} if isinstance(second, dict) else second + 0.0
+    one = encoder(1, format=form, changes=True)
+    await write(topic, *(one.encode([each]) for each in (first, second, third)))
+    updates = await published(topic)
+    assert [headers.format for headers, _ in updates][1:] == ["4", "4"]
+    for _, given in updates:
+        DOCUMENT.validate(given)
+    change = updates[1][1]
+    assert not DOCUMENT.is_valid(change | {"parameters": [1.0]})
+    assert not DOCUMENT.is_valid(change | {"changes": {"list": [{"value": 1}]}})
+
+
 @pytest.mark.parametrize(
     "broken",
     [
