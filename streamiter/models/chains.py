@@ -34,7 +34,7 @@ class _Change(NamedTuple):
     value: bytes
 
 
-def read_document(headers: UpdateHeaders, value: bytes) -> Document:
+def checked_document(headers: UpdateHeaders, value: bytes) -> Document:
     """Return the document of an update. Raises ``ValueError`` if it cannot be read, or is not of these headers."""
     document = decode_document(headers.content_type, value)
     if (document.model, document.rank) != (headers.model, headers.rank):
@@ -151,7 +151,7 @@ class ChainAssembler:
         try:
             operations = []
             for headers, value in changes:
-                document = read_document(headers, value)
+                document = checked_document(headers, value)
                 checked_parameters({"changes": document.changes}, "value")
                 operations += document.changes
             parameters: Any = applied(update.parameters, operations)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from streamiter.errors import DecodeError, ModelError
-from streamiter.models.chains import ChainAssembler, read_document, update_of
+from streamiter.models.chains import ChainAssembler, checked_document, update_of
 from streamiter.models.chunks import ChunkAssembler
 from streamiter.models.documents import Document, checked_parameters, freeze_arrays
 from streamiter.models.update import NO_RANK, ModelUpdate, Rank, UpdateHeaders, is_key_of, model_of, shown_rank
@@ -165,7 +165,7 @@ class UpdateIntake:
         return update
 
     def _whole(self, headers: UpdateHeaders, value: bytes) -> ModelUpdate:
-        document = read_document(headers, value)
+        document = checked_document(headers, value)
         update = update_of_document(document, headers.created_at_ms, headers.since_rollback, headers.rollback_to)
         self._chain.begin(headers, update, value)
         self._rank = max(headers.rank, self._chain.rank)

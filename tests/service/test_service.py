@@ -47,13 +47,14 @@ class Setting:
         self.updates = f"kafka://{bootstrap}/{prefix}updates{options}"
         self.name = f"{prefix}late-flights"
         self.folder = folder
+        self.changes = False
 
     def service(self, **health: Any) -> OnlineLearningService:
         settings = ServiceSettings(
             self.name,
             InputSettings(self.flights),
             LearnSettings("classification", LabelSettings("late")),
-            PublishSettings(self.updates, every_s=0.1),
+            PublishSettings(self.updates, every_s=0.1, changes=self.changes),
             checkpoints=CheckpointSettings(str(self.folder), interval_s=0.2),
             http=HttpSettings("127.0.0.1:0"),
             health=HealthSettings(**health),
@@ -157,8 +158,10 @@ async def test_a_service_on_an_idle_topic_is_ready(setting: Setting) -> None:
     assert service.observations.phase.phase == "suspended"
 
 
-async def test_a_service_resumes_from_a_rollback(setting: Setting) -> None:
+@pytest.mark.parametrize("changes", [False, True])
+async def test_a_service_resumes_from_a_rollback(changes: bool, setting: Setting) -> None:
     """The service continued to learn with the bad model, and its versions were never served again."""
+    setting.changes = changes
     updates = topic(setting.updates)
 
     async def version(is_it: Callable[[ModelUpdate], bool]) -> ModelUpdate:
