@@ -47,25 +47,30 @@ def networks_versions(session: Session) -> Iterator[Figure]:
     versions = _Versions(count)
     encoder = ModelUpdateEncoder(_MODEL, 1, clock=SystemClock(), changes=True)
     batches: list[OutgoingBatch] = []
-    seconds: list[float] = []
+    encoding: list[Stopwatch] = []
     for _ in range(session.size(_CHANGES, 5) + 1):
         parameters = versions.next()
         with Stopwatch() as watch:
             batches.append(encoder.encode([parameters]))
-        seconds.append(watch.seconds)
+        encoding.append(watch)
     whole, *changes = (_bytes(batch) for batch in batches)
     yield Figure("whole", "MB", (whole / 1e6,))
     yield Figure("change", "MB", tuple(each / 1e6 for each in changes))
     shares = tuple(each / whole for each in changes)
     yield Figure("change", "of a whole version", shares, target=Target("figure", below=_SHARE_BELOW))
-    yield Figure("whole", "s to encode", tuple(seconds[:1]))
-    yield Figure("change", "s to encode", tuple(seconds[1:]))
+    for name, watches in (("whole", encoding[:1]), ("change", encoding[1:])):
+        yield Figure(name, "s to encode", tuple(watch.seconds for watch in watches))
+        yield Figure(name, "CPU-s to encode", tuple(watch.cpu_seconds for watch in watches))
     target = new_topic(session, "versions")
     run(_written(target, batches[:1]))
-    yield Figure("follower", "s to apply a change", run(_apply(target, batches[1:])))
+    applying = run(_apply(target, batches[1:]))
+    yield Figure("follower", "s to apply a change", tuple(watch.seconds for watch in applying))
+    yield Figure("follower", "CPU-s to apply a change", tuple(watch.cpu_seconds for watch in applying))
     label = f"follower of one whole version and {len(changes)} changes"
-    ready = tuple(run(_ready(target, parameters)) for _ in range(repeat))
-    yield Figure(label, "s until it is ready", ready, target=Target("figure", below=_READY_S_BELOW))
+    ready = [run(_ready(target, parameters)) for _ in range(repeat)]
+    seconds_of = tuple(watch.seconds for watch in ready)
+    yield Figure(label, "s until it is ready", seconds_of, target=Target("figure", below=_READY_S_BELOW))
+    yield Figure(label, "CPU-s until it is ready", tuple(watch.cpu_seconds for watch in ready))
 
 
 class _Versions:
@@ -115,20 +120,20 @@ async def _written(target: Topic, batches: list[OutgoingBatch]) -> None:
     await writer.close()
 
 
-async def _apply(target: Topic, batches: list[OutgoingBatch]) -> tuple[float, ...]:
+async def _apply(target: Topic, batches: list[OutgoingBatch]) -> list[Stopwatch]:
     """Return the time from the flushed write of each change to its version in a follower, without predictions."""
-    seconds = []
+    watches = []
     async with model_updates(target, _MODEL, start="latest_model") as updates:
         await anext(updates)
         for batch in batches:
             await _written(target, [batch])
             with Stopwatch() as watch:
                 await anext(updates)
-            seconds.append(watch.seconds)
-    return tuple(seconds)
+            watches.append(watch)
+    return watches
 
 
-async def _ready(target: Topic, expected: dict[str, object]) -> float:
+async def _ready(target: Topic, expected: dict[str, object]) -> Stopwatch:
     """Return the time from the start of a served network to its first prediction; check that it is the last version."""
     async with ServedNetwork(target, _MODEL) as served:
         with Stopwatch() as watch:
@@ -139,4 +144,4 @@ async def _ready(target: Topic, expected: dict[str, object]) -> float:
     assert isinstance(update.parameters, dict)
     for name, value in expected.items():
         assert np.array_equal(np.asarray(update.parameters[name]), np.asarray(value)), name
-    return watch.seconds
+    return watch

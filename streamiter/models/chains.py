@@ -75,10 +75,13 @@ class ChainAssembler:
     Changes that are in order are kept until :meth:`newest` applies them.
     """
 
-    def __init__(self, waiting_bytes_max: int = _WAITING_BYTES_MAX) -> None:
+    def __init__(self, *, state: bool = True, waiting_bytes_max: int = _WAITING_BYTES_MAX) -> None:
+        """``state``: whether updates have the state of the learner, which programs that predict do not need."""
+        self._state = state
         self._waiting_bytes_max = waiting_bytes_max
-        self._waiting: dict[tuple[Rank, str | None], _Change] = {}
-        """By rank and checksum: of the changes of one rank by two writers one continues the chain."""
+        self._waiting: dict[Rank, dict[tuple[Rank, str | None], _Change]] = {}
+        """The changes that follow each update, by their rank and checksum: of those of two writers one is the next."""
+        self._waiting_bytes = 0
         self._in_order: list[_Change] = []
         self._applied: ModelUpdate | None = None
         self._checksum: str | None = None
@@ -90,14 +93,19 @@ class ChainAssembler:
         """The number of changes that were dropped while they waited."""
 
     @property
+    def waits(self) -> bool:
+        """Whether a change waits for one before it, or for its base."""
+        return bool(self._waiting)
+
+    @property
     def first_waiting(self) -> UpdateHeaders | None:
         """The headers of the first change that waits for one before it, or for its base."""
-        return min((change.headers for change in self._waiting.values()), key=lambda each: each.rank, default=None)
+        return min((change.headers for change in self._all_waiting()), key=lambda each: each.rank, default=None)
 
     @property
     def waits_for_base(self) -> bool:
         """Whether a change waits whose base has not arrived."""
-        return any(_base_of(change) > self.base for change in self._waiting.values())
+        return any(_base_of(change) > self.base for change in self._all_waiting())
 
     def begin(self, headers: UpdateHeaders, update: ModelUpdate, value: bytes) -> None:
         """Take a whole update, which replaces the chain. Raises ``ValueError`` if it is damaged."""
@@ -117,7 +125,8 @@ class ChainAssembler:
         """Forget the chain, and the waiting changes whose base is before ``rank``."""
         self._applied, self._checksum, self._in_order = None, None, []
         self.base = self.rank = NO_RANK
-        self._drop([key for key, change in self._waiting.items() if _base_of(change) < rank])
+        for change in [change for change in self._all_waiting() if _base_of(change) < rank]:
+            self._drop(change)
 
     def add(self, headers: UpdateHeaders, value: bytes) -> bool:
         """Take a change; return whether it continues the chain now.
@@ -126,15 +135,16 @@ class ChainAssembler:
         """
         assert headers.link is not None
         before, change = self.rank, _Change(headers, value)
+        if headers.rank <= headers.link.follows:
+            raise ValueError(f"expected it to follow an earlier update, given {shown_rank(headers.link.follows)}")
         if headers.link.follows == self.rank != NO_RANK:
             if not self._continues(change):
                 raise ValueError(
                     f"it is a change of another update {shown_rank(self.rank)}, or damaged: expected the checksum "
                     f"{headers.chain}, given {chain_checksum(self._checksum, value)}"
                 )
-        elif headers.rank > self.rank:
-            self._waiting[headers.rank, headers.chain] = change
-            self._drop_oldest_above_limit()
+        else:
+            self._wait(change)
         self._put_in_order()
         return self.rank > before
 
@@ -154,7 +164,7 @@ class ChainAssembler:
                 document = checked_document(headers, value)
                 checked_parameters({"changes": document.changes}, "value")
                 operations += document.changes
-            parameters: Any = applied(update.parameters, operations)
+            parameters: Any = applied(update.parameters, operations, state=self._state)
             if not isinstance(parameters, (np.ndarray, dict)):
                 raise ValueError(f"expected parameters as arrays, given {type(parameters).__name__}")  # noqa: TRY004, TRY301
         except (ValueError, ModelError):
@@ -174,23 +184,42 @@ class ChainAssembler:
         return True
 
     def _put_in_order(self) -> None:
-        while (key := next((key for key, each in self._waiting.items() if self._is_next(each)), None)) is not None:
-            if not self._continues(self._waiting.pop(key)):
-                self.dropped += 1
+        while self.base != NO_RANK and (following := self._waiting.get(self.rank)):
+            rank = self.rank
+            for change in [*following.values()]:
+                self._forget_waiting(change)
+                if self.rank > rank or not self._continues(change):
+                    self.dropped += 1
 
-    def _is_next(self, change: _Change) -> bool:
-        return change.headers.link is not None and change.headers.link.follows == self.rank
+    def _all_waiting(self) -> list[_Change]:
+        return [change for following in self._waiting.values() for change in following.values()]
 
-    def _drop_oldest_above_limit(self) -> None:
-        while sum(len(change.value) for change in self._waiting.values()) > self._waiting_bytes_max:
-            self._drop([min(self._waiting)])
+    def _wait(self, change: _Change) -> None:
+        following = self._waiting.setdefault(_followed_by(change), {})
+        if (key := (change.headers.rank, change.headers.chain)) not in following:
+            following[key] = change
+            self._waiting_bytes += len(change.value)
+        while self._waiting_bytes > self._waiting_bytes_max:
+            self._drop(min(self._all_waiting(), key=lambda each: each.headers.rank))
 
-    def _drop(self, keys: list[tuple[Rank, str | None]]) -> None:
-        for key in keys:
-            del self._waiting[key]
-        self.dropped += len(keys)
+    def _drop(self, change: _Change) -> None:
+        self._forget_waiting(change)
+        self.dropped += 1
+
+    def _forget_waiting(self, change: _Change) -> None:
+        following = self._waiting[_followed_by(change)]
+        del following[change.headers.rank, change.headers.chain]
+        self._waiting_bytes -= len(change.value)
+        if not following:
+            del self._waiting[_followed_by(change)]
 
 
 def _base_of(change: _Change) -> Rank:
     assert change.headers.link is not None
     return change.headers.link.base
+
+
+def _followed_by(change: _Change) -> Rank:
+    """Return the rank of the update that the change applies to."""
+    assert change.headers.link is not None
+    return change.headers.link.follows

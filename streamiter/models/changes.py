@@ -31,7 +31,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from streamiter.models.documents import STATE
+from streamiter.models.documents import STATE, without_state
 from streamiter.values.numbers import Array
 
 Operation = dict[str, Any]
@@ -59,16 +59,17 @@ def changes_between(old: Any, new: Any) -> Changes:
     return list(_Comparison(old, new).operations(old, new, ()))
 
 
-def applied(parameters: Any, changes: Changes) -> Any:
+def applied(parameters: Any, changes: Changes, *, state: bool = True) -> Any:
     """Return the parameters after these changes. Read-only arrays are copied, others are changed in place.
 
-    Raises ``ValueError`` with the reason for changes that do not fit.
+    Without ``state`` the learner's state is left out; the given parameters have none. Raises ``ValueError`` with the
+    reason for changes that do not fit.
 
     >>> applied(np.zeros(3), changes_between(np.zeros(3), np.array([0.0, 1.0, 2.0])))
     array([0., 1., 2.])
     """
     try:
-        for operation in changes:
+        for operation in changes if state else filter(None, map(_without_state, changes)):
             parameters = _replaced(parameters, operation["path"], operation)
         return _put_in_order(parameters, {})
     except (KeyError, IndexError, TypeError, AttributeError) as error:
@@ -239,6 +240,16 @@ def _changed_state(old: bytes, operation: Operation) -> bytes:
     if hashlib.sha256(content).hexdigest() != head.rpartition(" ")[2]:
         raise ValueError("the state of the learner has another SHA-256 than its first line says")
     return head.encode("ascii") + b"\n" + content
+
+
+def _without_state(operation: Operation) -> Operation | None:
+    """Return the part of an operation that is not about the state; None if nothing is left."""
+    path = operation["path"]
+    if path == [STATE]:
+        return None
+    if not path and "names" in operation:
+        return {**operation, "names": [name for name in operation["names"] if name != STATE]}
+    return {**operation, "value": without_state(operation["value"])} if not path and "value" in operation else operation
 
 
 # ---- applying

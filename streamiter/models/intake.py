@@ -9,10 +9,12 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from msgspec.structs import replace
+
 from streamiter.errors import DecodeError, ModelError
 from streamiter.models.chains import ChainAssembler, checked_document, update_of
 from streamiter.models.chunks import ChunkAssembler
-from streamiter.models.documents import Document, checked_parameters, freeze_arrays
+from streamiter.models.documents import Document, checked_parameters, freeze_arrays, without_state
 from streamiter.models.update import NO_RANK, ModelUpdate, Rank, UpdateHeaders, is_key_of, model_of, shown_rank
 from streamiter.topics.topic import Topic, TopicRecord
 
@@ -56,13 +58,17 @@ class UpdateIntake:
     Use it in one task only.
     """
 
-    def __init__(self, topic: Topic, model: str, wanted: Wanted | None = None, *, applies: bool = True) -> None:
+    def __init__(
+        self, topic: Topic, model: str, wanted: Wanted | None = None, *, state: bool = True, applies: bool = True
+    ) -> None:
+        """``state``: whether parameters have the state of the learner, if their version carries it."""
+        self._state = state
         self._wanted = wanted
         """Which updates to read; the values of others are not decoded. None: all updates. The changes of a base that
         is not wanted are not read, so a reader of a change wants its base, too."""
         self._applies = applies
         """Whether to apply changes one by one; a search applies all of them at its end, by ``caught_up``."""
-        self._chain = ChainAssembler()
+        self._chain = ChainAssembler(state=state)
         self._topic = topic
         self._model = model
         self._model_header = model.encode()
@@ -113,6 +119,10 @@ class UpdateIntake:
         self._last_error = None if error is None else str(error)
         self._dropped_before = self._dropped
         self._tell_gap()
+
+    def forget_chain(self) -> None:
+        """Keep nothing of the chain so far: no change of it is wanted."""
+        self._chain.forget(NO_RANK)
 
     def caught_up(self) -> ModelUpdate | None:
         """Return the update after all changes that are in order; None if nothing, or no chain, was taken.
@@ -166,13 +176,15 @@ class UpdateIntake:
 
     def _whole(self, headers: UpdateHeaders, value: bytes) -> ModelUpdate:
         document = checked_document(headers, value)
+        if not self._state:
+            document = replace(document, parameters=without_state(document.parameters))
         update = update_of_document(document, headers.created_at_ms, headers.since_rollback, headers.rollback_to)
         self._chain.begin(headers, update, value)
         self._rank = max(headers.rank, self._chain.rank)
         return self._chain.newest() if self._applies and self._rank > headers.rank else update
 
     def _changed(self, headers: UpdateHeaders, value: bytes, is_wanted: bool) -> ModelUpdate | None:
-        waited = self._chain.first_waiting is not None
+        waited = self._chain.waits
         if not self._chain.add(headers, value):
             if not waited and self._applies:
                 self._tell_gap()

@@ -99,7 +99,9 @@ class ModelUpdates:
         on_error: OnError,
         clock: Clock,
         wanted: Wanted | None = None,
+        state: bool = True,
     ) -> None:
+        """``state``: whether parameters have the state of the learner, if their version carries it."""
         if isinstance(start, str) and start not in ("earliest", "latest", "latest_model"):
             raise ConfigurationError(
                 f"model {model!r} of {topic.url}: expected start 'earliest', 'latest', 'latest_model', a"
@@ -112,7 +114,8 @@ class ModelUpdates:
         self._on_error = on_error
         self._clock = clock
         self._wanted = wanted
-        self._intake = UpdateIntake(topic, model, wanted)
+        self._state = state
+        self._intake = UpdateIntake(topic, model, wanted, state=state)
         self._found: deque[ModelUpdate | DecodeError] = deque()
         self._records: Iterator[TopicRecord] = iter(())
         self._reader: TopicReader | None = None
@@ -177,9 +180,11 @@ class ModelUpdates:
         request = ReadRequest(stop=stop, max_records=READ_RECORDS, clock=self._clock)
         if self._start != "latest_model":
             return replace(request, start=self._start)
-        search = TailSearch(self._topic, self._model, self._clock)
+        search = TailSearch(self._topic, self._model, self._clock, state=self._state)
         tail = await search.run()
         self._intake = search.intake
+        if self._wanted is not None:
+            self._intake.forget_chain()
         self._intake.restart(self._wanted, tail.update, tail.error)
         if tail.update is not None:
             self._found.append(tail.update)
@@ -194,7 +199,7 @@ class ModelUpdates:
             return
         self._may_begin_inside_chain = False
         if is_change(first.headers):
-            search = TailSearch(self._topic, self._model, self._clock, before=first)
+            search = TailSearch(self._topic, self._model, self._clock, before=first, state=self._state)
             await search.run()
             self._intake = search.intake
             self._intake.restart(self._wanted, None, None)
@@ -321,9 +326,11 @@ class TailSearch:
     the records that follow: it has the chunks seen so far.
     """
 
-    def __init__(self, topic: Topic, model: str, clock: Clock, before: TopicRecord | None = None) -> None:
+    def __init__(
+        self, topic: Topic, model: str, clock: Clock, *, before: TopicRecord | None = None, state: bool = True
+    ) -> None:
         """``before``: search the part of its partition before this record, instead of the topic."""
-        self.intake = UpdateIntake(topic, model, applies=False)
+        self.intake = UpdateIntake(topic, model, state=state, applies=False)
         self._topic = topic
         self._model = model
         self._clock = clock

@@ -10,14 +10,14 @@ import asyncio
 import functools
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from types import TracebackType
 from typing import Any, Final, Self
 
 import msgspec
 
 from streamiter.errors import ConfigurationError, ModelError, OffsetOutOfRange, TopicNotFound, TopicUnavailable
-from streamiter.models.documents import Parameters, without_state
+from streamiter.models.documents import Parameters
 from streamiter.models.intake import UpdateStatistics, Wanted
 from streamiter.models.reader import ModelUpdates
 from streamiter.models.update import NO_RANK, ModelUpdate, check_model_name, shown_rank
@@ -116,7 +116,8 @@ class ServedModel:
         self._load = load
         self._clock = clock or SystemClock()
         self._waiting = WaitingCalls(self._subject, waiting_max, self._clock)
-        self._follower = Follower(topic, model, self._clock, self._take_over, self._following_ended)
+        # The state of the learner would only take memory.
+        self._follower = Follower(topic, model, self._clock, self._take_over, self._following_ended, state=False)
         self._serving: ServedVersion | None = None
         self._taken_over = 0
         self._unusable = 0
@@ -214,7 +215,6 @@ class ServedModel:
             ) from self._follower.outage
 
     def _take_over(self, update: ModelUpdate) -> None:
-        update = replace(update, parameters=without_state(update.parameters))  # It would only take memory.
         try:
             predict = self._predictor(update)
         except ModelError as error:
@@ -281,7 +281,7 @@ class Follower:
     A topic that does not answer is opened again after a second. A topic whose retention has deleted unread records is
     opened again, too; then following continues with the newest update. If the topic was deleted, following ends, also
     if it was created again. ``on_end`` is called once if following ends by an error. After the newest update only the
-    ``wanted`` ones are read.
+    ``wanted`` ones are read. Without ``state``, parameters do not have the state of the learner.
     """
 
     def __init__(
@@ -292,9 +292,12 @@ class Follower:
         on_update: Callable[[ModelUpdate], None],
         on_end: Callable[[Exception], None],
         wanted: Wanted | None = None,
+        *,
+        state: bool = True,
     ) -> None:
         self._topic = topic
         self._model = model
+        self._state = state
         self._clock = clock
         self._on_update = on_update
         self._on_end = on_end
@@ -355,7 +358,9 @@ class Follower:
             self._searched_or_late.set()
 
     async def _follow_until_outage(self) -> None:
-        updates = ModelUpdates(self._topic, self._model, "latest_model", True, "skip", self._clock, self._wanted)
+        updates = ModelUpdates(
+            self._topic, self._model, "latest_model", True, "skip", self._clock, self._wanted, self._state
+        )
         try:
             async with updates:
                 self._connected_to(updates)

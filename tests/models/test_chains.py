@@ -30,7 +30,7 @@ from streamiter.models import (
     next_run,
     roll_back,
 )
-from streamiter.models.documents import own_copy
+from streamiter.models.documents import own_copy, without_state
 from streamiter.models.publisher import CHANGES_MAX
 from streamiter.models.update import UpdateHeaders, chain_checksum
 from streamiter.topics.memory import MemoryBroker
@@ -390,6 +390,24 @@ async def test_a_served_model_answers_with_what_it_has_until_the_gap_ends() -> N
         await until(lambda: served.statistics().version == 5)
         assert served.predict(np.ones(1000)).value == 250.0 * (1 + 2 + 3 + 4 + 5)
         assert served.statistics().skipped == 1
+
+
+async def test_a_served_model_leaves_the_state_of_the_learner_out() -> None:
+    """A program that predicts decoded and encoded the state of the trainer with each version."""
+    versions = history(of_the_default_learner, 12)
+    plain = without_state(versions[3])
+    one = changing()
+    topic = await memory_topic(one.encode(versions[:2]))
+    async with ServedModel(topic, "ctr") as served:
+        for model in [*versions[2:6], plain, *versions[6:], plain["weights"]]:
+            await write(topic, one.encode([model]))
+            await until(lambda: (served.statistics().version or 0) == one.next_version - 1)
+            assert served.update is not None
+            shown = (
+                {name: value for name, value in model.items() if name != "state"} if isinstance(model, dict) else model
+            )
+            assert same(served.update.parameters, shown)
+    assert same((await find_update(topic, "ctr", "1.12")).parameters, versions[10])
 
 
 async def test_a_reader_without_the_base_says_so_and_waits_for_the_next(caplog: pytest.LogCaptureFixture) -> None:
