@@ -31,6 +31,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from streamiter.errors import PlainDataError
 from streamiter.models.documents import STATE, without_state
 from streamiter.values.numbers import Array
 
@@ -72,7 +73,7 @@ def applied(parameters: Any, changes: Changes, *, state: bool = True) -> Any:
         for operation in changes if state else filter(None, map(_without_state, changes)):
             parameters = _replaced(parameters, operation["path"], operation)
         return _put_in_order(parameters, {})
-    except (KeyError, IndexError, TypeError, AttributeError) as error:
+    except (KeyError, IndexError, TypeError, AttributeError, PlainDataError) as error:
         raise ValueError(f"the change does not fit the version before it: {error!r}") from error
 
 
@@ -149,15 +150,17 @@ class _Comparison:
 
     def _ways(self, old: Array, new: Array) -> Iterator[tuple[_Indices, _Indices, _Indices]]:
         """Yield rows that are removed, inserted and set, for each way to assign the old rows to the new ones."""
-        others = [len(new) - keys.new for keys in self._keys if len(old) - keys.old == len(new) - keys.new >= 0]
-        if 0 not in others:
+        # A list of keys is that of an array if at least half of the rows have a key, as many without in both versions.
+        fitting = [keys for keys in self._keys if len(old) - keys.old == len(new) - keys.new in range(keys.new + 1)]
+        keys = min(fitting, key=lambda keys: len(new) - keys.new, default=None)
+        if keys is None or len(new) > keys.new:
             both, added = min(len(old), len(new)), self._shared(np.arange(len(old), len(new)))
             lost = self._shared(np.arange(len(new), len(old)))
             yield lost, added, np.concatenate([_different_rows(old[:both], new[:both]), added])
-        if not others:
+        if keys is None:
             return
-        keys = next(keys for keys in self._keys if len(old) - keys.old == len(new) - keys.new == min(others))
-        for first in {0, min(others)}:  # The other rows are in front of those with keys, or behind them.
+        others = len(new) - keys.new
+        for first in {0, others}:  # The other rows are in front of those with keys, or behind them.
             removed, inserted = self._shared(keys.removed + first), self._shared(keys.inserted + first)
             kept = np.delete(np.arange(len(new)), inserted)
             moved = _different_rows(np.delete(old, removed, axis=0), np.delete(new, inserted, axis=0))
@@ -214,7 +217,6 @@ def _different_rows(old: Array, new: Array) -> _Indices:
 
 def _state_operation(old: bytes, new: bytes) -> Operation:
     """Return the operation that changes the content of a state; its bytes as a whole if that is not shorter."""
-    from streamiter.errors import PlainDataError
     from streamiter.values.plain_data import PlainData  # Programs that predict have no use for it.
 
     whole: Operation = {"path": [STATE], "value": new}
@@ -356,6 +358,6 @@ def _moved(old: Array, operation: Operation) -> Array:
 
 def _within(rows: _Indices, count: int) -> _Indices:
     """Return ``rows``. Raises ``ValueError`` unless they are ascending numbers of ``count`` rows."""
-    if len(rows) and not (rows[0] >= 0 and rows[-1] < count and (rows[1:] > rows[:-1]).all()):
+    if rows.ndim != 1 or (len(rows) and not (rows[0] >= 0 and rows[-1] < count and (rows[1:] > rows[:-1]).all())):
         raise ValueError(f"expected ascending numbers of {count} rows, given {rows}")
     return rows

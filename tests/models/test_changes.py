@@ -139,11 +139,17 @@ def test_bytes_that_are_no_state_are_replaced(state: bytes) -> None:
         {"path": ["w"], "removed": np.array([9]), "rows": np.array([], int), "values": np.zeros(0)},
         {"path": ["w"], "inserted": np.array([9]), "rows": np.array([9]), "values": np.zeros(1)},
         {"path": ["s"], "rows": np.array([0]), "values": np.zeros(1)},
+        {"path": ["w"], "rows": np.zeros((1, 1), int), "values": np.zeros(1)},
+        {"path": ["w"], "rows": [0], "values": [1.0]},
         {"path": ["w"]},
+        {"path": 5, "value": 1},
+        {"path": ["state"], "head": "streamiter state 1 Model 00", "state": b"no plain data"},
+        {"path": ["d"], "names": 7},
         {"value": 1},
+        7,
     ],
 )  # fmt: skip
 def test_a_change_of_other_parameters_is_refused(operation: Any) -> None:
     """Rows outside of an array raised IndexError, which ended the task that followed the model."""
     with pytest.raises(ValueError, match=r"fit|expected"):
-        applied({"w": np.zeros(3), "s": "text"}, [operation])
+        applied({"w": np.zeros(3), "s": "text", "d": {}, "state": b"head\n\x00"}, [operation])

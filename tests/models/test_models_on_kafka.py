@@ -13,7 +13,7 @@ from support.waiting import PATIENCE_S, until
 from streamiter.errors import ModelError, OffsetOutOfRange, TopicNotFound
 from streamiter.models import ModelUpdateEncoder, ServedModel, last_update, model_updates, next_run
 from streamiter.topics.connecting import record_limit
-from streamiter.topics.topic import Topic
+from streamiter.topics.topic import ReadRequest, Topic
 from streamiter.topics.urls import topic
 from streamiter.values.helpers.clock import SystemClock
 
@@ -116,3 +116,43 @@ async def test_a_missing_topic_is_an_error(models: Topic) -> None:
     """A mistyped topic must not look like a model that was never published."""
     with pytest.raises(TopicNotFound):
         await next_run(models, "ctr")
+
+
+async def test_a_broker_that_compacts_keeps_each_chain(models: Topic) -> None:
+    """The cleaner of a broker had dropped a change that the last version needed, and a new consumer had no model."""
+    settings = {
+        "cleanup.policy": "compact",
+        "segment.bytes": "1048576",
+        "segment.ms": "100",
+        "min.cleanable.dirty.ratio": "0.001",
+        "delete.retention.ms": "0",
+        "max.message.bytes": "20000",
+    }
+    await models.create(settings=settings)
+    limit = record_limit(await models.describe())
+    one = ModelUpdateEncoder("ctr", 1, clock=SystemClock(), record_bytes_max=limit, changes=True)
+    weights, random = np.zeros(20_000), np.random.default_rng(1)
+    written = 0
+    async with asyncio.timeout(PATIENCE_S):
+        # Until the cleaner has dropped the first base.
+        while written < 20 or (await models.describe()).offsets[0][1] - await records_in(models) < 40:
+            weights[random.integers(0, len(weights), 2_000)] += 1.0
+            await write(models, one.encode([weights]))
+            written += 1
+            for update in [
+                await last_update(models, "ctr"),
+                *[u async for u in model_updates(models, "ctr", follow=False)][-1:],
+            ]:
+                assert update is not None
+                assert update.version == written
+                assert np.array_equal(update.parameters, weights)  # type: ignore[arg-type]
+            await asyncio.sleep(0.1)  # The cleaner works in real time.
+
+
+async def records_in(given: Topic) -> int:
+    reader = await given.open_reader(ReadRequest(stop="latest"))
+    count = 0
+    while (batch := await reader.read()) is not None:
+        count += len(batch)
+    await reader.close()
+    return count
