@@ -7,7 +7,7 @@ larger than a record of the topic is written in chunks. An update may be a chang
 and values. The topic may be compacted.
 
 Each module imports from the modules before it: ``documents`` (parameters, the value), ``update`` (headers, keys),
-``chunks``, ``changes``, ``chains``, ``intake``, ``reader``, ``publisher``, ``shapes``, ``shape_scores``,
+``chunks``, ``changes``, ``intake``, ``reader``, ``publisher``, ``shapes``, ``shape_scores``,
 ``explanations``, ``standardized_model``, ``linear_predictor``, ``versions``, ``served`` and ``rollbacks``.
 """
 
