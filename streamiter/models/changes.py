@@ -308,7 +308,7 @@ class _MovedRows:
         if key not in orders:
             orders[key] = self._order()
         values = [operation["values"] for operation in self.operations]
-        return np.concatenate([self.array, *values])[orders[key]]
+        return np.concatenate([self.array, *values]).take(orders[key], axis=0)
 
     def _order(self) -> _Indices:
         """Return for each row its number among those of the array, and then those that the operations bring."""
