@@ -448,10 +448,14 @@ def test_a_record_of_a_later_epoch_does_not_complete_the_epochs_before_it() -> N
 
 def test_a_table_is_not_read_because_its_records_are_handled() -> None:
     """A join began when the first records of its table had been handled, with a mark behind them."""
-    run = InboxRun(["table"], in_order=True)
+    run = InboxRun(["table", "table"], in_order=True)
     run.put_all(0, data(2, epoch=2), EpochWatermark(1), EpochWatermark(2))
+    run.put_all(1, EpochWatermark(2), ReadToEnd())
     run.run()
     assert run.told() == ["watermark 1", "2", "watermark 2"]
+    run.put_all(0, ReadToEnd())
+    run.run()
+    assert isinstance(run.trace[-1], ReadToEnd)
 
 
 def test_the_first_channels_of_an_unread_table_are_named() -> None:
