@@ -383,6 +383,14 @@ def test_an_input_is_complete_when_it_brings_no_more_records_of_the_epoch(merges
     assert complete(2) == ([] if merges_in_order else ["b", "c"]), "in order, the others come after it"
 
 
+def test_an_input_that_has_ended_brings_no_record_before_those_that_wait() -> None:
+    """A round waited for the input of an iteration that had ended, while a record of a later epoch waited there."""
+    run = InboxRun(["a", "b"], in_order=True)
+    run.put_all(1, data(5, epoch=5), EndOfInput(6))
+    run.run()
+    assert [run.inbox.inputs_complete(epoch) for epoch in (4, 5)] == [["b"], []]
+
+
 @pytest.mark.parametrize("merges_in_order", [False, True])
 def test_the_end_of_the_data_has_the_epoch_that_its_channels_have_brought(merges_in_order: bool) -> None:
     """A step in a loop heard of the end of its data in epoch 0, although its source had come to epoch 3."""
