@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping
 from typing import Final, Literal, cast, get_args
 
 from streamiter.errors import ConfigurationError
-from streamiter.service.answers import Problem
 from streamiter.service.settings import HttpSettings, http_secret, tls_context
 from streamiter.values.helpers.clock import Clock
 
@@ -45,23 +44,12 @@ class Access:
         """Whether requests need a token."""
         return bool(self._tokens)
 
-    def check(self, method: str, path: str, headers: Mapping[bytes, bytes]) -> None:
-        """Raise a Problem unless the request has a token that permits it; without tokens all may ask."""
-        if not self._tokens:
-            return
+    def role_of(self, headers: Mapping[bytes, bytes]) -> Role | None:
+        """Return what the token of a request permits, without tokens everything; None for a wrong token, or none."""
         given = _token_in(headers)
         # All are compared, so that the time tells nothing.
         roles = [role for token, role in self._tokens.items() if hmac.compare_digest(given, token)]
-        if not roles:
-            raise Problem(
-                401,
-                "no-token",
-                "expected the header 'Authorization: Bearer TOKEN' with the token of the service",
-                # Chromium asks for a password only if Basic is the one scheme of the header.
-                headers={"WWW-Authenticate": 'Basic realm="streamiter"'},
-            )
-        if not _permits(roles[0], method, path):
-            raise Problem(403, "other-role", f"expected a token that permits {method} {path}, given one for {roles[0]}")
+        return next(iter(roles), None) if self._tokens else "all"
 
     def reload(self) -> None:
         """Read tokens and certificate again. What cannot be read is told in the log, and nothing changes."""
@@ -127,7 +115,8 @@ def tokens_of(settings: HttpSettings) -> dict[bytes, Role]:
     return tokens
 
 
-def _permits(role: Role, method: str, path: str) -> bool:
+def permits(role: Role, method: str, path: str) -> bool:
+    """Whether a token of this role permits the request."""
     is_prediction = method == "POST" and path.endswith("/predict")
     permitted = {
         "all": True,

@@ -23,6 +23,7 @@ from streamiter.flow.drawing.formats import svg
 from streamiter.flow.drawing.picture import picture_of
 from streamiter.models import NoModel, NoSuchVersion, ServedModel, find_update, model_difference, model_versions
 from streamiter.models.update import shown_rank
+from streamiter.service.access import Access, permits
 from streamiter.service.health import HealthFacts, HealthProblem, facts_of, liveness, readiness
 from streamiter.service.observations import Observations
 from streamiter.service.settings import HttpSettings
@@ -36,7 +37,6 @@ try:
     from starlette.types import Message, Receive, Scope, Send
     from uvicorn import Config
 
-    from streamiter.service.access import Access
     from streamiter.service.answers import FRESH, RETRY_SOON, Problem, RawEndpoint, json_answer, refusal, started_job
     from streamiter.service.connections import KEEP_ALIVE_S, ClientConnection, EmbeddedServer, KnownHeads
     from streamiter.service.metrics import MetricsNow, exposition
@@ -189,7 +189,18 @@ class Admission:
                     f"expected a request to localhost, given one to {host.decode('latin-1')!r}; a service for others "
                     "has a token (http.token_file)",
                 )
-        self._access.check(scope["method"], scope["path"], headers)
+        role = self._access.role_of(headers)
+        if role is None:
+            raise Problem(
+                401,
+                "no-token",
+                "expected the header 'Authorization: Bearer TOKEN' with the token of the service",
+                # Chromium asks for a password only if Basic is the one scheme of the header.
+                headers={"WWW-Authenticate": 'Basic realm="streamiter"'},
+            )
+        if not permits(role, scope["method"], scope["path"]):
+            asked = f"{scope['method']} {scope['path']}"
+            raise Problem(403, "other-role", f"expected a token that permits {asked}, given one for {role}")
         if self._running >= self._requests_max:
             raise Problem(
                 429,

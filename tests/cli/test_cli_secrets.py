@@ -97,6 +97,7 @@ OTHER_COMMANDS = {
     "checkpoints prune": [["checkpoints", "--json"], ["checkpoints", "--keep", "{url}"]],
     "demo": [["--flights", "{url}"], ["--labels", "{url}"]],
     "train": [["--config", "{url}"], ["--config", "network.json", "--data", "{url}"]],
+    "replay": [["{url}"], ["network.json", "--version", "{url}"]],
     "predict": [["--model", "{url}", "--data", "{url}"]],
     "network show": [["{url}"]],
     "network draw": [["{url}"], ["network.json", "--format", "{url}"]],

@@ -286,6 +286,8 @@ CASES = [
     Case("serve", "away.toml", asks, 0, said=LOGGED, why="connecting", is_own_way=True),
     Case("serve", "pipe", opens("pipe"), why="the file"),
     Case("serve", "--check away.toml", asks, why="check"),
+    Case("serve", "away.toml --follow", asks, 0, said=LOGGED, why="a replica", is_own_way=True),
+    Case("replay", "pipe", opens("pipe")),
     Case("serve", "new.toml --init URL", asks, why="a new file"),
     Case("checkpoints list", "kept", opens("kept", "flow", "record.json")),
     Case("checkpoints show", "kept", opens("kept", "flow", "record.json")),
