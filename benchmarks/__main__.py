@@ -12,6 +12,7 @@ from typing import Final
 from benchmarks.calls import calls
 from benchmarks.checkpoints import checkpoint_cost, recovery
 from benchmarks.drift import drift
+from benchmarks.embeddings import embeddings_speed
 from benchmarks.feature_churn import networks_churn
 from benchmarks.feedback import feedback_latency, feedback_throughput
 from benchmarks.footprint import idle_cpu, import_time, memory, slow_learner
@@ -81,6 +82,7 @@ BENCHMARKS: Final[Mapping[str, Callable[[Session], Iterable[Figure]]]] = Mapping
         "networks-sparse": networks_sparse,
         "networks-versions": networks_versions,
         "networks-churn": networks_churn,
+        "networks-embeddings": embeddings_speed,
         "kafka-map": kafka_map,
         "latency": latency,
         "latency-of-updates": latency_of_updates,

@@ -10,13 +10,14 @@ from operator import itemgetter
 import numpy as np
 
 from streamiter import Columns, Flow
-from streamiter.learn import AdaptiveLinearModel, DelayedLabels, train_online
+from streamiter.learn import AdaptiveLinearModel, DelayedLabels, Embeddings, train_online
 from streamiter_kafka.record_columns import compile_it
 
 
 def main() -> None:
     texts = Columns({"kind": np.full(1_000, "a")})  # A few texts are not hashed by compiled code.
     AdaptiveLinearModel().learn(texts, np.ones(1_000))
+    AdaptiveLinearModel(embeddings=Embeddings(at_most="1 MB")).learn(texts, np.arange(1_000) % 2 == 0)
     compile_it()
     labels = DelayedLabels(
         itemgetter("key"), itemgetter("answers"), ["x"], itemgetter("answers"), within_s=1, otherwise=False

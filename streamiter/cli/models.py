@@ -31,7 +31,8 @@ from streamiter.models import (
     read_model,
     roll_back,
 )
-from streamiter.models.documents import SHAPES
+from streamiter.models.documents import EMBEDDINGS, SHAPES
+from streamiter.models.embedding_scores import EmbeddingFigures
 from streamiter.models.explanations import EFFECT_OF, Effects
 from streamiter.models.update import NO_RANK, shown_rank
 from streamiter.models.versions import last_updates
@@ -308,8 +309,21 @@ def _fields(update: ModelUpdate) -> list[tuple[str, str]]:
         fields.append(("records", f"{update.records:,}"))
     fields += [(name, f"{value:.6g}") for name, value in update.metrics.items() if not name.startswith(EFFECT_OF)]
     parameters = update.parameters if isinstance(update.parameters, dict) else {"parameters": update.parameters}
-    fields += [(name, _described(value)) for name, value in parameters.items() if name != SHAPES]
+    fields += [(name, _described(value)) for name, value in parameters.items() if name not in (SHAPES, EMBEDDINGS)]
+    if (figures := EmbeddingFigures.of(parameters)) is not None:
+        fields.append((EMBEDDINGS, _embeddings(figures)))
     return fields + (_effects(LinearPredictor(parameters).effects) if SHAPES in parameters else [])
+
+
+def _embeddings(figures: EmbeddingFigures) -> str:
+    """Return embeddings in one line.
+
+    >>> _embeddings(EmbeddingFigures("fm", 8, 1, 5_000, 2_500, 0, 0, 0.75))
+    'fm, 8 factors, 5,000 features of 1 field, 2,500 of them with a vector, share 0.75'
+    """
+    features = f"{figures.features:,} features of {figures.fields} field{'s' * (figures.fields != 1)}"
+    has_vector = f"{figures.admitted:,} of them with a vector"
+    return f"{figures.kind}, {figures.factors} factors, {features}, {has_vector}, share {figures.share:.3g}"
 
 
 def _effects(effects: Effects | None) -> list[tuple[str, str]]:

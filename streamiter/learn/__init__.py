@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from streamiter.learn.decision_tree import DecisionTree
     from streamiter.learn.delayed_labels import DelayedLabels
     from streamiter.learn.drift import ADWIN, DriftEvent, DriftWatch, PageHinkley
+    from streamiter.learn.embeddings import Embeddings
     from streamiter.learn.features import FeatureHasher, StandardScaler, online_standard_scaler, scaled
     from streamiter.learn.foreign_models import ForeignModel
     from streamiter.learn.gradients import Gradient
@@ -93,6 +94,7 @@ else:
             "streamiter.learn.decision_tree": "DecisionTree",
             "streamiter.learn.delayed_labels": "DelayedLabels",
             "streamiter.learn.drift": "ADWIN DriftEvent DriftWatch PageHinkley",
+            "streamiter.learn.embeddings": "Embeddings",
             "streamiter.learn.features": "FeatureHasher StandardScaler online_standard_scaler scaled",
             "streamiter.learn.foreign_models": "ForeignModel",
             "streamiter.learn.gradients": "Gradient",
@@ -132,6 +134,7 @@ __all__ = [
     "DelayedLabels",
     "DriftEvent",
     "DriftWatch",
+    "Embeddings",
     "Examples",
     "FeatureHasher",
     "Fit",

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
-from operator import methodcaller
+from operator import attrgetter, methodcaller
 from types import MappingProxyType
 from typing import Any, Final, Literal
 
@@ -21,13 +22,15 @@ from streamiter.errors import ConfigurationError, ModelError, OtherModel
 from streamiter.learn.asked_questions import AskedScores
 from streamiter.learn.cell_columns import Categories
 from streamiter.learn.cross_statistics import CrossStatistics
+from streamiter.learn.embeddings import Embeddings, check_task_of_embeddings, settings_of_embeddings
 from streamiter.learn.expert_weights import ExpertWeights, check_published, check_task, checked_rates, fitted
 from streamiter.learn.labels import FIRST_LABELS, Label, LabelKind, LabelPart, LabelReader, Labels, LearningTask
 from streamiter.learn.losses import LossName, PlainLoss, checked_loss, loss_of_validation
-from streamiter.learn.model_rows import ASSUMED, FirstRows, ModelRows, RowSteps
+from streamiter.learn.model_rows import ASSUMED, BEHIND_KEYS, NO_FIELD, FieldNumbers, FirstRows, ModelRows, RowSteps
 from streamiter.learn.rows import BadRows, row_weights, rows_of_wrong_kind
 from streamiter.learn.shaped_weights import ShapedWeights
 from streamiter.models.documents import refused_state, state_in, with_state
+from streamiter.models.embedding_scores import HASH_BITS
 from streamiter.models.explanations import Effects, Explanation
 from streamiter.models.linear_predictor import LinearPredictor, probabilities_of_classes
 from streamiter.models.saved_objects import Savable
@@ -37,7 +40,7 @@ from streamiter.values.crossed_rows import checked_crosses
 from streamiter.values.field_kinds import Kind
 from streamiter.values.helpers.notebooks import html_facts
 from streamiter.values.known_fields import KnownFields, of_reader
-from streamiter.values.named_rows import FieldReader, NamedRows, named_matrix
+from streamiter.values.named_rows import ABSENT, FieldReader, NamedRows, named_matrix
 from streamiter.values.numbers import Floats, whole_number
 from streamiter.values.records import Columns, columns_of_table
 from streamiter.values.sparse_rows import SparseRows, sparse_if_scipy
@@ -101,6 +104,10 @@ class AdaptiveLinearModel(DeclaredState, Savable):
     tables, and with more than 400, or 32, there are none. ``SparseRows``, and other losses than the squared one, have
     the linear model alone, as all models with ``shapes=False``, which are some seven times as fast.
 
+    ``embeddings`` are settings of further members, which have a vector for each text of a field: they learn that this
+    user likes this item. They are for truth values, two labels and numbers. If a third label makes a model of classes,
+    they leave the mixture, and a warning says so.
+
     ``loss`` says what is predicted of numbers: the mean ("squared", the default), the median ("absolute"), the number
     that the share ``quantile`` of all labels is below ("quantile"), the mean hardly moved by outliers ("huber"), or the
     mean of counts, as an exponential of the sum of all effects ("poisson", for labels of 0 or more).
@@ -130,6 +137,8 @@ class AdaptiveLinearModel(DeclaredState, Savable):
     _categories: Categories = declared(made=Categories, form=NESTED)
     """The bins of texts."""
     _crosses: CrossStatistics = declared(form=NESTED)
+    _field_numbers: FieldNumbers = declared(made=FieldNumbers, form=Form(attrgetter("names"), FieldNumbers))
+    """The numbers of fields of texts in the keys of embeddings."""
     _first_rows: FirstRows | None = declared(
         made=FirstRows.none, form=Form(methodcaller("state"), FirstRows.from_state)
     )
@@ -154,6 +163,7 @@ class AdaptiveLinearModel(DeclaredState, Savable):
         loss: LossName | None = None,
         quantile: float | None = None,
         shapes: bool = True,
+        embeddings: Embeddings | None = None,
     ) -> None:
         if other_settings not in ("refuse", "keep"):
             raise ConfigurationError(f'{_NAME}(other_settings=): expected "refuse" or "keep", given {other_settings!r}')
@@ -169,6 +179,10 @@ class AdaptiveLinearModel(DeclaredState, Savable):
             )
         least = 0.0 if self._loss == _POISSON else None
         self.labels = LabelReader(_NAME, task if loss is None else "regression", classes, positive, least)
+        self.embeddings = embeddings
+        """The settings of embeddings, if there are any."""
+        if embeddings is not None:
+            check_task_of_embeddings(_NAME, embeddings, task, classes, None if self._loss is None else loss)
         self.bits = whole_number("AdaptiveLinearModel(bits=)", bits, 1, _BITS_MAX)
         self.rates = None if rates is None else checked_rates(rates)
         self._crosses = CrossStatistics(checked_crosses(_NAME, crosses), self.bits)
@@ -177,7 +191,7 @@ class AdaptiveLinearModel(DeclaredState, Savable):
         that the label of all of them is positive."""
         self._weights: ExpertWeights | None = None
         """None before the first label."""
-        self.fields = KnownFields(_NAME, self.bits, kinds or {}, time_zone)
+        self.fields = KnownFields(_NAME, self._hash_bits, kinds or {}, time_zone)
         self._reader = self.reader(_NAME)
 
     @property
@@ -250,10 +264,13 @@ class AdaptiveLinearModel(DeclaredState, Savable):
             raise ModelError(f"{_NAME}: expected to have learned from a row first, given none so far")
         named = self._named(features)
         self._check_width(named)
-        if not isinstance(named, SparseRows):
-            named = self.fields.of(named, partial(rows_of_wrong_kind, record_of=_records_of(features)))
-            named = self._crosses.of(named, self.fields.columns.keys() | self.fields.texts.keys())
-        rows = self._by_column(named)
+        if isinstance(named, SparseRows):
+            rows = self._by_column(named)
+        else:
+            times_ms = None if self.embeddings is None else named.times_ms
+            plain = self.fields.of(named, partial(rows_of_wrong_kind, record_of=_records_of(features)))
+            named = self._crosses.of(plain, self.fields.columns.keys() | self.fields.texts.keys())
+            rows = self._by_column(self._keyed(plain, named), times_ms)
         steps = RowSteps.one_each(rows.length, learns=False)
         found = self._weights.step(rows, steps, np.zeros(rows.length))
         return found if self._weights.task == "classes" else found[:, 0]
@@ -290,30 +307,45 @@ class AdaptiveLinearModel(DeclaredState, Savable):
         weights = None if sample_weights is None else row_weights(_NAME, sample_weights, rows.length)
         return self.step(rows, RowSteps.one_each(rows.length, learns=True, weights=weights), labels)
 
-    def rows(self, features: AnyFeatures, record_of: Callable[[int], Any] | None = None) -> ModelRows:
+    def rows(
+        self, features: AnyFeatures, record_of: Callable[[int], Any] | None = None, times_ms: Floats | None = None
+    ) -> ModelRows:
         """Return features by the columns of the model, to be learned from now or later; new fields get columns.
 
-        Raises ``BadRows`` for values that do not fit their field; ``record_of`` tells the record of a row.
+        Raises ``BadRows`` for values that do not fit their field; ``record_of`` tells the record of a row. ``times_ms``
+        are the times of the rows, for embeddings that expire; those of the field ``Embeddings(time=)`` come first.
         """
         named = self._named(features)
         self._check_width(named)
         if isinstance(named, SparseRows):
             self._crosses.refuse_sparse_rows()
             self._sparse_width = named.width if len(named) else self._sparse_width
-        else:
-            refuse = partial(rows_of_wrong_kind, record_of=record_of or _records_of(features))
-            plain = self.fields.learn(named, refuse)
-            named = self._crosses.learn(plain)
-            new_columns = self.fields.add(named)
-            if self._weights is not None and new_columns:
-                self._weights.add_numeric(new_columns)
-                if isinstance(self._weights, ShapedWeights):
-                    self._weights.left_out = self._numbers_of_crosses()
-            if self._sees_shapes:
-                crosses = set(named.text_fields).difference(plain.text_fields)
-                parts = self.fields.places_of_parts
-                self._categories.learn(named, self._hashed, self.fields.texts, crosses, parts)
-        return self._by_column(named)
+            return self._by_column(named)
+        times_ms = None if self.embeddings is None else self.embeddings.times_of_rows(_NAME, named, times_ms)
+        refuse = partial(rows_of_wrong_kind, record_of=record_of or _records_of(features))
+        plain = self.fields.learn(named, refuse)
+        named = self._crosses.learn(plain)
+        new_columns = self.fields.add(named)
+        new_fields = 0 if self.embeddings is None else self._field_numbers.add(plain)
+        if self._weights is not None and new_columns:
+            self._weights.add_numeric(new_columns)
+        if isinstance(self._weights, ShapedWeights):
+            self._weights.left_out = self._numbers_of_crosses()
+            self._weights.add_fields(new_fields)
+        if self._sees_shapes:
+            crosses = set(named.text_fields).difference(plain.text_fields)
+            parts = self.fields.places_of_parts
+            places = named
+            if self.embeddings is not None:
+                mask = self._places - 1
+                places = replace(named, places=np.where(named.places == ABSENT, ABSENT, named.places & mask))
+                parts = {name: each & mask for name, each in parts.items()}
+            self._categories.learn(places, self._places, self.fields.texts, crosses, parts)
+        return self._by_column(self._keyed(plain, named), times_ms)
+
+    def _keyed(self, plain: NamedRows, named: NamedRows) -> NamedRows:
+        """Return the rows with crosses, with keys in place of hashes if there are embeddings."""
+        return named if self.embeddings is None else self._field_numbers.keyed(named, plain.places.shape[1])
 
     def step(self, rows: ModelRows, steps: RowSteps, labels: Labels, asked: AskedScores | None = None) -> Floats:
         """Make these steps, in order, with a label for each step that learns; return a prediction for each step.
@@ -390,6 +422,12 @@ class AdaptiveLinearModel(DeclaredState, Savable):
             scores = len(reading.names) if reading.kind == "classes" and not self.labels.has_open_class else 1
             self._weights = self._new_weights(reading.kind, scores)
             self._weights.add_numeric(len(self.fields.columns))
+        if reading.kind == "classes" and self.embeddings is not None:
+            _log.warning(
+                "%s: the labels are of several classes, for which there are no embeddings, so the model learns without "
+                "them; expected truth values, two labels or numbers",
+                _NAME,
+            )
         if before is None:
             return predictions
         predictions = reading.in_terms_of(before, predictions)
@@ -419,10 +457,12 @@ class AdaptiveLinearModel(DeclaredState, Savable):
         return self.shapes and self._loss is None and self._sparse_width is None
 
     def _new_weights(self, kind: LabelKind, scores: int, hashed: int | None = None) -> ExpertWeights:
-        places = self._hashed if hashed is None else hashed
-        if self._sees_shapes:
-            weights = ShapedWeights(kind, scores, places, self.rates, self._categories)
+        places = self._places if hashed is None else hashed
+        if self._sees_shapes or self.embeddings is not None:
+            options: dict[str, Any] = {"shapes": self._sees_shapes, "embeddings": self.embeddings}
+            weights = ShapedWeights(kind, scores, places, self.rates, self._categories, **options)
             weights.left_out = self._numbers_of_crosses()
+            weights.add_fields(len(self._field_numbers.names))
             return weights
         return ExpertWeights(kind, scores, places, self.rates, self._loss)
 
@@ -435,7 +475,7 @@ class AdaptiveLinearModel(DeclaredState, Savable):
         """Compile the arithmetic, where that is needed; it takes some seconds."""
         weights = self._new_weights("binary", 1, 1)
         weights.add_numeric(1)
-        row = ModelRows(np.array([0, 1]), np.array([2]), np.ones(1))
+        row = ModelRows(np.array([0, 1]), np.array([2 if self.embeddings is None else self._hashed + 1]), np.ones(1))
         weights.step(row, RowSteps.one_each(1, learns=True), np.zeros(1))
 
     # ---- columns
@@ -443,13 +483,28 @@ class AdaptiveLinearModel(DeclaredState, Savable):
     def reader(self, owner: str, fields: Sequence[str] | None = None, without: Sequence[str] = ()) -> FieldReader:
         """Return a reader of records for this model, as its own."""
         asked, zone = of_reader(self.fields.asked), self.fields.zone
-        options: dict[str, Any] = {"without": without, "bits": self.bits, "refuse": BadRows, "owner": owner}
-        return FieldReader(fields, kinds=asked, time_zone=zone, **options)
+        options: dict[str, Any] = {"without": without, "bits": self._hash_bits, "refuse": BadRows, "owner": owner}
+        time = None if self.embeddings is None else self.embeddings.time
+        return FieldReader(fields, kinds=asked, time_zone=zone, time=time, **options)
+
+    def reads_as(self, state: Mapping[str, Any]) -> bool:
+        """Whether rows that were read for the model of a :meth:`state` have texts hashed to as many bits."""
+        return bool(self._hash_bits == (state["bits"] if state.get("embeddings") is None else HASH_BITS))
+
+    @property
+    def _hash_bits(self) -> int:
+        """The number of bits of the hashes of texts that are read."""
+        return self.bits if self.embeddings is None else HASH_BITS
+
+    @property
+    def _places(self) -> int:
+        """The number of hashed columns of the linear model."""
+        return 2**self.bits if self._sparse_width is None else self._sparse_width
 
     @property
     def _hashed(self) -> int:
-        """The number of hashed columns."""
-        return 2**self.bits if self._sparse_width is None else self._sparse_width
+        """The index behind those of hashed columns, or keys, in ``ModelRows``."""
+        return self._places if self.embeddings is None else BEHIND_KEYS
 
     def _named(self, features: AnyFeatures) -> NamedRows | SparseRows:
         features = sparse_if_scipy(features)
@@ -466,6 +521,11 @@ class AdaptiveLinearModel(DeclaredState, Savable):
     def _check_width(self, named: NamedRows | SparseRows) -> None:
         """Refuse sparse rows after records with fields, records after sparse rows, and another width."""
         given = named.width if isinstance(named, SparseRows) else None
+        if given is not None and self.embeddings is not None:
+            raise ModelError(
+                f"{_NAME}(embeddings=): expected records with named fields, given sparse rows, whose columns belong to "
+                "no field; leave embeddings out, or give records"
+            )
         has_fields = self.fields.columns or self.fields.texts
         is_new = self._weights is None and self._sparse_width is None and not has_fields
         if is_new or given == self._sparse_width or not len(named):
@@ -476,11 +536,12 @@ class AdaptiveLinearModel(DeclaredState, Savable):
         )
         raise ModelError(f"{_NAME}: expected {before}, as in the first rows, given {after}")
 
-    def _by_column(self, named: NamedRows | SparseRows) -> ModelRows:
+    def _by_column(self, named: NamedRows | SparseRows, times_ms: Floats | None = None) -> ModelRows:
         """Return the rows by columns of the model; fields that it does not know are left out."""
         if isinstance(named, SparseRows):
             return ModelRows(named.indptr, named.indices, named.values)
-        return ModelRows.of_named(named, self.fields.columns, self.fields.texts, first=self._hashed + 1)
+        known = self.fields.columns, self.fields.texts
+        return ModelRows.of_named(named, *known, first=self._hashed + 1, times_ms=times_ms)
 
     def columns_from(self, earlier: AdaptiveLinearModel) -> Callable[[int], int | None]:
         """Return the function from an index of an earlier model's :meth:`rows` to the index of this model's.
@@ -489,7 +550,19 @@ class AdaptiveLinearModel(DeclaredState, Savable):
         """
         first, before, own, given = self._hashed + 1, earlier._hashed + 1, self.fields.columns, earlier.fields.columns
         columns = {before + column: first + own[field] for field, column in given.items() if field in own}
-        return lambda index: index if index < first == before else columns.get(index)
+        if self.embeddings is not None and earlier.embeddings is not None:
+            columns[BEHIND_KEYS] = BEHIND_KEYS  # The time of a row.
+        return lambda index: columns.get(index) if index >= before - 1 else self._place_of(index, earlier)
+
+    def _place_of(self, index: int, earlier: AdaptiveLinearModel) -> int | None:
+        """Return the hashed column, or the key, of an earlier model's."""
+        if earlier.embeddings is None:
+            if self._places != earlier._places:
+                return None
+            return index if self.embeddings is None else NO_FIELD << HASH_BITS | index
+        if self.embeddings is None:
+            return index & (self._places - 1)
+        return self._field_numbers.number_in(earlier._field_numbers, index)
 
     # ---- publishing and state
 
@@ -516,6 +589,8 @@ class AdaptiveLinearModel(DeclaredState, Savable):
         if isinstance(self._weights, ShapedWeights):
             shapes = self._weights.shapes(list(self.fields.columns), dead, published["places"])
             published |= {} if shapes is None else {"shapes": shapes.published()}
+            vectors = self._weights.vectors(self._field_numbers.names, dead)
+            published |= {} if vectors is None else {"embeddings": vectors}
         if dead:
             published |= {name: np.delete(published[name], dead, axis=0) for name in ("weights", "center", "limit")}
         if self._sparse_width is not None:
@@ -545,7 +620,7 @@ class AdaptiveLinearModel(DeclaredState, Savable):
             )
         if self._weights is not None:
             raise ModelError(f"{_NAME}.start_from: expected a new model, given one that has learned already")
-        given = parameters.get("loss"), parameters.get("quantile")
+        given: Any = parameters.get("loss"), parameters.get("quantile")
         if given != (self._loss and self._loss[0], self._loss and next(iter(self._loss[1]), None)):
             raise OtherModel(
                 f"{_NAME}.start_from: expected parameters of a model with the same loss, given {given}; make the model "
@@ -574,6 +649,11 @@ class AdaptiveLinearModel(DeclaredState, Savable):
         classes = parameters.get("classes")
         self.labels.start_from(kind, classes, has_open_class=scores > len(classes or ()))
         self._first_rows = None
+        if self.embeddings is not None and (given := parameters.get("embeddings")) is not None:
+            if self.embeddings.fit(f"{_NAME}.start_from", settings_of_embeddings(given), keeps=self._keeps):
+                self._field_numbers = FieldNumbers(given["text_fields"])
+            else:
+                parameters = {name: value for name, value in parameters.items() if name != "embeddings"}
         self._weights = self._new_weights(kind, scores)
         self._weights.add_numeric(len(self.fields.columns))
         self._weights.start_from(parameters)
@@ -592,9 +672,18 @@ class AdaptiveLinearModel(DeclaredState, Savable):
         if other:
             raise refused_state(f"{_NAME}.start_from", f"it is the state of other {other[0]}; use another version")
 
-    def state(self) -> dict[str, object]:
-        """Return a copy of everything the model has learned, as plain data."""
-        return super().state() | {"weights": None if self._weights is None else self._weights.state()}
+    def state(self, *, frozen: bool = False) -> dict[str, object]:
+        """Return a copy of everything the model has learned, as plain data.
+
+        If it is ``frozen``, for a checkpoint, a large table of embeddings is a ``Deferred`` piece in it.
+        """
+        if isinstance(self._weights, ShapedWeights):
+            return self._without_weights() | {"weights": self._weights.state(frozen=frozen)}
+        return self._without_weights() | {"weights": None if self._weights is None else self._weights.state()}
+
+    def _without_weights(self) -> dict[str, object]:
+        embeddings = None if self.embeddings is None else self.embeddings.definition()
+        return super().state() | {"embeddings": embeddings}
 
     def adopt(self, state: Mapping[str, Any]) -> Callable[[int], int | None] | None:
         """Restore a :meth:`state`; with ``other_settings="keep"`` only the parts that fit the other settings.
@@ -605,19 +694,26 @@ class AdaptiveLinearModel(DeclaredState, Savable):
         if not self._keeps or (state["bits"], crosses) == (self.bits, list(self._crosses.crosses)):
             self.restore(state)
             weights = state["weights"]
+            if (state.get("embeddings") is None) != (self.embeddings is None):
+                return self.columns_from(self._earlier(state))
+            own = self.embeddings and self.embeddings.definition()
+            has_members = ("shapes" in (weights or ())) == self._sees_shapes and state.get("embeddings") == own
             # Questions that wait have scores of other members.
-            return None if weights is None or ("shapes" in weights) == self._sees_shapes else lambda index: index
+            return None if weights is None or has_members else lambda index: index
         earlier = self._earlier(state)
         if earlier._weights is not None:
             self.start_from(earlier.parameters())
         return self.columns_from(earlier)
 
-    @staticmethod
-    def _earlier(state: Mapping[str, Any]) -> AdaptiveLinearModel:
+    def _earlier(self, state: Mapping[str, Any]) -> AdaptiveLinearModel:
         """Return the model of a state, with its settings."""
         crosses = [(first, second) for first, second in state["crosses"]["crosses"]]
-        fields = {"kinds": state["fields"]["kinds"], "time_zone": state["fields"]["time zone"]}
-        earlier = AdaptiveLinearModel(bits=state["bits"], crosses=crosses, rates=state["rates"], **fields)
+        options = {"kinds": state["fields"]["kinds"], "time_zone": state["fields"]["time zone"]}
+        if (given := state.get("embeddings")) is not None:
+            hidden = given["units"] or Embeddings.hidden
+            own = self.embeddings or Embeddings()
+            options["embeddings"] = replace(own, kind=given["kind"], factors=given["factors"], hidden=hidden)
+        earlier = AdaptiveLinearModel(bits=state["bits"], crosses=crosses, rates=state["rates"], **options)
         earlier.restore(state)
         return earlier
 
@@ -627,7 +723,7 @@ class AdaptiveLinearModel(DeclaredState, Savable):
         return {**self.labels.definition(), **self._settings(adapted)}
 
     def _settings(self, adapted: Sequence[str]) -> Definition:
-        settings = _settings_of(self.state())
+        settings = _settings_of(self._without_weights())
         return settings | {name: or_another(settings[name]) for name in adapted}
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -637,8 +733,14 @@ class AdaptiveLinearModel(DeclaredState, Savable):
                 f"{_NAME}.restore: expected the state of a model with the same settings, given another one: "
                 f"{', '.join(changed)}; make the model with these settings"
             )
-        super().restore({"categories": Categories().state(), **state})
-        stored = state["weights"]
+        stored, given = state["weights"], state.get("embeddings")
+        if self.embeddings is not None and given is not None:
+            fits = self.embeddings.fit(f"{_NAME}.restore", given, keeps=self._keeps)
+            if not fits and stored is not None:
+                stored = {name: value for name, value in stored.items() if name != "embeddings"}
+        super().restore({"categories": Categories().state(), "field numbers": [], **state})
+        if (given is None) != (self.embeddings is None):
+            self._first_rows = None  # They have other columns.
         self._weights = None
         if stored is not None:
             self._weights = self._new_weights(stored["task"], stored["scores"], stored["hashed"])

@@ -21,6 +21,7 @@ from streamiter.flow.stream import Stream
 from streamiter.learn.adaptive import AdaptiveLinearModel
 from streamiter.learn.delayed_labels import DelayedLabels, is_in_event_time, with_event_time
 from streamiter.learn.drift import DriftDetector
+from streamiter.learn.embeddings import Embeddings
 from streamiter.learn.features import StandardScaler
 from streamiter.learn.foreign_models import ForeignModel
 from streamiter.learn.labels import Label, LearningTask
@@ -58,6 +59,7 @@ class LearnerOptions(TypedDict, total=False):
     positive: Label
     crosses: Sequence[tuple[str, str]]
     shapes: bool | None
+    embeddings: Embeddings | None
     kinds: Mapping[str, Kind] | None
     time_zone: str | None
     scaler: StandardScaler | None

@@ -253,6 +253,11 @@ class ExpertWeights:
             self._slot_of = np.pad(self._slot_of, (0, first + count))
         self._take_slots(np.arange(first, first + count))
 
+    def statistics_of_numbers(self) -> Floats:
+        """Return weight, mean and sum of squares of each numeric column."""
+        slots = self._slot_of[self.hashed + 1 : self.hashed + 1 + self.numeric]
+        return self._columns[slots, : self._steps.STATISTICS]
+
     def split_last_score(self) -> None:
         """Add a score that begins with the weights of the last score."""
         if self.scores == self._room_of_scores():
@@ -276,7 +281,8 @@ class ExpertWeights:
         of_score = classes._columns[:, first:].reshape(-1, 3, own)
         of_score[:, 1:] = of_score[:, :1]
         for score, share in enumerate(SHARES_OF_CLASSES):
-            of_score[:, score, :experts] *= share
+            # Of a column without rows, + 0 makes 0 of -0: the column may come after the class in another batch.
+            of_score[:, score, :experts] = of_score[:, score, :experts] * share + 0.0
         # By the rule of Laplace, a new class comes with probability 1 / (rows + 2).
         of_score[self._slot_of[self.hashed], 2, :experts] = np.log(2.0 / (rows + 1.0))
         return classes
@@ -303,14 +309,7 @@ class ExpertWeights:
     ) -> Floats:
         """As :meth:`step`, for rows with these cells: a row for each step."""
         predictions = np.zeros((len(steps.rows), self.scores))
-        actions = steps.predicts * self._steps.PREDICT + (steps.learns & (steps.weights > 0)) * self._steps.LEARN
-        if steps.assumed is not None:
-            if self.task != "binary" and steps.assumed.any():
-                raise ModelError("AdaptiveLinearModel: expected labels that are True or False if False is assumed")
-            arithmetic = self._steps
-            flags = [0, arithmetic.ASSUME, arithmetic.CORRECT, arithmetic.JUDGE, arithmetic.WITHDRAW]
-            actions += np.array(flags, dtype=np.uint8)[steps.assumed]
-            actions[steps.assumed == CONFIRMED] -= self._steps.LEARN
+        actions = actions_of(steps, self.task)
         indices = plain(rows.indices, np.intp)
         indptr = plain(rows.indptr, np.intp)
         lowest, highest = int(indices.min(initial=self.hashed)), int(indices.max(initial=0))
@@ -322,7 +321,7 @@ class ExpertWeights:
             )
         if self.task == "classes" and np.max(targets, initial=0.0, where=steps.learns) >= self.scores:
             raise ModelError(f"AdaptiveLinearModel: expected classes below {self.scores}, given {np.max(targets)}")
-        actions, order = actions.astype(np.uint8), plain(steps.rows, np.intp)
+        order = plain(steps.rows, np.intp)
         if lowest < self.hashed:
             slots = self._steps.take_slots(indptr, indices, order, actions, self._slot_of, self._slots)
             try:
@@ -507,6 +506,20 @@ class ExpertWeights:
         self._take_slots(state["places"])
         self._columns[self._used()] = state["columns"]
         self.mixture[:], self.totals[:] = state["mixture"], state["totals"]
+
+
+def actions_of(steps: RowSteps, task: LabelKind) -> npt.NDArray[np.uint8]:
+    """Return the steps as the arithmetic reads them, see ``streamiter.learn.row_steps``."""
+    from streamiter.learn import row_steps
+
+    actions = steps.predicts * row_steps.PREDICT + (steps.learns & (steps.weights > 0)) * row_steps.LEARN
+    if steps.assumed is not None:
+        if task != "binary" and steps.assumed.any():
+            raise ModelError("AdaptiveLinearModel: expected labels that are True or False if False is assumed")
+        flags = [0, row_steps.ASSUME, row_steps.CORRECT, row_steps.JUDGE, row_steps.WITHDRAW]
+        actions += np.array(flags, dtype=np.uint8)[steps.assumed]
+        actions[steps.assumed == CONFIRMED] -= row_steps.LEARN
+    return actions.astype(np.uint8)
 
 
 def _fill(predictions: Floats, found: Floats, *, is_open: bool) -> None:

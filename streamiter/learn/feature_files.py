@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamiter.engine.storage.folder_blobs import errors_of_writing
-from streamiter.errors import InternalError
+from streamiter.errors import InternalError, StreamiterError
 from streamiter.learn.feature_table import FeatureTable
 from streamiter.values.deferred import FRAME_FILE, DeferredFiles, FramesInFiles, LocalFile, PlainValue
 from streamiter.values.helpers.files import RunFolder
@@ -53,7 +53,7 @@ class FeatureFiles:
     def __init__(
         self, table: FeatureTable, *, name: str, place: Path | None = None, features_of_file: int = _FEATURES_OF_FILE
     ) -> None:
-        """``name`` is the name of the step, for messages; ``place`` is a folder that runs share."""
+        """``name`` begins messages; ``place`` is a folder that runs share."""
         self._table = table
         self._name = name
         self._place = place or Path(tempfile.gettempdir()) / f"streamiter-features-{getattr(os, 'getuid', int)()}"
@@ -80,13 +80,17 @@ class FeatureFiles:
         """Return the state of the table now: a piece of files, or plain data if the table is small."""
         if not self._files and self._table.counts().features <= self._features_of_file:
             return self._table.state()
-        advice = "set TMPDIR to a folder with more room"
-        with errors_of_writing(f"step {self._name!r}", str(self._place), advice):
-            self._write_changed()
-            self._tidy()
+        what, failure = f"{self._name}, whose files are in the folder for temporary files (TMPDIR)", None
+        try:
+            with errors_of_writing(what, str(self._place), "set TMPDIR to a folder with more room"):
+                self._write_changed()
+                self._tidy()
+        except StreamiterError as error:  # The checkpoint is given up; the job goes on.
+            failure = error
         numbers = [file.number for file in reversed(self._files)]
         content = _PLAIN.encode(self._table.totals() | {"files": numbers})
-        piece = FrozenFeatures(self, self._name, [self._local_file(number) for number in numbers], content)
+        files = [] if failure else [self._local_file(number) for number in numbers]
+        piece = FrozenFeatures(self, self._name, files, content, failure)
         self._pieces.append(piece)
         self._delete_needless()
         return piece
@@ -131,7 +135,7 @@ class FeatureFiles:
         self._files[start:stop] = [file]
 
     def _local_file(self, number: int) -> LocalFile:
-        name = f"{number}{FRAME_FILE}"
+        name = _name_of(number)
         return LocalFile(name, self._folder.path / name)
 
     # ---- what pieces ask for
@@ -151,7 +155,7 @@ class FeatureFiles:
 
     def _delete_needless(self) -> None:
         """Delete the files that no snapshot needs, neither a later one nor one that is being written."""
-        needed = {self._local_file(file.number).name for file in self._files}
+        needed = {_name_of(file.number) for file in self._files}
         needed.update(file.name for piece in self._pieces for file in piece.files())
         for name in self._local - needed:
             (self._folder.path / name).unlink(missing_ok=True)
@@ -189,19 +193,29 @@ class FeatureFiles:
                 yield 0, next(frames)
 
 
+def _name_of(number: int) -> str:
+    return f"{number}{FRAME_FILE}"
+
+
 @final
 class FrozenFeatures(DeferredFiles):
     """The state of a table at a barrier."""
 
-    def __init__(self, owner: FeatureFiles, name: str, files: Sequence[LocalFile], rest: bytes) -> None:
+    def __init__(
+        self, owner: FeatureFiles, name: str, files: Sequence[LocalFile], rest: bytes, failure: StreamiterError | None
+    ) -> None:
+        """``failure`` is why the files could not be written."""
         self.name = name
+        self._failure = failure
         self._owner = owner
         self._files = files
         self._rest = rest
         self._is_released = False
 
     def wait(self) -> None:
-        """Make the disk store the files that a store does not have yet."""
+        """Make the disk store the files that a store does not have yet. Raises the error of their writing."""
+        if self._failure is not None:
+            raise self._failure
         for file in self._files:
             if self._owner.stored(file.name) is None:
                 with open(file.path, "rb") as handle:
@@ -220,10 +234,12 @@ class FrozenFeatures(DeferredFiles):
         return self._rest
 
     def frames(self) -> Iterator[bytes]:
+        if self._failure is not None:
+            raise self._failure
         yield self._rest
         for file in self._files:
             if self._is_released:
-                raise InternalError(f"the state of step {self.name!r} was released before all of it was read")
+                raise InternalError(f"{self.name}: its state was released before all of it was read")
             yield file.path.read_bytes()
 
     def release(self) -> None:

@@ -35,12 +35,11 @@ import numpy as np
 import numpy.typing as npt
 
 from streamiter.values.helpers.compiled import compiled, pointer_function
-from streamiter.values.numbers import Integers
+from streamiter.values.numbers import Float32s, Integers
 
 pointer_to = pointer_function()
 
 EntryNumbers = npt.NDArray[np.int32]
-Float32s = npt.NDArray[np.float32]
 
 COUNT_MAX: Final = 2**31 - 1
 
@@ -56,8 +55,8 @@ EXPIRE_MS: Final = 3
 """0: features never expire."""
 ENTRIES_MAX: Final = 4
 ROWS_MAX: Final = 5
-INDEX_MASK: Final = 6
-"""The length of the index, a power of two, minus 1."""
+INDEX_MAX: Final = 6
+"""The greatest length of the index, a power of two."""
 SETTINGS_OF_FEATURES: Final = 7
 
 # ---- the facts
@@ -75,7 +74,9 @@ FREE_ENTRY: Final = 6
 """The free entry among them that is taken next, or 0."""
 FREE_ROWS: Final = 7
 """The number of free rows among them, which are in ``free_rows``."""
-FACTS: Final = 8
+INDEX_MASK: Final = 8
+"""The length of the index as it is now, a power of two, minus 1."""
+FACTS: Final = 9
 
 # One more than an occurrence adds, so that expired features become fewer; not all of them at once, because a single row
 # with a wrong time, years ahead, would empty the table.
@@ -134,7 +135,7 @@ def _home(key: int, mask: int) -> int:
 @compiled
 def _place(table: FeatureArrays, key: int) -> int:
     """Return the place of a key in the index, or the empty place where it would be."""
-    mask = table.settings[INDEX_MASK]
+    mask = table.facts[INDEX_MASK]
     place = _home(key, mask)
     while table.entries[place] != 0 and table.keys[table.entries[place]] != key:
         place = (place + 1) & mask
@@ -144,7 +145,7 @@ def _place(table: FeatureArrays, key: int) -> int:
 @compiled
 def _empty_place(table: FeatureArrays, place: int) -> None:
     """Remove the entry at a place of the index, and move those behind it back to where a search finds them."""
-    mask = table.settings[INDEX_MASK]
+    mask = table.facts[INDEX_MASK]
     place_behind = (place + 1) & mask
     while table.entries[place_behind] != 0:
         home = _home(table.keys[table.entries[place_behind]], mask)
@@ -154,6 +155,18 @@ def _empty_place(table: FeatureArrays, place: int) -> None:
             place = place_behind
         place_behind = (place_behind + 1) & mask
     table.entries[place] = 0
+
+
+@compiled
+def _double_index(table: FeatureArrays) -> None:
+    """Use twice as much of the index: a few features at random places of a long index would use all its memory."""
+    facts = table.facts
+    for place in range(facts[INDEX_MASK] + 1):
+        table.entries[place] = 0
+    facts[INDEX_MASK] = 2 * facts[INDEX_MASK] + 1
+    for entry in range(1, facts[ENTRIES_USED] + 1):
+        if table.counts[entry] != 0:
+            table.entries[_place(table, table.keys[entry])] = entry
 
 
 # ---- the order of the last changes
@@ -230,6 +243,8 @@ def _remove_expired(table: FeatureArrays, now_ms: int) -> None:
 def _take_entry(table: FeatureArrays, key: int) -> int:
     """Return an entry for a key that has none; it is not in the order yet. There must be room."""
     facts = table.facts
+    if 2 * (facts[IN_USE] + 1) > facts[INDEX_MASK] + 1 and facts[INDEX_MASK] + 1 < table.settings[INDEX_MAX]:
+        _double_index(table)
     entry = facts[FREE_ENTRY]
     if entry != 0:
         facts[FREE_ENTRY] = table.newer[entry]
@@ -367,7 +382,8 @@ def add_older_features(
     """Add features from the last one on, each as the oldest, until there are ``most``, or no room; return how many are
     left.
 
-    ``added`` gets their entries: for a feature that is there already, 0. All but key and row is left to the caller.
+    ``added`` gets their entries: for a feature that is there already, 0. Their counts, times and numbers are left to
+    the caller.
     """
     table, position = feature_pointers(arrays), len(keys)
     facts, settings = table.facts, table.settings
@@ -379,6 +395,7 @@ def add_older_features(
             entry, oldest = _take_entry(table, key), table.newer[0]
             table.newer[entry], table.older[entry] = oldest, 0
             table.older[oldest] = table.newer[0] = entry
+            table.counts[entry] = 1
             if needs_row:
                 _take_row(table, entry)
             added[position - 1] = entry

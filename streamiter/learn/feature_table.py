@@ -22,6 +22,7 @@ _CAPACITY_MAX: Final = 2**29
 # Of an entry: its key, its count, its time, two neighbours, the numbers of its row and of its file.
 _ENTRY_BYTES: Final = 8 + 4 + 8 + 2 * 4 + 4 + 4
 _PLACE_BYTES: Final = 4
+_PLACES_AT_FIRST: Final = 4
 # A number with its sum of squares; and the place of a row among the free ones.
 _PAIR_BYTES: Final = 8
 _FREE_ROW_BYTES: Final = 4
@@ -80,7 +81,7 @@ class FeatureTable:
         self._settings[steps.ADMIT] = admit
         self._settings[steps.EXPIRE_MS] = whole_number("FeatureTable(expire_ms=)", expire_ms, 0, 2**61)
         self._settings[steps.ENTRIES_MAX], self._settings[steps.ROWS_MAX] = capacity, rows
-        self._settings[steps.INDEX_MASK] = _places_for(capacity) - 1
+        self._settings[steps.INDEX_MAX] = _places_for(capacity)
         check_memory("FeatureTable", self.size_bytes(), "make it with a smaller capacity")
         self._allocate()
         with saying_that_it_compiles("the arithmetic of FeatureTable"):
@@ -122,6 +123,7 @@ class FeatureTable:
             facts=np.zeros(self.steps.FACTS, np.int64),
         )
         """The arrays, for compiled code."""
+        self.arrays.facts[self.steps.INDEX_MASK] = min(_PLACES_AT_FIRST, len(self.arrays.entries)) - 1
 
     def size_bytes(self) -> int:
         """Return the memory of the arrays, whether it is in use already or not."""
@@ -261,6 +263,7 @@ class FeatureTable:
 
     def _take_on(self, features: int, parts: Iterable[tuple[int, Mapping[str, Any]]]) -> int:
         """Add the features of parts, of which there are so many; return how many have no room."""
+        self.arrays.facts[self.steps.INDEX_MASK] = _places_for(max(1, min(features, self.capacity))) - 1
         for file, part in parts:
             self._check(part)
             if not self._add_older(file, part, features):

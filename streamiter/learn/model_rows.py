@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterable, Mapping
+from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from streamiter.learn.labels import Label, Labels
+from streamiter.models.embedding_scores import FIELDS_MAX, HASH_BITS
 from streamiter.values.named_rows import ABSENT, NamedRows, is_missing
 from streamiter.values.numbers import Floats, Indices, plain_scalar
 
 
 class ModelRows(NamedTuple):
-    """Rows as the arithmetic reads them: row r has the columns ``indices[indptr[r]:indptr[r + 1]]``."""
+    """Rows as the arithmetic reads them: row r has the columns ``indices[indptr[r]:indptr[r + 1]]``.
+
+    The first columns are those of hashed features, the next one is that of the intercept, and those of numbers follow.
+    A model with embeddings has a *key* in place of a hashed column, see ``streamiter.models.embedding_scores``. There
+    the index of the intercept has the time of the row as its value, in milliseconds.
+    """
 
     indptr: Indices
     indices: Indices
@@ -31,31 +38,41 @@ class ModelRows(NamedTuple):
         return ModelRows(np.zeros(1, np.intp), np.zeros(0, np.intp), np.zeros(0))
 
     @classmethod
-    def of_named(cls, named: NamedRows, columns: Mapping[str, int], texts: Container[str], *, first: int) -> ModelRows:
+    def of_named(
+        cls,
+        named: NamedRows,
+        columns: Mapping[str, int],
+        texts: Container[str],
+        *,
+        first: int,
+        times_ms: Floats | None = None,
+    ) -> ModelRows:
         """Return rows by column, in ascending order; fields that are not known are left out.
 
         ``first`` is the index of the first numeric column, behind the hashed ones. The order is always the same,
-        because sums in another order differ in their last bits.
+        because sums in another order differ in their last bits. ``times_ms`` are the times of the rows, NaN for none.
         """
         count = len(named)
         known = [place for place, field in enumerate(named.fields) if field in columns]
         known.sort(key=lambda place: columns[named.fields[place]])
         of_fields = [first + columns[named.fields[place]] for place in known]
         numbers = named.numbers if known == list(range(len(named.fields))) else named.numbers[:, known]
+        if times_ms is not None:
+            of_fields, numbers = [first - 1, *of_fields], np.column_stack([times_ms, numbers])
         unknown = [place for place, field in enumerate(named.text_fields) if field not in texts]
         places = np.delete(named.places, unknown, axis=1) if unknown else named.places
-        width = len(known) + places.shape[1]
+        width = len(of_fields) + places.shape[1]
         indices = np.empty((count, width), dtype=np.intp)
-        indices[:, : len(known)] = of_fields
-        if width == len(known):
+        indices[:, : len(of_fields)] = of_fields
+        if width == len(of_fields):
             return ModelRows(np.arange(count + 1) * width, indices.ravel(), numbers.ravel())
         values = np.ones((count, width))
-        values[:, : len(known)] = numbers
-        indices[:, len(known) :] = np.sort(places, axis=1)
+        values[:, : len(of_fields)] = numbers
+        indices[:, len(of_fields) :] = np.sort(places, axis=1)
         if named.place_values is not None:
             of_places = np.delete(named.place_values, unknown, axis=1) if unknown else named.place_values
             order = np.lexsort((of_places, places), axis=1)
-            values[:, len(known) :] = np.take_along_axis(of_places, order, axis=1)
+            values[:, len(of_fields) :] = np.take_along_axis(of_places, order, axis=1)
         if ABSENT not in places:
             return ModelRows(np.arange(count + 1) * width, indices.ravel(), values.ravel())
         is_there = indices != ABSENT
@@ -72,6 +89,13 @@ class ModelRows(NamedTuple):
         indptr = np.append(0, np.cumsum(is_there))[np.append(starts, len(at))]
         return ModelRows(indptr, self.indices[at][is_there], self.values[at][is_there])
 
+    def with_values(self, is_kept: npt.NDArray[np.bool_]) -> ModelRows:
+        """Return the rows with these of their values."""
+        if is_kept.all():
+            return self
+        indptr = np.append(0, np.cumsum(is_kept))[self.indptr]
+        return ModelRows(indptr, self.indices[is_kept], self.values[is_kept])
+
     def followed_by(self, other: ModelRows) -> ModelRows:
         """Return the rows, then the rows of another object."""
         return ModelRows(
@@ -79,6 +103,59 @@ class ModelRows(NamedTuple):
             np.concatenate([self.indices, other.indices]),
             np.concatenate([self.values, other.values]),
         )
+
+
+BEHIND_KEYS: Final = 1 << 62
+"""In rows of keys, the index of the time; those of numeric columns follow."""
+NO_FIELD: Final = FIELDS_MAX + 1
+"""The number of a field without embeddings: of crosses, and of fields for which there is no number."""
+
+
+class FieldNumbers:
+    """The numbers of fields of texts in keys, from 1 on, in the order in which the fields became known.
+
+    >>> from streamiter.values.named_rows import FieldReader
+    >>> numbers = FieldNumbers()
+    >>> numbers.add(FieldReader(bits=HASH_BITS).rows([{"user": "u7", "km": 3.0}, {"item": "i9"}]))
+    >>> numbers.names
+    ['user', 'item']
+    """
+
+    def __init__(self, names: Iterable[str] = ()) -> None:
+        self._number_of = {name: number for number, name in enumerate(names, 1)}
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the fields, in the order of their numbers."""
+        return list(self._number_of)
+
+    def add(self, named: NamedRows) -> int:
+        """Give new fields the next numbers, in an order that no cut of batches changes; return how many got one."""
+        new: dict[str, int] = {}
+        for position, field in enumerate(named.text_fields):
+            if field not in self._number_of and (is_there := named.places[:, position] != ABSENT).any():
+                new[field] = min(int(is_there.argmax()), new.get(field, len(named)))
+        order = sorted(new, key=lambda field: (new[field], len(field), field))[: FIELDS_MAX - len(self._number_of)]
+        self._number_of |= {field: number for number, field in enumerate(order, 1 + len(self._number_of))}
+        return len(order)
+
+    def of(self, field: str) -> int:
+        """Return the number of a field; ``NO_FIELD`` without one."""
+        return self._number_of.get(field, NO_FIELD)
+
+    def keyed(self, named: NamedRows, width: int) -> NamedRows:
+        """Return rows whose places are keys; places behind the first ``width`` columns are those of crosses."""
+        numbers = [self.of(field) for field in named.text_fields]
+        numbers += [0] * (width - len(numbers)) + [NO_FIELD] * (named.places.shape[1] - width)
+        keys = named.places | (np.array(numbers, np.intp) << HASH_BITS)
+        return replace(named, places=np.where(named.places == ABSENT, ABSENT, keys))
+
+    def number_in(self, earlier: FieldNumbers, key: int) -> int:
+        """Return the key here of a key with the numbers of another model."""
+        number = key >> HASH_BITS
+        if 0 < number < NO_FIELD:
+            number = self.of(earlier.names[number - 1])
+        return number << HASH_BITS | (key & ((1 << HASH_BITS) - 1))
 
 
 ASSUMED: Final = 1

@@ -33,6 +33,7 @@ from streamiter.learn.delayed_labels import (
     with_schedule,
 )
 from streamiter.learn.drift import DRIFTS, DriftDetector
+from streamiter.learn.embeddings import Embeddings
 from streamiter.learn.features import StandardScaler
 from streamiter.learn.foreign_models import ForeignModel, ForeignOwner, foreign_reader
 from streamiter.learn.label_join import LabelJoin
@@ -99,6 +100,7 @@ def train_online(
     kinds: Mapping[str, Kind] | None = None,
     time_zone: str | None = None,
     shapes: bool | None = None,
+    embeddings: Embeddings | None = None,
     scaler: StandardScaler | None = None,
     extract: Extract | None = None,
     labels: DelayedLabels | None = None,
@@ -129,8 +131,8 @@ def train_online(
     the :class:`Examples` of a mini-batch, or ``labels`` says how to read labels that come later than their questions.
 
     Without a ``model`` this trains an :class:`~streamiter.learn.adaptive.AdaptiveLinearModel` (``task``, ``positive``,
-    ``crosses``, ``loss``, ``quantile``, ``kinds``, ``time_zone``, ``shapes``) row by row, in mini-batches of 4,000
-    rows, or of the rows of 25 ms. ``model()`` may make another linear model, such as ``lambda:
+    ``crosses``, ``loss``, ``quantile``, ``kinds``, ``time_zone``, ``shapes``, ``embeddings``) row by row, in
+    mini-batches of 4,000 rows, or of the rows of 25 ms. ``model()`` may make another linear model, such as ``lambda:
     LogisticRegression(width)``, which makes one step for the mean gradient of a mini-batch (100 rows). The owner and
     each worker call ``model``, and must get equal models. A ``scaler`` standardizes its features with the statistics of
     the rows so far; a scaler that has learned is a start. ``initial`` is a stream of one record to start from:
@@ -180,6 +182,7 @@ def train_online(
             "kinds": kinds,
             "time_zone": time_zone,
             "shapes": shapes,
+            "embeddings": embeddings,
         },
         quantile,
         model,
@@ -227,6 +230,8 @@ def train_online(
     }
     if shapes is not None:
         options["shapes"] = shapes
+    if embeddings is not None:
+        options["embeddings"] = embeddings
     own = partial(AdaptiveLinearModel, **options, kinds=kinds, time_zone=time_zone)
     times = numbers_of_event_time(examples)
     if labels is not None:
@@ -251,6 +256,7 @@ def train_online(
     elif is_by_row:
         make_adaptive = cast(Callable[[], AdaptiveLinearModel], model or own)
         made = make_adaptive()
+        _check_times(made, is_timed=is_timed)
         if (features if labels is None else labels.features) is None and extract is None:
             without += times_left_out(times, made)
 
@@ -505,6 +511,17 @@ def _check_drift(drift: object, on_drift: object, model: object, *, is_by_row: b
         raise GraphError(
             "train_online(drift=): expected a model that learns row by row, given model= of a fixed number of "
             "features; leave out model=, or watch the stream predictions with DriftWatch"
+        )
+
+
+def _check_times(model: AdaptiveLinearModel, *, is_timed: bool) -> None:
+    """Raise GraphError for embeddings that expire where rows have no time."""
+    embeddings = model.embeddings
+    if embeddings is not None and embeddings.expire_ms and embeddings.time is None and not is_timed:
+        raise GraphError(
+            "train_online(embeddings=): expected time=, the field of the time of a row, since embeddings expire, given "
+            "none; give Embeddings(expire=…, time=…), or labels that come later in event time, whose questions have a "
+            "time"
         )
 
 

@@ -95,7 +95,7 @@ def observe_target(totals: Floats, target: float, row_weight: float) -> tuple[fl
         target = totals[2] + min(max(difference, -reach), reach)
         difference = target - totals[2]
     totals[2] += difference * row_weight / totals[0]
-    totals[3] += max(row_weight * difference * (target - totals[2]), 0.0)  # As in _observe.
+    totals[3] += max(row_weight * difference * (target - totals[2]), 0.0)  # As in `observe_value`.
     totals[4], totals[5] = min(totals[4], target), max(totals[5], target)
     return target, float(np.sqrt(totals[3] / totals[0]))
 

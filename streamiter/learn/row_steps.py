@@ -104,7 +104,7 @@ def deviation(weight: float, mean: float, squares: float) -> float:
 
 
 @compiled
-def _observe(columns: Floats, at: int, value: float, row_weight: float, is_numeric: bool) -> None:
+def observe_value(columns: Floats, at: int, value: float, row_weight: float, is_numeric: bool) -> None:
     """Add a value to the statistics of its column."""
     weight, mean, squares = columns[at], columns[at + 1], columns[at + 2]
     row_weight = min(row_weight, _STATISTICS_WEIGHT_MAX)
@@ -128,7 +128,7 @@ def _observe(columns: Floats, at: int, value: float, row_weight: float, is_numer
 
 
 @compiled
-def _standardized(columns: Floats, at: int, value: float) -> float:
+def standardized_value(columns: Floats, at: int, value: float) -> float:
     if not abs(value) <= HUGE:
         return 0.0
     mean = columns[at + 1]
@@ -255,8 +255,8 @@ def _learn(
     for position in range(first, stop):
         at, value = slot_of[indices[position]] * width, values[position]
         if abs(value) <= HUGE and not action & (CORRECT | WITHDRAW):
-            _observe(columns, at, value, row_weight, indices[position] > intercept)
-        standardized = _standardized(columns, at, value)
+            observe_value(columns, at, value, row_weight, indices[position] > intercept)
+        standardized = standardized_value(columns, at, value)
         x[position - first] = standardized
         if standardized != 0.0:
             norm += standardized * standardized
@@ -388,7 +388,7 @@ def step_rows(
                 scores[score] = begun[score]
             for place in range(first, stop):
                 at = slots[column_of[place]] * width
-                value = _standardized(state, at, value_of[place])
+                value = standardized_value(state, at, value_of[place])
                 if value != 0.0:
                     _add_scores(state, at, value, scores, size, rates)
             _link(task, scores, size, shares, sums, predicted, position * (size // len(rates)), rates)
@@ -452,5 +452,5 @@ def standardize_rows(values: Floats, columns: Floats) -> Floats:
             if abs(value) <= HUGE:
                 scale = deviation(state[at], state[at + 1], state[at + 2])
                 result[row, column] = (value - state[at + 1]) / scale if scale > 0.0 else 0.0
-                _observe(state, at, value, 1.0, True)
+                observe_value(state, at, value, 1.0, True)
     return result

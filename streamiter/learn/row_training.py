@@ -377,8 +377,9 @@ class RowOwner(ModelOwner, KeepsRecords):
             return given["records"][asked[row]]
 
         while True:
+            times_ms = None if given["times"] is None else given["times"][asked].astype(np.float64)
             try:
-                rows = self._model.rows(features, record_of)
+                rows = self._model.rows(features, record_of, times_ms)
                 break
             except BadRows as bad:
                 for row in bad.rows:
@@ -458,7 +459,8 @@ class RowOwner(ModelOwner, KeepsRecords):
 
     def snapshot(self) -> dict[str, Any]:
         forgotten = 0 if self._labels is None else self._labels.forgotten
-        return super().snapshot() | self.state() | {"forgotten": self._forgotten + forgotten}
+        model = {"model": self._model.state(frozen=True)}
+        return super().snapshot() | model | {"forgotten": self._forgotten + forgotten}
 
     def without_end(self, state: dict[str, Any]) -> dict[str, Any]:
         return super().without_end(state) | {"labels": state["labels"] and LabelJoin.without_end(state["labels"])}
@@ -466,7 +468,10 @@ class RowOwner(ModelOwner, KeepsRecords):
     def restore(self, state: dict[str, Any]) -> None:
         super().restore(state)
         column_of = self._model.adopt(state["model"])
-        if state["model"]["bits"] != self._model.bits and (state["held"] or not state["is started"]):
-            raise OtherModel("AdaptiveLinearModel.restore: the checkpoint has rows that were read with other bits")
+        if not self._model.reads_as(state["model"]) and (state["held"] or not state["is started"]):
+            raise OtherModel(
+                "AdaptiveLinearModel.restore: expected a checkpoint without rows that wait for the model, given rows "
+                "with texts hashed to another number of bits; resume it with the earlier bits= and embeddings= first"
+            )
         if column_of is not None:
             self._renumber(column_of)

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from streamiter.errors import ConfigurationError, ModelError
 from streamiter.learn.adaptive import AdaptiveLinearModel
+from streamiter.learn.embeddings import Embeddings
 from streamiter.learn.losses import LossName
 from streamiter.models.explanations import Explanation
 from streamiter.values.field_kinds import Kind
@@ -43,6 +44,7 @@ except ImportError as error:
 # The names of arguments are those of scikit-learn, also `X`.
 
 _BITS: Final = 18
+_SETTINGS: Final = ("crosses", "rates", "bits", "kinds", "time_zone", "shapes", "embeddings")
 
 
 class _OnlineEstimator(BaseEstimator):  # type: ignore[misc]
@@ -59,6 +61,7 @@ class _OnlineEstimator(BaseEstimator):  # type: ignore[misc]
         kinds: Mapping[str, Kind] | None = None,
         time_zone: str | None = None,
         shapes: bool = True,
+        embeddings: Embeddings | None = None,
     ) -> None:
         self.crosses = crosses
         self.rates = rates
@@ -66,6 +69,7 @@ class _OnlineEstimator(BaseEstimator):  # type: ignore[misc]
         self.kinds = kinds
         self.time_zone = time_zone
         self.shapes = shapes
+        self.embeddings = embeddings
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -117,7 +121,7 @@ class _OnlineEstimator(BaseEstimator):  # type: ignore[misc]
         return self
 
     def _settings(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in ("crosses", "rates", "bits", "kinds", "time_zone", "shapes")}
+        return {name: getattr(self, name) for name in _SETTINGS}
 
     def explain(self, X: Any) -> Explanation:
         """Return the score of each row as the sum of the parts of its columns."""
@@ -214,8 +218,10 @@ class OnlineRegressor(RegressorMixin, _OnlineEstimator):  # type: ignore[misc]
         kinds: Mapping[str, Kind] | None = None,
         time_zone: str | None = None,
         shapes: bool = True,
+        embeddings: Embeddings | None = None,
     ) -> None:
-        super().__init__(crosses=crosses, rates=rates, bits=bits, kinds=kinds, time_zone=time_zone, shapes=shapes)
+        options: dict[str, Any] = {"time_zone": time_zone, "shapes": shapes, "embeddings": embeddings}
+        super().__init__(crosses=crosses, rates=rates, bits=bits, kinds=kinds, **options)
         self.loss = loss
         self.quantile = quantile
 

@@ -1,4 +1,4 @@
-"""``ShapedWeights``: the linear model and models of tables, mixed by exponential weights of their predictions.
+"""``ShapedWeights``: the linear model, embeddings and models of tables, mixed by exponential weights of predictions.
 
 Each member predicts and learns each row by itself. Their predictions, probabilities or numbers, are then mixed step by
 step. The logarithmic loss is 1-mixable, so the loss of the mixture exceeds the loss of its best member by at most the
@@ -13,6 +13,8 @@ from typing import Any, Final, Self
 import numpy as np
 
 from streamiter.learn.cell_columns import Categories, CellColumns, next_look
+from streamiter.learn.embedding_weights import EmbeddingWeights, fold_rows
+from streamiter.learn.embeddings import Embeddings
 from streamiter.learn.expert_weights import ExpertWeights, plain
 from streamiter.learn.labels import LabelKind
 from streamiter.learn.model_rows import ASSUMED, CONFIRMED, CORRECTED, ModelRows, RowSteps
@@ -26,6 +28,7 @@ _MIXTURE_RATE: Final = 1.0
 _MIXTURE_RATE_OF_NUMBERS: Final = 0.25
 _SHARE: Final = 0.001
 _LOSS_MAX_OF_NUMBERS: Final = 16.0
+_SIZES_OF_TABLES: Final[tuple[Mapping[str, int], ...]] = ({"pairs": 0, "trees": 0}, {})
 # Members with more memory leave the mixture: pairs and trees of 18 classes with 10 columns, or 10 with 128, and columns
 # alone of 417, or 33.
 _BYTES_MAX: Final = 16_000_000
@@ -34,9 +37,11 @@ _ROWS_AT_ONCE: Final = 512
 
 
 class ShapedWeights(ExpertWeights):
-    """The linear model, which this is itself, with two members that have tables: of columns, and of pairs and trees.
+    """The linear model, which this is itself, with members that have embeddings, and two that have tables.
 
-    Predictions are mixed. The linear member learns as without the others, to the last bit.
+    The tables are of columns, and of pairs and trees. Predictions are mixed. The linear member learns as without the
+    others, to the last bit. With embeddings, rows have keys in place of hashed columns (``ModelRows``), and the other
+    members fold these to their places.
     """
 
     def __init__(
@@ -46,36 +51,64 @@ class ShapedWeights(ExpertWeights):
         hashed: int,
         rates: tuple[float, ...] | None = None,
         categories: Categories | None = None,
+        *,
+        shapes: bool = True,
+        embeddings: Embeddings | None = None,
     ) -> None:
+        """``shapes``: there are members with tables. Several classes have no embeddings, but their rows have keys."""
         self.cell_columns = CellColumns(categories or Categories())
-        self.members = [
-            TableWeights(self.cell_columns, task, scores, rates, pairs=0, trees=0),
-            TableWeights(self.cell_columns, task, scores, rates),
-        ]
+        self._tables = _SIZES_OF_TABLES if shapes else ()
+        """What the members with tables are made with, whether they have left the mixture or not."""
+        self.members = [TableWeights(self.cell_columns, task, scores, rates, **sizes) for sizes in self._tables]
         """The members with tables, the one with least memory first."""
-        self.member_shares: Floats = np.full(3, 1.0 / 3.0)
-        """The shares of the linear model and of these members."""
+        self.embeddings = embeddings
+        """The settings of the members with embeddings; None: rows have no keys."""
+        has_vectors = embeddings is not None and task != "classes"
+        self.embedded = EmbeddingWeights(embeddings, task) if embeddings is not None and has_vectors else None
+        """The members with embeddings."""
+        count = 1 + self._vectors + len(self.members)
+        self.member_shares: Floats = np.full(count, 1.0 / count)
+        """The shares of the linear model, of the members with embeddings and of those with tables."""
         self._member_totals: Floats = np.zeros(6)
         self.left_out: frozenset[int] = frozenset()
         """The numeric columns of crosses, which the members with tables do not have: pairs have tables anyway."""
         super().__init__(task, scores, hashed, rates)
 
+    @property
+    def _vectors(self) -> int:
+        """The number of members with embeddings."""
+        return 0 if self.embedded is None else self.embedded.experts
+
+    @property
+    def _first_prediction(self) -> int:
+        """The place of the members' predictions of a question, behind the scores of their experts."""
+        return len(self.rates) * (1 + len(self._tables))
+
     def scores_of_questions(self, questions: int, scores: int) -> Floats:
         """Return room for the scores of all members' experts, then for the members' predictions."""
-        return np.zeros((questions, scores, 3 * len(self.rates) + 3))
+        members = 1 + self._vectors + len(self._tables)
+        return np.zeros((questions, scores, self._first_prediction + members))
 
     def step(self, rows: ModelRows, steps: RowSteps, targets: Floats, asked: Floats | None = None) -> Floats:
         """Predict and learn, see ``ExpertWeights.step``; predictions are mixed."""
         asked = self.scores_of_questions(0, self.scores) if asked is None else asked
-        experts, stop = len(self.rates), len(self.rates) * len(self.member_shares)
+        folded = rows if self.embeddings is None else fold_rows(rows, self.hashed)
+        experts, stop = len(self.rates), len(self.rates) * (1 + len(self.members))
         kept = [np.ascontiguousarray(asked[:, :, first : first + experts]) for first in range(0, stop, experts)]
-        made = np.zeros((len(kept), len(steps.rows), self.scores))
-        made[0] = super().step(rows, steps, targets, kept[0])
+        made = np.zeros((len(self.member_shares), len(steps.rows), self.scores))
+        made[0] = super().step(folded, steps, targets, kept[0])
+        if self.embedded is not None:
+            own = slice(self._first_prediction + 1, self._first_prediction + 1 + self._vectors)
+            of_questions = np.ascontiguousarray(asked[:, 0, own])
+            without = self.embedded.without_columns(rows, self.left_out)
+            made[1 : 1 + self._vectors, :, 0] = self.embedded.step(without, steps, targets, of_questions).T
+            asked[:, 0, own] = of_questions
         predictions = np.zeros((len(steps.rows), self.scores))
         every = [slice(0, len(steps.rows))]
-        for part in self._step_tables(rows, steps, targets, kept[1:], made[1:]) if self.members else every:
-            own = np.ascontiguousarray(made[: len(self.member_shares), part])
-            predictions[part] = self._mix(steps.part(part.start, part.stop), targets[part], own, asked)
+        of_tables = made[1 + self._vectors :]
+        for part in self._step_tables(folded, steps, targets, kept[1:], of_tables) if self.members else every:
+            of_part = np.ascontiguousarray(made[: len(self.member_shares), part])
+            predictions[part] = self._mix(steps.part(part.start, part.stop), targets[part], of_part, asked)
         for place, scores in enumerate(kept):
             asked[:, :, place * experts : (place + 1) * experts] = scores
         return predictions
@@ -101,7 +134,7 @@ class ShapedWeights(ExpertWeights):
             np.require(steps.weights, np.float64),
             steps.questions,
             asked,
-            3 * len(self.rates),
+            self._first_prediction,
             self.member_shares,
             self._member_totals,
             np.zeros(len(made) * (1 + self.scores)),
@@ -122,8 +155,8 @@ class ShapedWeights(ExpertWeights):
         columns, start = self.cell_columns, 0
         rows = ModelRows(plain(rows.indptr, np.intp), plain(rows.indices, np.intp), plain(rows.values, np.float64))
         if self.left_out:
-            rows = _some_of(rows, ~np.isin(rows.indices - self.hashed - 1, list(self.left_out)))
-        numeric = _some_of(rows, rows.indices > self.hashed)
+            rows = rows.with_values(~np.isin(rows.indices - self.hashed - 1, list(self.left_out)))
+        numeric = rows.with_values(rows.indices > self.hashed)
         numeric = numeric._replace(indices=numeric.indices - self.hashed)
         while start < len(steps.rows):
             look = next_look(columns.rows)
@@ -170,6 +203,18 @@ class ShapedWeights(ExpertWeights):
         self.cell_columns.add_numeric(count)
         for member in self.members:
             member.add_numeric(count)
+        if self.embedded is not None:
+            self.embedded.add_numeric(count)
+
+    def add_fields(self, count: int) -> None:
+        """Know of so many more fields of texts; members with embeddings have vectors for them."""
+        if self.embedded is not None:
+            self.embedded.add_fields(count)
+
+    @property
+    def used(self) -> int:
+        """The number of columns that rows have had, and of features in the table of embeddings."""
+        return super().used + (0 if self.embedded is None else self.embedded.table.counts().features)
 
     def split_last_score(self) -> None:
         """Add a score that begins with the weights of the last score."""
@@ -183,17 +228,27 @@ class ShapedWeights(ExpertWeights):
         classes = super().as_classes(rows)
         classes.cell_columns = self.cell_columns
         classes.members = [member.as_classes(rows) for member in self.members]
-        classes.member_shares, classes.left_out = self.member_shares, self.left_out
+        classes.member_shares, classes.left_out = self._other_shares(), self.left_out
         return classes
 
     def _of_classes(self) -> Self:
-        return type(self)("classes", 3, self.hashed, self.rates, self.cell_columns.categories)
+        options: dict[str, Any] = {"shapes": bool(self._tables), "embeddings": self.embeddings}
+        return type(self)("classes", 3, self.hashed, self.rates, self.cell_columns.categories, **options)
+
+    def _other_shares(self) -> Floats:
+        """Return the shares of the members without embeddings among themselves."""
+        if not self._vectors:
+            return self.member_shares.copy()
+        others = np.delete(self.member_shares, np.s_[1 : 1 + self._vectors])
+        return np.asarray(others / others.sum())
 
     def raise_rates(self) -> None:
         """Reduce the sums of squared gradients, so that rates that have become small are large again."""
         super().raise_rates()
         for member in self.members:
             member.raise_rates()
+        if self.embedded is not None:
+            self.embedded.raise_rates()
 
     # ---- publishing and state
 
@@ -227,60 +282,97 @@ class ShapedWeights(ExpertWeights):
             edges=columns.edges,
             categories=columns.bins_of_places(places, FINE_BINS),
             rows=columns.rows_of_bins(FINE_BINS),
-            mixture=self.member_shares.copy(),
+            mixture=self._other_shares(),
             members=[member.as_member(dead) for member in self.members],
         )
 
-    def state(self) -> dict[str, Any]:
-        """Return a copy of the state as plain data."""
-        shapes = {
-            "columns": self.cell_columns.state(),
-            "members": [member.state() for member in self.members],
-            "shares": self.member_shares.copy(),
-            "totals": self._member_totals.copy(),
-        }
-        return super().state() | {"shapes": shapes}
+    def vectors(self, names: Sequence[str], dead: Sequence[int]) -> dict[str, Any] | None:
+        """Return the members with embeddings as they are served; None without any.
+
+        ``names`` are those of the fields with numbers, and ``dead`` the numeric columns that are not published.
+        """
+        if self.embedded is None:
+            return None
+        return self.embedded.published(names, dead, self.left_out, self.member_shares[1 : 1 + self._vectors])
+
+    def state(self, *, frozen: bool = False) -> dict[str, Any]:
+        """Return a copy of the state as plain data, see :meth:`EmbeddingWeights.state`."""
+        state, totals = super().state(), self._member_totals.copy()
+        if self._tables:
+            members = [member.state() for member in self.members]
+            columns = self.cell_columns.state()
+            state["shapes"] = {"columns": columns, "members": members, "shares": self._other_shares(), "totals": totals}
+        if self.embedded is not None:
+            own = {"shares": self.member_shares.copy(), "totals": totals}
+            state["embeddings"] = {"members": self.embedded.state(frozen=frozen), **own}
+        return state
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take on a :meth:`state`; where it has none of shapes, these begin anew."""
+        """Take on a :meth:`state`; members of which it has nothing begin anew."""
         super().restore(state)
-        if (shapes := state.get("shapes")) is None:
-            self._follow_linear()
-            return
-        self.cell_columns.restore(shapes["columns"])
-        columns, count = self.cell_columns, len(shapes["members"])
-        self.members = [
-            TableWeights(columns, self.task, self.scores, self.rates, **sizes)
-            for sizes in ({"pairs": 0, "trees": 0}, {})[:count]
-        ]
-        for member, own in zip(self.members, shapes["members"], strict=True):
-            member.restore(own)
-        self.member_shares, self._member_totals = shapes["shares"].copy(), shapes["totals"].copy()
+        shapes = state.get("shapes") if self._tables else None
+        vectors = state.get("embeddings") if self.embedded is not None else None
+        if shapes is not None:
+            self.cell_columns.restore(shapes["columns"])
+            columns, count = self.cell_columns, len(shapes["members"])
+            self.members = [
+                TableWeights(columns, self.task, self.scores, self.rates, **sizes) for sizes in self._tables[:count]
+            ]
+            for member, own in zip(self.members, shapes["members"], strict=True):
+                member.restore(own)
+        if vectors is not None and self.embedded is not None:
+            self.embedded.restore(vectors["members"])
+        of_vectors = None if vectors is None else np.asarray(vectors["shares"])
+        self._begin_with(
+            None if shapes is None else np.asarray(shapes["shares"]),
+            None if of_vectors is None else of_vectors[1 : 1 + self._vectors],
+        )
+        if of_vectors is not None and len(of_vectors) == len(self.member_shares):
+            self.member_shares = of_vectors.copy()
+        if (known := vectors or shapes) is not None:
+            self._member_totals = known["totals"].copy()
 
     def start_from(self, published: Mapping[str, Any]) -> None:
-        """Take on a published model; where it has no tables, these begin anew."""
+        """Take on a published model; members that it does not have begin anew."""
         super().start_from(published)
-        if (given := published.get("shapes")) is None:
-            self._follow_linear()
-            return
-        fields, places = published["fields"], np.asarray(published["places"], np.intp)
-        shapes = Shapes.of(given, "start_from", fields=len(fields), places=len(places), scores=self.scores)
-        self.cell_columns.start_from(shapes, fields, places, self.hashed)
-        del self.members[len(shapes.members) :]
-        for member, own in zip(self.members, shapes.members, strict=True):
-            member.start_from_tables(published, own)
-        self.member_shares, self._member_totals = shapes.mixture.copy(), self.totals[:6].copy()
+        shapes = vectors = None
+        if self._tables and (given := published.get("shapes")) is not None:
+            fields, places = published["fields"], np.asarray(published["places"], np.intp)
+            shapes = Shapes.of(given, "start_from", fields=len(fields), places=len(places), scores=self.scores)
+            self.cell_columns.start_from(shapes, fields, places, self.hashed)
+            del self.members[len(shapes.members) :]
+            for member, own in zip(self.members, shapes.members, strict=True):
+                member.start_from_tables(published, own)
+        if self.embedded is not None and (given := published.get("embeddings")) is not None:
+            vectors = np.array([expert["share"] for expert in given["experts"]])
+            self.embedded.start_from(given, self)
+        self._begin_with(None if shapes is None else shapes.mixture, vectors)
 
-    def _follow_linear(self) -> None:
-        """Begin with tables beside a linear model that has learned: it has nearly the whole share.
+    def _begin_with(self, of_others: Floats | None, of_vectors: Floats | None) -> None:
+        """Begin with these shares: of the linear member and those with tables, and of those with embeddings.
 
-        The members have its statistics, because all are served with one center for each field.
+        Where they are not known, the members are new beside a linear model that has learned: others have nearly the
+        whole share. They have its statistics, because all are served with one center for each field.
         """
-        for member in self.members:
-            member.standardize_as(self)
         self._member_totals = self.totals[:6].copy()
-        self.member_shares[1:] = _SHARE / len(self.member_shares)
-        self.member_shares[0] = 1.0 - self.member_shares[1:].sum()
+        count = self._vectors
+        is_new = np.zeros(1 + count + len(self.members), np.bool_)
+        if of_others is None:
+            of_others = np.append(1.0, np.zeros(len(self.members)))
+            is_new[1 + count :] = True
+            for member in self.members:
+                member.standardize_as(self)
+        if of_vectors is None:
+            of_vectors = np.zeros(count)
+            is_new[1 : 1 + count] = True
+            if self.embedded is not None:
+                self.embedded.standardize_as(self)
+        rest = 1.0 - of_vectors.sum()
+        shares = np.concatenate([rest * of_others[:1], of_vectors, rest * of_others[1:]])
+        if is_new.any():
+            shares[is_new] = _SHARE / len(shares)
+            shares[~is_new] *= 1.0 - shares[is_new].sum()
+        self.member_shares = shares
 
 
 def _rows_of(rows: ModelRows, steps: RowSteps) -> tuple[ModelRows, RowSteps]:
@@ -290,10 +382,3 @@ def _rows_of(rows: ModelRows, steps: RowSteps) -> tuple[ModelRows, RowSteps]:
     part = slice(int(indptr[0]), int(indptr[-1]))
     own = ModelRows(indptr - indptr[0], rows.indices[part], rows.values[part])
     return own, steps._replace(rows=steps.rows - first)
-
-
-def _some_of(rows: ModelRows, is_kept: Truths) -> ModelRows:
-    """Return the rows with these of their values."""
-    if is_kept.all():
-        return rows
-    return ModelRows(np.append(0, np.cumsum(is_kept))[rows.indptr], rows.indices[is_kept], rows.values[is_kept])

@@ -257,7 +257,7 @@ class TableWeights(ExpertWeights):
         classes._restore_tables(self._tables_state())
         weights, sums = self._by_cell()
         shares = np.array(SHARES_OF_CLASSES, np.float32)[:, None]
-        classes._cell_weights = (weights * shares).ravel()
+        classes._cell_weights = (weights * shares + np.float32(0.0)).ravel()
         classes._cell_sums = np.repeat(sums, len(shares), axis=1).ravel()
         return classes
 
@@ -315,8 +315,7 @@ class TableWeights(ExpertWeights):
 
     def standardize_as(self, linear: ExpertWeights) -> None:
         """Take over the statistics of the numeric columns of another model."""
-        own, others = self._used()[1:], linear._used()[len(linear.places()) + 1 :]
-        self._columns[own, : self._steps.STATISTICS] = linear._columns[others, : self._steps.STATISTICS]
+        self._columns[self._used()[1:], : self._steps.STATISTICS] = linear.statistics_of_numbers()
 
     def state(self) -> dict[str, Any]:
         """Return a copy of the state as plain data."""

@@ -7,8 +7,9 @@ larger than a record of the topic is written in chunks. An update may be a chang
 and values. The topic may be compacted.
 
 Each module imports from the modules before it: ``documents`` (parameters, the value), ``update`` (headers, keys),
-``chunks``, ``changes``, ``intake``, ``reader``, ``publisher``, ``shapes``, ``shape_scores``,
-``explanations``, ``standardized_model``, ``linear_predictor``, ``versions``, ``served`` and ``rollbacks``.
+``chunks``, ``changes``, ``intake``, ``reader``, ``publisher``, ``shapes``, ``shape_scores``, ``embedding_scores``,
+``explanations``, ``model_crosses``, ``ranking``, ``standardized_model``, ``linear_predictor``, ``versions``,
+``served`` and ``rollbacks``.
 """
 
 from typing import TYPE_CHECKING
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
         initial_model,
         next_run,
     )
+    from streamiter.models.ranking import Candidates, RankedCandidate
     from streamiter.models.rollbacks import Rollbacks, RollbackWatch, import_model
     from streamiter.models.versions import (
         ModelDifference,
@@ -56,6 +58,7 @@ else:
             "streamiter.models.linear_predictor": "LinearPredictor",
             "streamiter.models.publisher": "EncoderState InitialModel ModelPublisher ModelUpdateEncoder RunStart "
             "initial_model next_run",
+            "streamiter.models.ranking": "Candidates RankedCandidate",
             "streamiter.models.rollbacks": "Rollbacks RollbackWatch import_model",
             "streamiter.models.versions": "ModelDifference ModelVersion NoSuchVersion ScaleChange WeightChange "
             "exported find_update model_comparison model_difference model_names model_versions read_model roll_back",
@@ -63,6 +66,7 @@ else:
     )
 
 __all__ = [
+    "Candidates",
     "ChunkSet",
     "EncoderState",
     "InitialModel",
@@ -79,6 +83,7 @@ __all__ = [
     "OnError",
     "Parameters",
     "Prediction",
+    "RankedCandidate",
     "RollbackWatch",
     "Rollbacks",
     "RunStart",

@@ -174,6 +174,11 @@ def are_names(value: object) -> bool:
     return isinstance(value, list) and all(isinstance(name, str) for name in value)
 
 
+def is_count(value: object) -> bool:
+    """Whether the value is a whole number above 0."""
+    return isinstance(value, int) and value > 0
+
+
 def parameter_of(
     given: Mapping[str, Any], name: str, subject: str, expected: str, fits: Callable[[object], bool]
 ) -> Any:
@@ -204,6 +209,9 @@ def array_of_numbers(given: Mapping[str, Any], name: str, subject: str, shape: t
 
 SHAPES: Final = "shapes"
 """The parameter with the members of a model beside its linear one: see ``streamiter.models.shapes``."""
+
+EMBEDDINGS: Final = "embeddings"
+"""The parameter with the member that has a vector for each feature: see ``streamiter.models.embedding_scores``."""
 
 # ---- the state of a learner
 

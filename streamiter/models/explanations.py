@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, reduce
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -103,6 +103,66 @@ class Effects:
     """The effect of each column."""
     pairs: list[PairEffect]
     """The effect of each pair."""
+
+
+class Term(NamedTuple):
+    """The score of a member as a sum."""
+
+    intercept: Floats
+    """(scores,)"""
+    parts: Mapping[str, Floats]
+    """The parts (rows, scores) by name."""
+
+
+def mixed_parts(
+    mixture: Floats, terms: Sequence[Term], rows: int, link: str, linked: Callable[[Floats], Floats]
+) -> tuple[Floats, dict[str, Floats]]:
+    """Return the intercepts (rows, scores) and the parts (rows, scores) of the mixture of members, for so many rows.
+
+    The first term is that of the linear member, all parts of which are returned; of others, those that are not 0.
+    ``linked`` makes predictions of scores.
+    """
+    linear = terms[0].parts
+    nothing = np.zeros((rows, len(terms[0].intercept)))
+    means = np.stack([nothing + term.intercept for term in terms])
+    scores = np.stack([sum(term.parts.values(), start=mean) for term, mean in zip(terms, means, strict=True)])
+    values = np.stack([linked(each).reshape(nothing.shape) for each in scores])
+    shares, shifts = _shares_of_members(mixture, scores, values, link)
+    found: dict[str, Floats] = {}
+    for share, term in zip(shares, terms, strict=True):
+        for name, part in term.parts.items():
+            found[name] = found.get(name, nothing) + share * part
+    found = {name: part for name, part in found.items() if name in linear or part.any()}
+    return (shares * (means + shifts)).sum(axis=0), found
+
+
+def _shares_of_members(mixture: Floats, scores: Floats, values: Floats, link: str) -> tuple[Floats, Floats]:
+    """Return the weights (members, rows, scores) by which scores add up to that of the mixture, and shifts of them.
+
+    The mixture is a mean of predictions, its score therefore a mean of scores with other weights: each member's
+    weight times the slope of the link between its score and that of the mixture. The scores of classes are
+    logarithms of probabilities, so a number has to be added to the scores of each member first.
+    """
+    mixture = mixture[:, None, None]
+    mixed = (mixture * values).sum(axis=0)
+    shift = np.zeros_like(scores)
+    if link == "softmax":
+        shift = np.log(np.maximum(values, _TINY)).max(axis=2, keepdims=True) - scores.max(axis=2, keepdims=True)
+        score, derivative = np.log(np.maximum(mixed, _TINY)), mixed
+    elif link == "logit":
+        inside = np.clip(mixed, _ONE_LESS, 1.0 - _ONE_LESS)
+        score, derivative = np.log(inside / (1.0 - inside)), inside * (1.0 - inside)
+    elif link == "log":
+        score, derivative = np.log(np.maximum(mixed, _TINY)), mixed
+    else:
+        score, derivative = mixed, np.ones_like(mixed)
+    away = scores + shift - score
+    is_near = np.abs(away) < 1e-9
+    slopes = np.where(is_near, derivative, (values - mixed) / np.where(is_near, 1.0, away))
+    weights = mixture * np.maximum(slopes, 0.0)
+    total = weights.sum(axis=0)
+    shares: Floats = np.where(total > 0.0, weights / np.where(total > 0.0, total, 1.0), mixture)
+    return shares, shift
 
 
 class _MemberEffects:
@@ -202,12 +262,11 @@ def _all_with_all(first: Array, second: Array) -> Array:
 class ShapeEffects:
     """The effects of all members: of the linear one, with its ``weights`` by field and place, and of those with tables.
 
-    ``link`` and ``classes`` are those of the model.
+    ``classes`` are those of the model.
     """
 
-    def __init__(self, scores: ShapeScores, link: str, weights: Floats, classes: list[Any] | None) -> None:
+    def __init__(self, scores: ShapeScores, weights: Floats, classes: list[Any] | None) -> None:
         self.scores = scores
-        self._link = link
         self._weights = weights
         self._classes = classes
         rows = scores.shapes.rows.astype(np.float64)
@@ -217,26 +276,12 @@ class ShapeEffects:
 
     # ---- rows
 
-    def explained(
-        self, intercept: Floats, linear: Mapping[str, Floats], rows: BinnedRows, link: Callable[[Floats], Floats]
-    ) -> tuple[Floats, dict[str, Floats]]:
-        """Return the intercepts (rows, scores) and the parts (rows, scores) of rows, by name.
-
-        The intercept and the parts of the linear member are given; ``link`` makes predictions of scores.
-        """
-        members = zip(self._members, self.scores.members, strict=True)
-        terms = [(intercept, linear), *(self._parts_of(effects, scores, rows) for effects, scores in members)]
-        nothing = np.zeros((rows.fine.shape[1], len(intercept)))
-        scores = np.stack([sum(parts.values(), start=nothing + mean) for mean, parts in terms])
-        values = np.stack([link(each).reshape(nothing.shape) for each in scores])
-        shares, shifts = self._shares_of_members(scores, values)
-        found: dict[str, Floats] = {}
-        for share, (_, parts) in zip(shares, terms, strict=True):
-            for name, part in parts.items():
-                found[name] = found.get(name, nothing) + share * part
-        means = np.stack([nothing + mean for mean, _ in terms])
-        found = {name: part for name, part in found.items() if name in linear or part.any()}
-        return (shares * (means + shifts)).sum(axis=0), found
+    def terms(self, rows: BinnedRows) -> list[Term]:
+        """Return the intercept and the parts (rows, scores) of each member that has tables."""
+        return [
+            Term(*self._parts_of(effects, scores, rows))
+            for effects, scores in zip(self._members, self.scores.members, strict=True)
+        ]
 
     def _parts_of(
         self, effects: _MemberEffects, scores: MemberScores, rows: BinnedRows
@@ -257,34 +302,6 @@ class ShapeEffects:
         if len(member.tree_columns) > 0:
             add(SEVERAL_FIELDS, effects.rest_of_trees(rows.fine))
         return member.intercept + effects.mean, parts
-
-    def _shares_of_members(self, scores: Floats, values: Floats) -> tuple[Floats, Floats]:
-        """Return the weights (members, rows, scores) by which scores add up to that of the mixture, and shifts of them.
-
-        The mixture is a mean of predictions, its score therefore a mean of scores with other weights: each member's
-        weight times the slope of the link between its score and that of the mixture. The scores of classes are
-        logarithms of probabilities, so a number has to be added to the scores of each member first.
-        """
-        mixture = self.scores.shapes.mixture[:, None, None]
-        mixed = (mixture * values).sum(axis=0)
-        shift = np.zeros_like(scores)
-        if self._link == "softmax":
-            shift = np.log(np.maximum(values, _TINY)).max(axis=2, keepdims=True) - scores.max(axis=2, keepdims=True)
-            score, derivative = np.log(np.maximum(mixed, _TINY)), mixed
-        elif self._link == "logit":
-            inside = np.clip(mixed, _ONE_LESS, 1.0 - _ONE_LESS)
-            score, derivative = np.log(inside / (1.0 - inside)), inside * (1.0 - inside)
-        elif self._link == "log":
-            score, derivative = np.log(np.maximum(mixed, _TINY)), mixed
-        else:
-            score, derivative = mixed, np.ones_like(mixed)
-        away = scores + shift - score
-        is_near = np.abs(away) < 1e-9
-        slopes = np.where(is_near, derivative, (values - mixed) / np.where(is_near, 1.0, away))
-        weights = mixture * np.maximum(slopes, 0.0)
-        total = weights.sum(axis=0)
-        shares: Floats = np.where(total > 0.0, weights / np.where(total > 0.0, total, 1.0), mixture)
-        return shares, shift
 
     # ---- columns
 

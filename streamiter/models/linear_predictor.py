@@ -15,6 +15,7 @@ import numpy as np
 from streamiter.errors import ModelError
 from streamiter.models.documents import Parameters, array_of_numbers
 from streamiter.models.explanations import Effects, Explanation, explanation_of
+from streamiter.models.ranking import Candidates, RankedCandidate, checked_candidates, divided, ranked
 from streamiter.models.saved_objects import Savable
 from streamiter.models.standardized_model import EXPONENT_MAX, StandardizedModel, sigmoid
 from streamiter.values.numbers import Floats, standardized
@@ -105,6 +106,30 @@ class LinearPredictor(Savable):
         """
         link = self._link_name if self._standardized is None else self._standardized.link
         return probabilities_of_classes(self._subject, link, lambda: self(x))
+
+    def top_k(self, row: Mapping[str, Any], candidates: Candidates, k: int = 10) -> list[RankedCandidate]:
+        """Return the ``k`` candidates with the largest predictions for a row of named fields, the best first.
+
+        ``candidates`` have the fields that differ, as columns by field, ``Columns``, or a list of dicts; a field that
+        the row has, too, counts as the candidate has it. Each prediction is that of the whole row; what depends on the
+        row alone is computed once. Of equal predictions the first candidate comes first. Raises ``ModelError`` for
+        models of several classes, and for models without named fields.
+
+        >>> parameters = {"fields": ["price"], "text_fields": [], "places": np.zeros(0), "bits": 18, "link": "logit"}
+        >>> arrays = {"weights": np.array([-1.0]), "center": np.zeros(1), "limit": np.ones(1), "intercept": 0.0}
+        >>> predict = LinearPredictor(parameters | arrays)
+        >>> [each.candidate for each in predict.top_k({}, {"price": [0.5, 0.25, 0.75]}, k=2)]
+        [{'price': 0.25}, {'price': 0.5}]
+        """
+        columns = checked_candidates(self._subject, candidates)
+        return ranked(columns, self.predict_candidates(row, columns), k, self._subject)
+
+    def predict_candidates(self, row: Mapping[str, Any], candidates: Candidates) -> Floats:
+        """Return the prediction for a row together with each candidate, see :meth:`top_k`."""
+        if self._standardized is None or self._standardized.classes is not None:
+            kind = "weights without names" if self._standardized is None else "several classes"
+            raise ModelError(f"{self._subject}.top_k: expected a model of named fields with one score, given {kind}")
+        return self._standardized.predict_beside(*divided(row, checked_candidates(self._subject, candidates)))
 
     @property
     def effects(self) -> Effects | None:

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import msgspec
 
@@ -25,6 +25,9 @@ from streamiter.topics.topic import Topic
 from streamiter.values.helpers.clock import Clock, SystemClock
 from streamiter.values.helpers.notebooks import html_facts
 from streamiter.values.times import Seconds, in_seconds
+
+if TYPE_CHECKING:  # Many followers rank nothing.
+    from streamiter.models.ranking import Candidates, RankedCandidate
 
 _log = logging.getLogger("streamiter.models")
 
@@ -158,6 +161,22 @@ class ServedModel:
         classes, positive = (getattr(serving.predict, name, None) for name in ("classes", "positive"))
         age_s = update.age_s(self._clock)
         return Prediction(serving.predict(x), update.generation, update.version, age_s, classes, positive)
+
+    def top_k(self, row: Mapping[str, Any], candidates: Candidates, k: int = 10) -> list[RankedCandidate]:
+        """Return the ``k`` best candidates for a row, all by one version, see ``LinearPredictor.top_k``.
+
+        Raises :class:`~streamiter.models.NoModel` before the first model, and ``ModelError`` for a model with another
+        predictor.
+        """
+        serving = self.version_now()
+        top_k = getattr(serving.predict, "top_k", None)
+        if top_k is None:
+            raise ModelError(
+                f"{serving.subject}: top_k: expected a LinearPredictor, given a predictor of your own; rank its "
+                "predictions"
+            )
+        found: list[RankedCandidate] = top_k(row, candidates, k)
+        return found
 
     def version_now(self) -> ServedVersion:
         """Return the version that answers now: several calls of its predictor are of one version.

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, reduce
 from operator import add
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,9 +19,7 @@ import numpy.typing as npt
 from streamiter.models.shapes import CELLS_OF_PAIR, COARSE_BINS, FINE_BINS, Shapes, TableMember, coarse_of
 from streamiter.values.field_kinds import HUGE
 from streamiter.values.named_rows import NamedRows, is_missing
-from streamiter.values.numbers import Floats, Indices
-
-_NUMBERS: Final[tuple[type[Any], ...]] = (int, float, np.integer, np.floating, np.bool_)
+from streamiter.values.numbers import NUMBERS, Floats, Indices
 
 Score = Any
 """A float, or an array with a number for each class: both can be added and multiplied."""
@@ -35,6 +33,10 @@ class BinnedRows:
     """(columns, rows): the fine bin of each column."""
     distances: Floats
     """(fields, rows): ``clip(value - center, -limit, limit)`` of the numeric fields; 0 where the value is missing."""
+
+    def shares_bins_with(self, row: BinnedRows) -> bool:
+        """Whether a column has a bin in these rows and in another row: a place may be of two texts."""
+        return bool((self.fine.any(axis=1) & row.fine.any(axis=1)).any())
 
 
 class ShapeScores:
@@ -90,6 +92,15 @@ class ShapeScores:
         clipped: Floats = np.minimum(np.maximum(values - self._centers[field], -limit), limit)
         return clipped
 
+    def scores_beside(self, row: BinnedRows, others: BinnedRows) -> list[Floats]:
+        """Return the scores (others, scores) of each member for a row together with others, of other columns."""
+        # Candidates differ in few bins, so few of them are different.
+        own = np.vstack([others.fine, others.distances])
+        differs = own.any(axis=1)
+        _, first, which = np.unique(own[differs], axis=1, return_index=True, return_inverse=True)
+        rows = BinnedRows(others.fine[:, first] + row.fine, others.distances[:, first] + row.distances)
+        return [member.scores(rows)[which.ravel()] for member in self.members]
+
     @cached_property
     def _numbers(self) -> list[tuple[str, float, float, int | None, list[float]]]:
         """For each numeric field its name, center and limit, and the column with its edges, if it has one."""
@@ -106,7 +117,7 @@ class ShapeScores:
         distances = []
         for name, center, limit, column, edges in self._numbers:
             value: Any = row.get(name)
-            if isinstance(value, _NUMBERS) and abs(value) <= HUGE:
+            if isinstance(value, NUMBERS) and abs(value) <= HUGE:
                 number = float(value)
                 distances.append(min(max(number - center, -limit), limit))
                 if column is not None:

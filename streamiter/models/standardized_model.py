@@ -3,31 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import chain
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from streamiter.errors import ModelError, shortened
-from streamiter.models.documents import SHAPES, are_names, array_of_numbers, parameter_of
-from streamiter.models.explanations import Effects, Explanation, ShapeEffects, explanation_of
+from streamiter.models.documents import EMBEDDINGS, SHAPES, are_names, array_of_numbers, is_count, parameter_of
+from streamiter.models.embedding_scores import HASH_BITS, EmbeddingScores, PublishedEmbeddings
+from streamiter.models.explanations import Effects, Explanation, ShapeEffects, Term, explanation_of, mixed_parts
+from streamiter.models.model_crosses import ModelCrosses, further
+from streamiter.models.ranking import beside
 from streamiter.models.shape_scores import BinnedRows, ShapeScores
 from streamiter.models.shapes import Shapes
-from streamiter.values.crossed_rows import (
-    CROSS_LIMIT,
-    Cross,
-    crossed,
-    crossed_fields,
-    matrix_of_fields,
-    places_of_cross,
-)
+from streamiter.values.crossed_rows import Cross, places_of_cross
 from streamiter.values.field_kinds import HUGE, are_texts, is_no_time, prepared_value
 from streamiter.values.known_fields import BadKind, of_reader, published_fields
-from streamiter.values.named_rows import FieldReader, NamedRows, is_missing, named_matrix, place_of_text
-from streamiter.values.numbers import Floats, Indices, is_number, standardized
+from streamiter.values.named_rows import ABSENT, FieldReader, NamedRows, is_missing, named_matrix, place_of_text
+from streamiter.values.numbers import NUMBERS, Floats, Indices, is_number
 from streamiter.values.records import Columns, columns_of_table
 from streamiter.values.sparse_rows import SparseRows, rows_to_predict, sparse_if_scipy, sums_by
 
@@ -36,8 +32,6 @@ EXPONENT_MAX: Final = 700.0
 
 # The learner's scores of probabilities end here, too.
 _SCORE_MAX: Final = 30.0
-
-_NUMBERS: Final[tuple[type[Any], ...]] = (int, float, np.integer, np.floating, np.bool_)
 
 # Weights of recent texts: a text that comes again is not hashed again.
 _CACHED_TEXTS: Final = 65_536
@@ -53,6 +47,17 @@ def sigmoid(score: Floats) -> Floats:
     # exp overflows for numbers above 709; for negative numbers it only becomes 0.
     small = np.exp(-np.abs(score))
     return np.where(score >= 0, 1.0, small) / (1.0 + small)
+
+
+class _TextFeature(NamedTuple):
+    """What a model knows of a text, or of a missing value, in a field."""
+
+    weight: _Weight
+    """Its weight in the linear member."""
+    positions: list[int]
+    """Its positions in the model's places."""
+    features: list[tuple[int, int]]
+    """The numbers of its field, and its hashes, in the embeddings."""
 
 
 class StandardizedModel:
@@ -82,40 +87,40 @@ class StandardizedModel:
         self._texts = frozenset(parameter_of(given, "text_fields", subject, "a list of names", are_names))
         self._place_columns(given)
         self._columns = {name: column for column, name in enumerate(self._fields)}
-        pairs = parameter_of({"crosses": [], **given}, "crosses", subject, "pairs of names", _are_pairs)
-        self._crosses: list[Cross] = [(first, second) for first, second in pairs]
-        if self._crosses:
-            fields = crossed_fields(self._crosses)
-            self._moments = [
-                array_of_numbers(given, name, subject, (len(fields),)) for name in ("cross_mean", "cross_deviation")
-            ]
-            self._moments_of = dict(
-                zip(fields, zip(*(each.tolist() for each in self._moments), strict=True), strict=True)
-            )
-        self._product_of = {cross: " × ".join(cross) for cross in self._crosses}
-        self._products = frozenset(self._product_of.values())
-        plain = [name for name in self._fields if name not in self._products]
+        self._crosses = ModelCrosses(given, subject)
+        plain = [name for name in self._fields if name not in self._crosses.products]
         self._matrix_width = len(plain) if not self._texts and plain == list(map(str, range(len(plain)))) else None
-        self._bits: int = parameter_of(given, "bits", subject, "a number", _is_count)
-        self._known = published_fields(subject, self._bits, given)
+        self._bits: int = parameter_of(given, "bits", subject, "a number", is_count)
+        self._hash_bits = HASH_BITS if EMBEDDINGS in given else self._bits
+        """The bits of the hashes of rows, the low ones of which are a place."""
+        self._known = published_fields(subject, self._hash_bits, given)
         self._kinds = self._known.kinds
         """The fields whose values are prepared otherwise than their types say."""
         self._vectors = {name.rpartition("[")[0] for name in self._fields if name.endswith("]")}.difference(self._kinds)
         self._featured = self._texts.union(self._fields, self._vectors)
         self.known = self._featured.union(self._kinds)
-        self._width = None if "width" not in given else parameter_of(given, "width", subject, "a number", _is_count)
+        self._width = None if "width" not in given else parameter_of(given, "width", subject, "a number", is_count)
         kinds, zone = of_reader(self._kinds), self._known.zone
-        self._reader = FieldReader(bits=self._bits, kinds=kinds, time_zone=zone, owner=subject)
-        self._text_features: dict[tuple[str, Any], tuple[_Weight, list[int]]] = {}
-        """The weight and the positions of a text in a field, or of a missing value: None for NaN, too."""
+        self._reader = FieldReader(bits=self._hash_bits, kinds=kinds, time_zone=zone, owner=subject)
+        self._text_features: dict[tuple[str, Any], _TextFeature] = {}
+        """By field and text, or None for a missing value, NaN, too."""
         self._limit_of_cross: dict[tuple[Any, ...], tuple[float, _Weight, int]] = {}
         """Limit, weight and position of a cross with one or two texts."""
+        numbers, places = len(self._fields), len(self._places) - 1
+        of_fields = self._fields, self._center[:numbers], self._limit[:numbers]
         self._shapes: ShapeScores | None = None
         if SHAPES in given:
-            numbers, places = len(self._fields), len(self._places) - 1
             shapes = Shapes.of(given[SHAPES], subject, fields=numbers, places=places, scores=len(self._intercept))
-            of_fields = self._fields, self._center[:numbers], self._limit[:numbers]
             self._shapes = ShapeScores(shapes, *of_fields, self._places[:-1])
+        self._embeddings: EmbeddingScores | None = None
+        if EMBEDDINGS in given:
+            if self.classes is not None or self._width is not None:
+                raise ModelError(
+                    f"{subject}: expected embeddings in a model of named fields with one score, given several classes "
+                    "or sparse rows; the model is damaged"
+                )
+            embeddings = PublishedEmbeddings.of(given[EMBEDDINGS], subject, fields=numbers)
+            self._embeddings = EmbeddingScores(embeddings, *of_fields, self._texts)
 
     def _place_columns(self, given: Mapping[str, Any]) -> None:
         """Take over the arrays: the weights as a matrix, with a column for each score."""
@@ -148,33 +153,52 @@ class StandardizedModel:
         is_dict = self._width is None and isinstance(x, Mapping)
         if is_dict:
             prepared = self._prepared(x)  # type: ignore[arg-type]
-            if not self._has_crosses_of_lists(prepared):
+            if not self._crosses.has_lists(prepared):
                 return self._predict_one(prepared)
         rows, is_single = self._rows([x] if is_dict else x)
         is_single |= is_dict
-        if self._crosses and isinstance(rows, NamedRows):
-            rows = self._with_crosses(rows, self._crosses)
-        scores = self._scores_of_sparse(rows) if isinstance(rows, SparseRows) else self._scores(rows)
-        values = self._linked(scores + self._intercept)
-        if self._shapes is not None and isinstance(rows, NamedRows):
-            binned = self._binned(self._shapes, rows)
-            values = self._shapes.mixed(
-                [values, *(self._linked(member.scores(binned)) for member in self._shapes.members)]
-            )
+        values = self._predicted(rows) if isinstance(rows, NamedRows) else self._predicted_sparse(rows)
         if not is_single:
             return values
         return float(values[0]) if values.ndim == 1 else values[0]
 
+    def _predicted_sparse(self, rows: SparseRows) -> Floats:
+        return self._linked(self._scores_of_sparse(rows) + self._intercept)
+
+    def _predicted(self, rows: NamedRows) -> Floats:
+        whole = self._with_crosses(rows)
+        values = self._linked(self._scores(whole) + self._intercept)
+        if self._shapes is not None:
+            binned = self._binned(self._shapes, whole)
+            values = self._shapes.mixed(
+                [values, *(self._linked(member.scores(binned)) for member in self._shapes.members)]
+            )
+        if (embeddings := self._embeddings) is not None:
+            own = embeddings.scores_of(rows)
+            values = embeddings.mixed(values, (self._linked(each[:, None]) for each in own))
+        return values
+
+    def predict_beside(self, row: Mapping[str, Any], candidates: Columns | list[Any]) -> Floats:
+        """Return the predictions for a row together with each candidate, which has other fields of the row.
+
+        The same as :meth:`predict` of the whole rows; all that depends on the row alone is computed once.
+        """
+        common, own = self._rows_of_dicts([row]), self._rows(candidates)[0]
+        assert isinstance(own, NamedRows)
+        bins = None if self._shapes is None else (self._binned(self._shapes, common), self._binned(self._shapes, own))
+        if self._crosses.names or (bins is not None and bins[1].shares_bins_with(bins[0])):
+            return self._predicted(beside(common, own))
+        values = self._linked(self._scores(common) + self._scores(own) + self._intercept)
+        if self._shapes is not None and bins is not None:
+            values = self._shapes.mixed([values, *map(self._linked, self._shapes.scores_beside(*bins))])
+        if self._embeddings is not None:
+            scores = self._embeddings.scores_beside(common, own)
+            values = self._embeddings.mixed(values, (self._linked(each[:, None]) for each in scores))
+        return values
+
     def _binned(self, shapes: ShapeScores, rows: NamedRows) -> BinnedRows:
         """Return the bins of rows with their crosses, whose places may be those of texts, too."""
         return shapes.binned(rows, self._positions(rows.places[:, self._known_places(rows)]))
-
-    def _has_crosses_of_lists(self, row: Mapping[str, Any]) -> bool:
-        """Whether a crossed field has a list of texts, or a field is named like a cross: `crossed` handles both."""
-        return bool(self._crosses) and (
-            not self._products.isdisjoint(row)
-            or any(isinstance(row.get(field), list) for cross in self._crosses for field in cross)
-        )
 
     def _linked(self, scores: Floats) -> Floats:
         if self.link in ("clipped", "log"):
@@ -186,11 +210,12 @@ class StandardizedModel:
         probabilities: Floats = raised / raised.sum(axis=1, keepdims=True)
         return probabilities
 
-    def _with_crosses(self, rows: NamedRows, crosses: list[Any]) -> NamedRows:
-        fields = crossed_fields(self._crosses)
-        numbers = standardized(matrix_of_fields(rows, fields), *self._moments)
-        used = numbers[:, [fields.index(field) for field in crossed_fields(crosses)]]
-        return crossed(rows, crosses, used, bits=self._bits, known=self._featured)
+    def _with_crosses(self, rows: NamedRows, crosses: Sequence[Cross] | None = None) -> NamedRows:
+        """Return the rows with these crosses; None: all."""
+        if not self._crosses.names:
+            return rows
+        rows = replace(rows, places=self._places_of(rows.places))
+        return self._crosses.of_rows(rows, crosses or list(self._crosses.names), self._bits, self._featured)
 
     def explain(self, x: object) -> Explanation:
         """Return the parts of the scores: the part of a field is the score of rows that have only this field."""
@@ -198,7 +223,8 @@ class StandardizedModel:
         if is_dict:
             given = self._with_vectors_as_fields(x)  # type: ignore[arg-type]
             prepared = self._prepared(given)
-            if self._shapes is None and not self._has_crosses_of_lists(prepared):
+            is_linear = self._shapes is None and self._embeddings is None
+            if is_linear and not self._crosses.has_lists(prepared):
                 return self._explain_one(given, prepared)
         rows, is_single = self._rows([x] if is_dict else x)
         if isinstance(rows, SparseRows):
@@ -206,13 +232,11 @@ class StandardizedModel:
         else:
             parts = {name: self._scores(own) for name, own in self._alone([x] if is_dict else x, rows)}
             parts = {name: part for name, part in parts.items() if name in self.known or part.any()}
-            for cross, name in self._product_of.items():
-                parts[name] = self._scores(_further(self._with_crosses(rows, [cross]), rows))
+            for cross, name in self._crosses.names.items():
+                parts[name] = self._scores(further(self._with_crosses(rows, [cross]), rows))
         intercept: _Weight = self._weight_of(self._intercept)
-        if self._shape_effects is not None and isinstance(rows, NamedRows):
-            whole = self._with_crosses(rows, self._crosses) if self._crosses else rows
-            binned = self._binned(self._shape_effects.scores, whole)
-            intercept, parts = self._shape_effects.explained(self._intercept, parts, binned, self._linked)
+        if isinstance(rows, NamedRows) and (terms := self._terms(rows, parts)) is not None:
+            intercept, parts = mixed_parts(*terms, len(rows), self.link, self._linked)
             intercept = intercept if self.classes is not None else intercept[:, 0]
             if is_single or is_dict:
                 intercept = intercept[0] if self.classes is not None else float(intercept[0])
@@ -220,11 +244,23 @@ class StandardizedModel:
             parts = {name: part[:, 0] for name, part in parts.items()}
         return explanation_of(intercept, parts, is_single or is_dict)
 
+    def _terms(self, rows: NamedRows, linear: Mapping[str, Floats]) -> tuple[Floats, list[Term]] | None:
+        """Return the mixture, and the intercept and parts of each member; None if the linear member is alone."""
+        terms, mixture = [Term(self._intercept, linear)], np.ones(1)
+        if (effects := self._shape_effects) is not None:
+            whole = self._with_crosses(rows)
+            terms += effects.terms(self._binned(effects.scores, whole))
+            mixture = effects.scores.shapes.mixture
+        if (embeddings := self._embeddings) is not None:
+            terms += [Term(*each) for each in zip(embeddings.intercepts[:, None], embeddings.parts(rows), strict=True)]
+            mixture = np.append((1.0 - sum(embeddings.shares)) * mixture, embeddings.shares)
+        return (mixture, terms) if len(terms) > 1 else None
+
     @cached_property
     def _shape_effects(self) -> ShapeEffects | None:
         if self._shapes is None:
             return None
-        return ShapeEffects(self._shapes, self.link, self._weights, self.classes)
+        return ShapeEffects(self._shapes, self._weights, self.classes)
 
     @property
     def effects(self) -> Effects | None:
@@ -237,9 +273,8 @@ class StandardizedModel:
         nothing = intercept * 0.0
         known = [name for name, value in row.items() if name in self.known or _is_none(value) or is_no_time(value)]
         parts = {name: self._score_of_fields(self._prepared({name: row[name]}), nothing) for name in known}
-        crosses = {
-            name: nothing + self._score_of_cross(cross, prepared, []) for cross, name in self._product_of.items()
-        }
+        names = self._crosses.names
+        crosses = {name: nothing + self._score_of_cross(cross, prepared, []) for cross, name in names.items()}
         return Explanation(intercept, parts | crosses)
 
     def _alone(self, x: Any, rows: NamedRows) -> Iterator[tuple[str, NamedRows]]:
@@ -302,22 +337,33 @@ class StandardizedModel:
         row = given if self._vectors.isdisjoint(given) else self._with_vectors_as_fields(given)
         crossed: list[int] = []
         value = self._linked_one(self._score(row, self._weight_of(self._intercept), crossed))
-        if self._shapes is None:
-            return value
-        places = self._positions_of_row(row) + crossed if self._shapes.has_categories else []
-        scores = self._shapes.scores_of_row(row, places)
-        return self._shapes.mixed([value, *map(self._linked_one, scores)])
+        if self._shapes is not None:
+            texts = self._texts_of_row(row) if self._shapes.has_categories else []
+            places = [*chain.from_iterable(each.positions for each in texts), *crossed]
+            scores = self._shapes.scores_of_row(row, places)
+            value = self._shapes.mixed([value, *map(self._linked_one, scores)])
+        if self._embeddings is not None:
+            own = self._embeddings.scores_of_row(*self._embedded_row(self._embeddings, row))
+            value = self._embeddings.mixed(value, map(self._linked_one, own))
+        return value
 
-    def _positions_of_row(self, row: Mapping[str, Any]) -> list[int]:
-        """Return the positions of the row's texts and missing values in the model's places."""
-        found: list[int] = []
+    def _embedded_row(self, embeddings: EmbeddingScores, row: Mapping[str, Any]) -> tuple[Floats, Floats]:
+        """Return the pooled features and the standardized numbers of a row."""
+        features = list(chain.from_iterable(each.features for each in self._texts_of_row(row)))
+        return embeddings.of_features(features), embeddings.numbers_of(row)
+
+    def _texts_of_row(self, row: Mapping[str, Any]) -> list[_TextFeature]:
+        """Return the row's texts and missing values."""
+        found: list[_TextFeature] = []
         for name, value in row.items():
-            if isinstance(value, str) or are_texts(value):
+            if isinstance(value, str):
                 if name in self._texts:
-                    texts = [value] if isinstance(value, str) else value
-                    found += chain.from_iterable(self._text_feature(name, text)[1] for text in texts)
+                    found.append(self._text_feature(name, value))
+            elif are_texts(value):
+                if name in self._texts:
+                    found += [self._text_feature(name, text) for text in dict.fromkeys(value)]
             elif _is_none(value) or is_no_time(value):
-                found += self._text_feature(name, None)[1]
+                found.append(self._text_feature(name, None))
         return found
 
     def _linked_one(self, score: _Weight) -> Any:
@@ -333,7 +379,7 @@ class StandardizedModel:
     def _score(self, row: Mapping[str, Any], score: _Weight, positions: list[int]) -> _Weight:
         """Return the score of a row; add the positions of crosses with texts in the model's places."""
         score = self._score_of_fields(row, score)
-        for cross in self._crosses:
+        for cross in self._crosses.names:
             score = score + self._score_of_cross(cross, row, positions)
         return score
 
@@ -350,7 +396,7 @@ class StandardizedModel:
             elif _is_none(value):
                 score = score + self._text_weight(name, value)
             elif (column := self._numeric.get(name)) is not None:
-                if not isinstance(value, _NUMBERS):
+                if not isinstance(value, NUMBERS):
                     if is_no_time(value):
                         score = score + self._text_weight(name, None)
                         continue
@@ -369,22 +415,14 @@ class StandardizedModel:
 
     def _score_of_cross(self, cross: Cross, row: Mapping[str, Any], positions: list[int]) -> _Weight:
         """Return what a cross adds to the score of a row; ``crossed`` does the same for many rows."""
-        number, texts = 1.0, []
-        for field in cross:
-            value: Any = row.get(field)
-            if isinstance(value, str) and field in self._texts:
-                texts.append((field, value))
-            elif _is_none(value) or field not in self._columns or is_no_time(value) or abs(value) > HUGE:
-                return 0.0
-            else:
-                mean, deviation = self._moments_of[field]
-                distance = (float(value) - mean) / deviation if deviation else 0.0
-                number *= min(max(distance, -CROSS_LIMIT), CROSS_LIMIT)
+        if (found := self._crosses.of_row(cross, row, self._texts, self._columns)) is None:
+            return 0.0
+        number, texts = found
         if texts:
             center, (limit, weight, at) = 0.0, self._text_cross(cross, texts)
             positions.append(at)
         else:
-            center, limit, weight = self._numeric.get(self._product_of[cross], (0.0, 0.0, 0.0))
+            center, limit, weight = self._numeric.get(self._crosses.names[cross], (0.0, 0.0, 0.0))
         return weight * min(max(number - center, -limit), limit)
 
     def _text_cross(self, cross: Cross, texts: list[tuple[str, str]]) -> tuple[float, _Weight, int]:
@@ -401,22 +439,26 @@ class StandardizedModel:
 
     def _text_weight(self, name: str, value: Any) -> _Weight:
         """Return the weight of a text, or of a missing value, in a field."""
-        return self._text_feature(name, value)[0]
+        return self._text_feature(name, value).weight
 
-    def _text_feature(self, name: str, value: Any) -> tuple[_Weight, list[int]]:
-        """Return the weight of a text, or of a missing value, in a field, and its positions in the model's places."""
+    def _text_feature(self, name: str, value: Any) -> _TextFeature:
+        """Return what the model knows of a text, or of a missing value, in a field."""
         key = (name, None if value != value else value)  # NaN equals no other NaN.
         found = self._text_features.get(key)
         if found is None:
             if len(self._text_features) >= _CACHED_TEXTS:
                 self._text_features.clear()
             if isinstance(value, str):
-                places = np.array([place_of_text(name, value, self._bits)])
+                hashes = [place_of_text(name, value, self._hash_bits)]
             else:
-                places = self._reader.rows([{name: value}]).places[0]
-            at = self._positions(places)
-            weight = self._weight_of(self._text_weights[at].sum(axis=0))
-            found = self._text_features[key] = weight, at.tolist()
+                hashes = self._reader.rows([{name: value}]).places[0].tolist()
+            at = list(map(self._position, hashes))
+            weight = sum((self._weight_of(self._text_weights[each]) for each in at), start=0.0)
+            field = None
+            if self._embeddings is not None:
+                field = self._embeddings.number_of.get(name) if isinstance(value, str) else 0
+            features = [] if field is None else [(field, each) for each in hashes]
+            found = self._text_features[key] = _TextFeature(weight, at, features)
         return found
 
     def _with_vectors_as_fields(self, row: Mapping[str, Any]) -> dict[str, Any]:
@@ -528,17 +570,23 @@ class StandardizedModel:
         products = self._values_times_weights(rows)
         return np.column_stack([sums_by(rows.row_of_value, of_score, len(rows)) for of_score in products.T])
 
-    def _positions(self, places: Indices) -> Indices:
-        """Return the row of weights of each place."""
+    def _places_of(self, hashes: Indices) -> Indices:
+        """Return the place of each hash: its low bits."""
+        if self._hash_bits == self._bits:
+            return hashes
+        return np.where(hashes == ABSENT, ABSENT, hashes & ((1 << self._bits) - 1))
+
+    def _position(self, hashed: int) -> int:
+        """Return the row of weights of one hash: numpy takes longer for an array of one."""
+        place = hashed & ((1 << self._bits) - 1)
+        at = int(self._places.searchsorted(place))
+        return at if self._places[at] == place else len(self._places) - 1
+
+    def _positions(self, hashes: Indices) -> Indices:
+        """Return the row of weights of each hash, or place."""
+        places = self._places_of(hashes)
         at = np.searchsorted(self._places, places)
         return np.where(self._places[at] == places, at, len(self._places) - 1)
-
-
-def _further(rows: NamedRows, base: NamedRows) -> NamedRows:
-    """Return rows with only the columns that follow the columns of ``base``."""
-    fields, places = len(base.fields), base.places.shape[1]
-    values = None if rows.place_values is None else rows.place_values[:, places:]
-    return NamedRows(rows.fields[fields:], rows.numbers[:, fields:], (), rows.places[:, places:], rows.missing, values)
 
 
 def _is_none(value: object) -> bool:
@@ -557,17 +605,5 @@ def _is_link(value: object) -> bool:
     return isinstance(value, str) and value in ("logit", "softmax", "clipped", "log")
 
 
-def _is_list(value: object) -> bool:
-    return isinstance(value, list)
-
-
 def _are_two(value: object) -> bool:
     return isinstance(value, list) and len(value) == 2
-
-
-def _are_pairs(value: object) -> bool:
-    return isinstance(value, list) and all(are_names(pair) and len(pair) == 2 for pair in value)
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and value > 0

@@ -22,7 +22,7 @@ from typing import Any, Final
 import msgspec
 
 from streamiter.errors import ModelError, shortened
-from streamiter.models.documents import SHAPES, Parameters, without_state
+from streamiter.models.documents import EMBEDDINGS, SHAPES, Parameters, without_state
 from streamiter.topics.topic import Headers
 from streamiter.values.helpers.clock import Clock
 from streamiter.values.helpers.notebooks import html_facts
@@ -111,18 +111,23 @@ _FORMAT: Final = "1"
 # A consumer of format 1 would predict with the linear member alone, so it must refuse the update.
 _FORMAT_OF_SHAPES: Final = "2"
 
+# A consumer of format 2 would predict without the embeddings.
+_FORMAT_OF_EMBEDDINGS: Final = "3"
+
 # A consumer of earlier formats has no use for the part of a model that has changed.
 FORMAT_OF_CHANGES: Final = "4"
 
-_FORMATS: Final = (_FORMAT, _FORMAT_OF_SHAPES, FORMAT_OF_CHANGES)
+_FORMATS: Final = (_FORMAT, _FORMAT_OF_SHAPES, _FORMAT_OF_EMBEDDINGS, FORMAT_OF_CHANGES)
 
 
 def format_of(parameters: Parameters) -> str:
     """Return the format of an update with these parameters.
 
-    >>> format_of({"weights": [0.5]}), format_of({"weights": [0.5], "shapes": {}})
-    ('1', '2')
+    >>> format_of({"weights": [0.5]}), format_of({"shapes": {}}), format_of({"shapes": {}, "embeddings": {}})
+    ('1', '2', '3')
     """
+    if isinstance(parameters, dict) and EMBEDDINGS in parameters:
+        return _FORMAT_OF_EMBEDDINGS
     return _FORMAT_OF_SHAPES if isinstance(parameters, dict) and SHAPES in parameters else _FORMAT
 
 
@@ -219,8 +224,9 @@ class UpdateHeaders(msgspec.Struct, frozen=True):
         fields = {name: (value or b"").decode() for name, value in headers}
         if (form := fields.get("format", _FORMAT)) not in _FORMATS:
             raise ValueError(
-                f"expected an update of format {_FORMAT}, which has no header format, {_FORMAT_OF_SHAPES} or "
-                f"{FORMAT_OF_CHANGES}, given {form!r}; install the version of streamiter that publishes it"
+                f"expected an update of format {_FORMAT}, which has no header format, {_FORMAT_OF_SHAPES}, "
+                f"{_FORMAT_OF_EMBEDDINGS} or {FORMAT_OF_CHANGES}, given {form!r}; install the version of streamiter "
+                "that publishes it"
             )
         try:
             return UpdateHeaders(

@@ -19,6 +19,7 @@ import numpy as np
 
 from streamiter.errors import ModelError
 from streamiter.models.documents import (
+    EMBEDDINGS,
     JSON_CONTENT_TYPE,
     SAFETENSORS_CONTENT_TYPE,
     SHAPES,
@@ -592,8 +593,8 @@ def _moved_elements(
 
 
 def _whole(path: str) -> str:
-    """Return the path of an array, but for all tables of a model one name."""
-    return SHAPES if path.startswith(f"{SHAPES}.") else path
+    """Return the path of an array, but for all tables of a model one name, and for its embeddings, too."""
+    return next((name for name in (SHAPES, EMBEDDINGS) if path.startswith(f"{name}.")), path)
 
 
 def _different(old: Mapping[str, object], new: Mapping[str, object]) -> Iterator[str]:

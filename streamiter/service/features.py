@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from streamiter.learn import AdaptiveLinearModel
+from streamiter.learn import AdaptiveLinearModel, Embeddings
 from streamiter.learn.rows import rows_of_wrong_kind
 from streamiter.models import LinearPredictor, Parameters
 from streamiter.models.explanations import Explanation
-from streamiter.service.settings import LearnSettings
+from streamiter.service.settings import READY_MADE, LearnSettings
 from streamiter.values.known_fields import KnownFields
 from streamiter.values.named_rows import ABSENT, NamedRows, hash_of, is_missing
 from streamiter.values.records import Batch
@@ -45,17 +46,19 @@ class FeatureRows:
         self.fields = None if learn.features is None else frozenset(self.kinds)
         """The fields to learn from; None: all."""
         self._scales: Mapping[str, float] = settings.get("scales", {})
-        self.is_sparse = learn.learner != "default"
+        self.is_sparse = learn.learner not in READY_MADE
         others = (label.field, learn.weight, label.key, label.time, label.event and label.event_field)
         self.without = frozenset(filter(None, others)).union(
             name for name, kind in learn.kinds.items() if kind == "ignore"
         )
         """The fields that are no features if all others are."""
+        self.embeddings = embeddings_of(learn)
+        """The settings of embeddings; None for other learners than the network."""
         bits = settings.get("bits", AdaptiveLinearModel().bits)
         self.width: int = 1 << bits
         """The number of places of hashed features."""
         self._new_model: Callable[[], AdaptiveLinearModel] = lambda: AdaptiveLinearModel(
-            bits=bits, kinds=self.kinds, time_zone=self.time_zone
+            bits=bits, kinds=self.kinds, time_zone=self.time_zone, embeddings=self.embeddings
         )
         fields = None if learn.features is None else list(self.kinds)
         without = self.without if fields is None else ()
@@ -72,7 +75,8 @@ class FeatureRows:
         """Raise ``BadRows`` for records that the learner would refuse for their features."""
         rows = self(records)
         if not self.is_sparse:
-            self._new_model().rows(rows, records.__getitem__)
+            # Labels that come later bring the times of their questions.
+            self._new_model().rows(rows, records.__getitem__, np.zeros(len(records)))
 
     def predictor(self, parameters: Parameters, subject: str) -> LinearPredictor:
         """Return the predictor of a version, for rows with the fields of the events."""
@@ -93,6 +97,20 @@ class FeatureRows:
         is_there = indices != ABSENT
         indptr = np.concatenate([[0], np.cumsum(np.count_nonzero(is_there, axis=1))])
         return SparseRows(indptr, indices[is_there], values[is_there], self.width)
+
+
+def embeddings_of(learn: LearnSettings) -> Embeddings | None:
+    """Return the settings of embeddings; None for other learners than the network.
+
+    >>> from streamiter.service.settings import LabelSettings
+    >>> label = LabelSettings("clicked")
+    >>> embeddings_of(LearnSettings("classification", label, learner="network", learner_settings={"kind": "fm"})).kind
+    'fm'
+    """
+    if learn.learner != "network":
+        return None
+    names = {each.name for each in fields(Embeddings)}
+    return Embeddings(**{name: value for name, value in learn.learner_settings.items() if name in names})
 
 
 class FieldPredictor(LinearPredictor):

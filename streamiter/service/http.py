@@ -38,11 +38,12 @@ try:
     from uvicorn import Config
 
     from streamiter.service.answers import FRESH, RETRY_SOON, Problem, RawEndpoint, json_answer, refusal, started_job
+    from streamiter.service.candidates import RequestedCandidates
     from streamiter.service.connections import KEEP_ALIVE_S, ClientConnection, EmbeddedServer, KnownHeads
     from streamiter.service.metrics import MetricsNow, exposition
     from streamiter.service.openapi import FlowDocument, HealthDocument, VersionList, openapi_document
     from streamiter.service.page import EVENTS_PATH, page_routes
-    from streamiter.service.predictions import answer_row, answer_rows, requested_rows
+    from streamiter.service.predictions import answer_row, answer_rows, requested_document, requested_rows
 except ImportError as error:
     raise ConfigurationError(
         f"the service needs the package {str(error.name).partition('.')[0]!r}; install it with: pip install "
@@ -267,7 +268,7 @@ class Routes:
         return facts_of(self._observations, self._observations.statistics())
 
     async def predict(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Predict the rows of the request; without objects for request and answer, which take as long as uvicorn."""
+        """Predict the rows, or rank the candidates; without objects for request and answer, as slow as uvicorn."""
         observations = self._observations
         began_s = observations.clock.monotonic_s()
         flags = _flags(scope, "partial", "explain") if scope["query_string"] else {}
@@ -275,16 +276,25 @@ class Routes:
         body = await _body(scope, receive, self._settings.body_bytes_max)
         rows = {"refused": 1}
         try:
-            given, path = requested_rows(body, self._settings.rows_max)
+            document, rows_max = requested_document(body), self._settings.rows_max
+            candidates = RequestedCandidates.of(document, rows_max)
+            given, path = (candidates.candidates, "") if candidates else requested_rows(document, rows_max)
             rows = {"refused": len(given)}
             version = served.version_now()
-            answer = await answer_rows(version, given, path, observations.clock, **flags)
+            if candidates is not None:
+                answer = await candidates.answer(version, observations.clock, **flags)
+                given = candidates.whole_rows(answer["predictions"])
+            else:
+                answer = await answer_rows(version, given, path, observations.clock, **flags)
             if (log := observations.prediction_log) is not None:
                 log.add(version, given, answer["predictions"])
                 if log.waits:
                     await log.stored()
             wrong = sum("error" in row for row in answer["predictions"]) if "partial" in flags else 0
-            rows = {"predicted": len(given) - wrong, "refused": wrong}
+            rows = {
+                "predicted": (len(given) if candidates is None else len(candidates.candidates)) - wrong,
+                "refused": wrong,
+            }
             if not flags and (log is None or not log.waits):
                 scope["again"] = functools.partial(self._predict_again, route_of(scope))
             await _send_json(send, orjson.dumps(answer))
@@ -304,21 +314,24 @@ class Routes:
         if observations.served is None:
             return None
         try:
-            rows, path = requested_rows(body, self._settings.rows_max)
+            document, rows_max = requested_document(body), self._settings.rows_max
+            if "candidates" in document and RequestedCandidates.of(document, rows_max) is not None:
+                return None
+            rows, path = requested_rows(document, rows_max)
             if len(rows) != 1:
                 return None
             version = observations.served.version_now()
             answer = answer_row(version, rows[0], path, observations.clock)
             if answer is not None and (log := observations.prediction_log) is not None:
                 log.add(version, rows, answer["predictions"])
-            document = orjson.dumps(answer)
+            answered = orjson.dumps(answer)
         except Exception:  # What is wrong is said, counted and logged where all requests are answered.
             return None
         if answer is None:
             return None
         observations.predicted(observations.clock.monotonic_s() - began_s, predicted=1)
         observations.requested(route, 200)
-        return document
+        return answered
 
     async def metrics(self, request: Request) -> Response:
         """Answer with all metrics."""

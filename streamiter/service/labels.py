@@ -21,6 +21,7 @@ from streamiter.operators.functions import with_batches
 from streamiter.service.settings import (
     ANSWER,
     ANSWERS_FIELD,
+    READY_MADE,
     FieldComparison,
     LabelSettings,
     LearningKind,
@@ -45,7 +46,7 @@ def label_of(learn: LearnSettings) -> Callable[[Record], Any]:
     if isinstance(value, FieldComparison):
         return value
     expected, is_label = _LABELS[learn.kind]
-    takes_texts = learn.learner == "default"
+    takes_texts = learn.learner in READY_MADE
 
     def label(record: Record) -> Any:
         given = record[value]

@@ -27,7 +27,7 @@ from streamiter.parameter_server.optimizers import Constant, Optimizer
 from streamiter.service.features import FeatureRows
 from streamiter.service.labels import delayed_labels_of, label_of, questions_and_answers, task_of
 from streamiter.service.prediction_log import LoggedPredictions
-from streamiter.service.settings import SERVICE_OPTIMIZERS, InputSettings, LearnSettings, ServiceSettings
+from streamiter.service.settings import READY_MADE, SERVICE_OPTIMIZERS, InputSettings, LearnSettings, ServiceSettings
 from streamiter.topics import Decoder, Json, topic
 from streamiter.values.helpers.importing import imported, of_user
 from streamiter.values.numbers import positive
@@ -71,7 +71,9 @@ class ServiceLearning:
             initial=initial,
             publish_every=self._schedule,
             publish_state=self._settings.publish.state,
-            mini_batch=learn.learner_settings.get("mini_batch", _ROWS_OF_A_LAG if learn.learner == "default" else None),
+            mini_batch=learn.learner_settings.get(
+                "mini_batch", _ROWS_OF_A_LAG if learn.learner in READY_MADE else None
+            ),
             drift=detectors[learn.drift]() if learn.drift else None,
             report_every_s=_REPORT_EVERY_S,
             rollbacks=rollbacks,
@@ -88,8 +90,9 @@ class ServiceLearning:
     def _make_model(self) -> Callable[[], AdaptiveLinearModel] | Callable[[], LinearModel]:
         learn = self._settings.learn
         given = {name: value for name, value in learn.learner_settings.items() if name not in _NOT_THE_OPTIMIZERS}
-        if learn.learner == "default":
-            options = {name: value for name, value in learn.learner_settings.items() if name != "mini_batch"}
+        if learn.learner in READY_MADE:
+            options = {name: learn.learner_settings[name] for name in _READY_MADES if name in learn.learner_settings}
+            options["embeddings"] = self.features.embeddings
             # With shapes, a version has some 90 KB, and a megabyte with the state of its learner, each second.
             options = {"shapes": False} | options
             # Classes of texts and of whole numbers are found as they come.
@@ -111,6 +114,7 @@ def _learning_rate(settings: LearnSettings) -> float | None:
     return rate
 
 
+_READY_MADES: Final = ("crosses", "bits", "shapes", "loss", "quantile")
 _NOT_THE_OPTIMIZERS: Final = ("bits", "scales", "mini_batch")
 
 

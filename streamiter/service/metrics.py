@@ -17,6 +17,7 @@ from prometheus_client.metrics_core import HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from streamiter.engine.graph.statistics import HistogramStatistics, JobStatistics, TaskStatistics
+from streamiter.models.embedding_scores import EmbeddingFigures
 from streamiter.service.health import facts_of, readiness
 from streamiter.service.observations import Observations
 
@@ -199,6 +200,17 @@ def _checkpoints(statistics: JobStatistics) -> Iterator[Metric]:
     yield _counter("checkpoints", "Checkpoints by outcome.", ("outcome",), outcomes)
 
 
+def _embeddings(name: str, figures: EmbeddingFigures) -> Iterator[Metric]:
+    share = [((name,), figures.share)]
+    yield _gauge("model_embeddings_share", "The share of embeddings in the prediction.", ("model",), share)
+    features = [((name, "true"), figures.admitted), ((name, "false"), figures.features - figures.admitted)]
+    text = "Features that the model knows: those admitted have a vector of their own."
+    yield _gauge("model_features", text, ("model", "admitted"), features)
+    left = [((name, "expired"), figures.expired), ((name, "evicted"), figures.evicted)]
+    text = "Features that have left: expired, or evicted where there was no room."
+    yield _counter("model_features_left", text, ("model", "reason"), left)
+
+
 def _model(observations: Observations) -> Iterator[Metric]:
     name, update = observations.name, observations.model
     if update is not None:
@@ -208,6 +220,8 @@ def _model(observations: Observations) -> Iterator[Metric]:
         yield _gauge("model_version", "The version of the model that answers.", labels, [((name,), update.version)])
         at_s = [((name,), update.created_at_ms / 1000)]
         yield _gauge("model_published_timestamp_seconds", "When this version was made.", labels, at_s)
+        if (figures := EmbeddingFigures.of(update.parameters)) is not None:
+            yield from _embeddings(name, figures)
     metrics = observations.validation[-1].metrics if observations.validation else {}
     of_probabilities = {
         "log_loss": ("loss", "The mean log loss of predictions that were made before learning."),

@@ -13,6 +13,7 @@ from streamiter.engine.graph.statistics import JobStatistics
 from streamiter.flow.drawing.picture import Picture
 from streamiter.models.versions import ModelDifference, ModelVersion
 from streamiter.service.answers import CONTENT_TYPE, ProblemDocument
+from streamiter.service.candidates import CandidateRequest
 from streamiter.service.health import HealthProblem
 from streamiter.service.observations import TaskRates
 from streamiter.service.page_documents import FlowDrawing, PageDetails, PageHistory, PageState
@@ -55,6 +56,7 @@ class HealthDocument(TypedDict):
 
 _TYPES: Final = (
     PredictionRequest,
+    CandidateRequest,
     PredictionAnswer,
     ProblemDocument,
     VersionList,
@@ -100,7 +102,7 @@ def openapi_document(settings: HttpSettings) -> dict[str, Any]:
     """Return the document (OpenAPI 3.1) of a service with these settings.
 
     >>> openapi_document(HttpSettings())["paths"]["/predict"]["post"]["summary"]
-    'Predict one row or many'
+    'Predict one row or many, or rank candidates'
     """
     _, schemas = msgspec.json.schema_components(_TYPES, ref_template="#/components/schemas/{name}")
     document: dict[str, Any] = {
@@ -124,11 +126,17 @@ def openapi_document(settings: HttpSettings) -> dict[str, Any]:
 def _paths() -> dict[str, Any]:
     name = {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
     prediction = _operation(
-        "Predict one row or many",
+        "Predict one row or many, or rank candidates",
         {"application/json": _ref(PredictionAnswer)},
         refusals=(404, 413, 415, 422, 503),
         parameters=[_parameter(flag, text, {"type": "boolean", "default": False}) for flag, text in _FLAGS.items()],
-        body={"oneOf": [_ref(PredictionRequest), {"type": "object", "not": {"required": ["rows"]}}]},
+        body={
+            "oneOf": [
+                _ref(PredictionRequest),
+                _ref(CandidateRequest),
+                {"type": "object", "not": {"anyOf": [{"required": ["rows"]}, {"required": ["candidates"]}]}},
+            ]
+        },
     )
     version = {"type": "string", "pattern": r"^\d+(\.\d+)?$"}
     count = _parameter("count", "The largest number", {"type": "integer", "minimum": 1, "maximum": 100, "default": 20})

@@ -18,6 +18,7 @@ from streamiter.engine.graph.statistics import JobStatistics, TaskStatistics
 from streamiter.flow.drawing.formats import svg_path
 from streamiter.flow.drawing.layout import lay_out
 from streamiter.flow.drawing.picture import Picture, picture_of
+from streamiter.models.embedding_scores import EmbeddingFigures
 from streamiter.models.explanations import Effects
 from streamiter.models.versions import ModelDifference, ModelVersion
 from streamiter.service.health import HealthProblem, facts_of, liveness, readiness
@@ -151,6 +152,8 @@ class PageDetails:
     """The weights that changed most in one to two minutes; None before there are two versions."""
     effects: Effects | None
     """What the fields and pairs of fields that matter most do; None for a model without tables."""
+    embeddings: EmbeddingFigures | None
+    """What the model knows of features; None for a model without embeddings."""
     versions: tuple[ModelVersion, ...]
     drifts: tuple[DriftFound, ...]
     checkpoints: tuple[CheckpointSeen, ...]
@@ -366,6 +369,7 @@ def page_details(observations: Observations, weights: ModelDifference | None, ef
     return PageDetails(
         weights=weights,
         effects=effects,
+        embeddings=None if observations.model is None else EmbeddingFigures.of(observations.model.parameters),
         versions=tuple(observations.versions)[::-1],
         drifts=tuple(observations.drifts)[::-1],
         checkpoints=tuple(observations.checkpoints)[::-1],

@@ -46,6 +46,7 @@ class PredictedRow(TypedDict, total=False):
     contributions: Annotated[dict[str, Any], Meta(description="The part of each feature in the score")]
     error: Annotated[str, Meta(description="Why the row has no prediction (?partial=true)")]
     errors: Annotated[list[BadValue], Meta(description="All wrong values of the row (?partial=true)")]
+    candidate: Annotated[int, Meta(ge=0, description="The position of the candidate in the request")]
 
 
 class PredictionAnswer(TypedDict):
@@ -56,7 +57,9 @@ class PredictionAnswer(TypedDict):
     version: Annotated[int, Meta(description="The version of the model that has predicted all rows")]
     age_s: Annotated[float, Meta(description="Seconds since this version was made")]
     positive: NotRequired[Annotated[str, Meta(description="The label that `probability` is of; absent: true, or 1")]]
-    predictions: Annotated[list[PredictedRow], Meta(description="One for each row, in their order")]
+    predictions: Annotated[
+        list[PredictedRow], Meta(description="One for each row, in their order; or the best candidates")
+    ]
 
 
 async def answer_rows(
@@ -67,7 +70,7 @@ async def answer_rows(
     Raises :class:`~streamiter.service.answers.Problem`: 422 for wrong rows, unless ``partial``: then a wrong row has
     its error instead of a prediction.
     """
-    of_version = _Rows(version, path)
+    of_version = VersionRows(version, path)
     of_version.check_names(rows)
     predictions = await of_version.predicted(rows, explain)
     if not partial and (wrong := [row["errors"] for row in predictions if "errors" in row]):
@@ -83,35 +86,43 @@ async def answer_rows(
 
 def answer_row(version: ServedVersion, row: Any, path: str, clock: Clock) -> PredictionAnswer | None:
     """Return the prediction for one row at once; None if the row is wrong, which :func:`answer_rows` explains."""
-    of_version = _Rows(version, path)
+    of_version = VersionRows(version, path)
     of_version.check_names([row])
     predictions = of_version.together([row])
     return None if predictions is None else of_version.answer(predictions, clock)
 
 
-def requested_rows(body: bytes, rows_max: int) -> tuple[list[Any], str]:
-    """Return the rows of a request and the path of their list, which is empty if the document is one row.
+def requested_document(body: bytes) -> dict[str, Any]:
+    """Return the document of a request.
 
-    Raises :class:`~streamiter.service.answers.Problem`: 400 for bytes that are no JSON, 413 for too many rows, 422 for
-    a document of another form.
-
-    >>> requested_rows(b'{"rows": [{"km": 3}]}', 1000), requested_rows(b'{"km": 3}', 1000)
-    (([{'km': 3}], '/rows'), ([{'km': 3}], ''))
+    Raises :class:`~streamiter.service.answers.Problem`: 400 for bytes that are no JSON, 422 for what is no
+    object.
     """
     try:
         given = orjson.loads(body)
     except orjson.JSONDecodeError as error:
         raise Problem(400, "not-json", f"expected a JSON document in UTF-8, given {len(body)} bytes: {error}") from None
     if not isinstance(given, dict):
-        raise _wrong_document("", f'expected {{"rows": [...]}} or one row as an object, given {shortened(given)}')
+        raise wrong_document("", f'expected {{"rows": [...]}} or one row as an object, given {shortened(given)}')
+    return given
+
+
+def requested_rows(given: dict[str, Any], rows_max: int) -> tuple[list[Any], str]:
+    """Return the rows of a request and the path of their list, which is empty if the document is one row.
+
+    Raises :class:`~streamiter.service.answers.Problem`: 413 for too many rows, 422 for a document of another form.
+
+    >>> requested_rows({"rows": [{"km": 3}]}, 1000), requested_rows({"km": 3}, 1000)
+    (([{'km': 3}], '/rows'), ([{'km': 3}], ''))
+    """
     rows = given.get("rows")
     if "rows" not in given or (len(given) > 1 and not isinstance(rows, (list, dict))):
         return [given], ""
     if not isinstance(rows, list):
-        raise _wrong_document("/rows", f"expected a list of rows, given {shortened(rows)}")
+        raise wrong_document("/rows", f"expected a list of rows, given {shortened(rows)}")
     if len(given) > 1:
         others = [name for name in given if name != "rows"]
-        raise _wrong_document("", f"expected no other names than 'rows', given {shortened(others)}")
+        raise wrong_document("", f"expected no other names than 'rows', given {shortened(others)}")
     if len(rows) > rows_max:
         raise Problem(
             413,
@@ -121,11 +132,12 @@ def requested_rows(body: bytes, rows_max: int) -> tuple[list[Any], str]:
     return rows, "/rows"
 
 
-def _wrong_document(path: str, detail: str) -> Problem:
+def wrong_document(path: str, detail: str) -> Problem:
+    """Return the problem of a document that is wrong at this path."""
     return Problem(422, "wrong-rows", detail, errors=[{"path": path, "detail": detail}])
 
 
-class _Rows:
+class VersionRows:
     """The rows of a request, predicted by one version of a model."""
 
     def __init__(self, version: ServedVersion, path: str) -> None:
@@ -165,7 +177,7 @@ class _Rows:
                 f"expected at most {_UNKNOWN_FIELDS_MAX} fields that the model does not know, given {len(unknown):,}, "
                 f"such as {shortened(min(unknown))}"
             )
-            raise _wrong_document(self._path, detail)
+            raise wrong_document(self._path, detail)
 
     async def predicted(self, rows: list[Any], explain: bool) -> list[PredictedRow]:
         """Return a prediction or an error for each row."""
@@ -192,7 +204,7 @@ class _Rows:
             for row in rows:
                 _check_kind(row)
             values = self._version.predict(rows)
-            return [self._shown(value) for value in (values.tolist() if isinstance(values, np.ndarray) else values)]
+            return [self.shown(value) for value in (values.tolist() if isinstance(values, np.ndarray) else values)]
         except ModelError:
             return None
 
@@ -201,9 +213,9 @@ class _Rows:
         try:
             predicted = self._predicted(row)
             if explain:
-                self._add_explanation(predicted, row)
+                self.add_explanation(predicted, row)
         except ModelError as error:
-            errors = self._wrong_values(row, path) or [{"path": path, "detail": self._without_subject(error)}]
+            errors = self.wrong_values(row, path) or [{"path": path, "detail": self.without_subject(error)}]
             return {"error": errors[0]["detail"], "errors": errors}
         return predicted
 
@@ -211,9 +223,10 @@ class _Rows:
         _check_kind(row)
         # A row of numbers is predicted as a matrix, in which a list of rows has no place.
         value = self._version.predict(row) if isinstance(row, dict) else self._version.predict([row])[0]
-        return self._shown(value.tolist() if isinstance(value, (np.ndarray, np.generic)) else value)
+        return self.shown(value.tolist() if isinstance(value, (np.ndarray, np.generic)) else value)
 
-    def _shown(self, value: Any) -> PredictedRow:
+    def shown(self, value: Any) -> PredictedRow:
+        """Return the prediction of a value. Raises ``ModelError`` for a value that is no finite number."""
         numbers = value if isinstance(value, list) else (value,)
         if any(isinstance(number, float) and not math.isfinite(number) for number in numbers):
             raise ModelError("expected values for which the model predicts a finite number, given larger ones")
@@ -224,7 +237,8 @@ class _Rows:
             return row
         return {"probability": value} if self._is_probability else {"value": value}
 
-    def _add_explanation(self, predicted: PredictedRow, row: Any) -> None:
+    def add_explanation(self, predicted: PredictedRow, row: Any) -> None:
+        """Add the parts of the score. Raises ``Problem`` for a model that is not linear."""
         if self._linear is None:
             raise Problem(
                 422,
@@ -240,7 +254,7 @@ class _Rows:
     def _by_label(self, part: Any) -> Any:
         return part if self._classes is None else dict(zip(self._labels, part.tolist(), strict=False))
 
-    def _wrong_values(self, row: Any, path: str) -> list[BadValue]:
+    def wrong_values(self, row: Any, path: str) -> list[BadValue]:
         """Return the fields that are wrong also in a row of their own."""
         wrong: list[BadValue] = []
         if self._linear is not None and isinstance(row, dict):
@@ -248,10 +262,10 @@ class _Rows:
                 try:
                     self._linear({name: row[name]})
                 except ModelError as error:
-                    wrong.append({"path": f"{path}/{_escaped(name)}", "detail": self._without_subject(error)})
+                    wrong.append({"path": f"{path}/{_escaped(name)}", "detail": self.without_subject(error)})
         return sorted(wrong, key=lambda each: each["path"])
 
-    def _without_subject(self, error: ModelError) -> str:
+    def without_subject(self, error: ModelError) -> str:
         """Return the message without the model and its topic, which clients need not know."""
         model = f"model {self._version.update.model!r}: "
         return str(error).removeprefix(f"{self._version.subject}: ").removeprefix(model)

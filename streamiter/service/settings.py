@@ -90,6 +90,9 @@ _COMPARISON: Final = re.compile(
 )
 
 
+READY_MADE: Final = ("default", "network")
+"""The learners that find the columns themselves; ``network`` has embeddings, too."""
+
 SERVICE_OPTIMIZERS: Final[Mapping[str, type[Optimizer]]] = MappingProxyType(
     {
         "ftrl": FTRL,
@@ -101,7 +104,7 @@ SERVICE_OPTIMIZERS: Final[Mapping[str, type[Optimizer]]] = MappingProxyType(
         "momentum": Momentum,
     }
 )
-"""The learners besides ``default``: a linear model with this optimizer."""
+"""The other learners: a linear model with this optimizer."""
 
 
 def topic_url_of(value: Any) -> str:
@@ -278,8 +281,8 @@ class LearnSettings:
     """The kind of each field to learn from; None: all fields, found as they come."""
     weight: str | None = None
     """The field of the weight of a record; None: all records have the same."""
-    learner: Annotated[str, choice_of("default", *SERVICE_OPTIMIZERS)] = "default"
-    """``default``, or the name of an optimizer."""
+    learner: Annotated[str, choice_of(*READY_MADE, *SERVICE_OPTIMIZERS)] = "default"
+    """``default``; ``network``: the default learner with embeddings; or the name of an optimizer."""
     learner_settings: Annotated[Mapping[str, Any], any_of] = field(default_factory=dict)
     """The table ``[learn.settings]``: those of the learner."""
     drift: Literal["adwin", "page-hinkley"] | None = None

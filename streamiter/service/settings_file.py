@@ -16,9 +16,11 @@ from typing import Any, Final, get_type_hints
 
 from streamiter.engine.storage.store import Checkpoints
 from streamiter.errors import ConfigurationError
+from streamiter.learn import Embeddings
 from streamiter.service.settings import (
     ANSWER,
     ANSWERS_FIELD,
+    READY_MADE,
     SERVICE_OPTIMIZERS,
     FieldComparison,
     HttpSettings,
@@ -37,10 +39,13 @@ from streamiter.values.settings import (
     WrongValue,
     any_of,
     choice_of,
+    duration_of,
     flag_of,
+    items_of,
     number_of,
     setting_keys,
     shown_value,
+    size_of,
     text_of,
     whole_of,
 )
@@ -141,8 +146,11 @@ def _check_learn(document: SettingsDocument, learn: dict[str, Any], *, has_answe
         document.expect(("learn", "kinds"), 'no kinds, unless features = "all"', "give them in features")
     if document.is_wrong(("learn", "learner")):
         return  # What it needs is not known.
-    if learner == "default":
-        learn["learner_settings"] = document.table(_SETTINGS, _DEFAULT_KEYS)
+    if learner in READY_MADE:
+        keys = _DEFAULT_KEYS if learner == "default" else _NETWORK_KEYS
+        learn["learner_settings"] = document.table(_SETTINGS, keys)
+        if learner == "network":
+            _check_network(document, learn)
         crossed = {name for pair in learn["learner_settings"].get("crosses", ()) for name in pair}
         kinds = learn.get("features")
         known = [name for name, kind in (kinds or {}).items() if kind in _CROSSED_KINDS]
@@ -165,6 +173,25 @@ def _check_learn(document: SettingsDocument, learn: dict[str, Any], *, has_answe
     for key, (expected, is_refused, remedy) in refusals.items():
         if is_refused and not document.is_wrong(("learn", key)):
             document.expect(("learn", key), expected, remedy)
+
+
+def _check_network(document: SettingsDocument, learn: Mapping[str, Any]) -> None:
+    """Refuse several classes, and embeddings that expire by times that no event has."""
+    if learn.get("kind") == "multiclass":
+        document.expect(("learn", "learner"), '"default" for multiclass', 'write "default"')
+    given, label = learn["learner_settings"], learn.get("label")
+    for name in ("hidden", "at_most"):
+        try:
+            Embeddings(**{name: given[name]} if name in given else {})
+        except ConfigurationError as error:
+            expected = str(error).partition("expected ")[2].partition(", given ")[0]
+            document.expect((*_SETTINGS, name), expected, "leave it out for the default, or write another one")
+    if "time" in given and "expire" not in given:
+        remedy = "add expire, the time after which a feature is forgotten, or leave time out"
+        document.expect((*_SETTINGS, "time"), "expire and time together", remedy, given="no expire")
+    if "expire" in given and "time" not in given and label is not None and label.event is None:
+        remedy = 'add the field with the time of an event, as time = "at"'
+        document.expect((*_SETTINGS, "expire"), "expire and time together", remedy, given="no time")
 
 
 def _check_optimizer(document: SettingsDocument, learner: str) -> None:
@@ -224,11 +251,22 @@ _LINEAR_KEYS: Final = {
     "scales": Setting(_scales_of),
     "mini_batch": Setting(whole_of(1)),
 }
-_DEFAULT_KEYS: Final = {
+_READY_MADE_KEYS: Final = {
     "mini_batch": Setting(whole_of(1)),
     "crosses": Setting(_crosses_of),
     "bits": Setting(whole_of(1, _BITS_MAX)),
     "shapes": Setting(flag_of),
+}
+_NETWORK_KEYS: Final = _READY_MADE_KEYS | {
+    "kind": Setting(choice_of("fm", "deepfm", "wide and deep")),
+    "factors": Setting(whole_of(1, 256)),
+    "hidden": Setting(items_of(whole_of(1, 1024), "numbers of units, as [32, 16]")),
+    "admit": Setting(whole_of(1, 1_000_000)),
+    "expire": Setting(duration_of),
+    "at_most": Setting(size_of),
+    "time": Setting(text_of),
+}
+_DEFAULT_KEYS: Final = _READY_MADE_KEYS | {
     "loss": Setting(choice_of("squared", "absolute", "huber", "quantile", "poisson")),
     "quantile": Setting(number_of("a share above 0 and below 1, such as 0.9", lambda share: 0.0 < share < 1.0)),
 }
@@ -377,7 +415,7 @@ def changed(before: ServiceSettings, after: ServiceSettings) -> list[SettingChan
     old, new = _by_key(before), _by_key(after)
     at_once = _AT_ONCE - ({"learn.settings.learning_rate"} if before.learn.learner != after.learn.learner else set())
     return [
-        SettingChange(key, None if key in at_once else _needed(key, after))
+        SettingChange(key, None if key in at_once else _needed(key, before, after))
         for key in dict.fromkeys([*old, *new])
         if old.get(key) != new.get(key)
     ]
@@ -395,9 +433,11 @@ def _by_key(settings: ServiceSettings) -> dict[str, object]:
     return values | {f"learn.settings.{name}": value for name, value in of_learner.items()}
 
 
-def _needed(key: str, after: ServiceSettings) -> str:
+def _needed(key: str, before: ServiceSettings, after: ServiceSettings) -> str:
     """Return what a change needs that does not apply at once."""
-    if key == "learn.settings.bits" and after.learn.learner != "default":  # All its columns are hashed.
+    if key == "learn.learner" and before.learn.learner in READY_MADE and after.learn.learner in READY_MADE:
+        return _NEW_EMBEDDINGS
+    if key == "learn.settings.bits" and after.learn.learner not in READY_MADE:  # All its columns are hashed.
         return _NEW_STATE
     return _NEEDS.get(key, _RESTART)
 
@@ -415,12 +455,14 @@ _WHAT_FITS: Final = (
     "it applies after a restart, which keeps what fits: columns of numbers, weights of texts with the same bits, and "
     "all counts; the log says what is lost"
 )
+_NEW_EMBEDDINGS: Final = "it applies after a restart, which keeps the other members; embeddings begin anew, or are left"
 _NEEDS: Final[Mapping[str, str]] = dict.fromkeys(
     ("learn.kind", "learn.learner", "learn.settings.loss", "learn.settings.quantile"), _NEW_STATE
 ) | {
     "learn.settings.crosses": _WHAT_FITS,
     "learn.settings.bits": _WHAT_FITS,
     "learn.settings.shapes": "it applies after a restart, which keeps the linear model; tables begin anew, or are left",
+    **dict.fromkeys((f"learn.settings.{name}" for name in ("kind", "factors", "hidden")), _NEW_EMBEDDINGS),
     **dict.fromkeys(
         ("input.topic", "input.answers"),
         'it applies after a restart with on_lost = "skip" in [input], which keeps the model and all other state, and '

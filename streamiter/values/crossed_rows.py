@@ -109,9 +109,13 @@ def crossed(
 
 
 def places_of_cross(cross: Cross, of_texts: Sequence[Indices], bits: int) -> Indices:
-    """Return the place of each row's pair of texts, or of its text with the other field's number."""
+    """Return the place of each row's pair of texts, or of its text with the other field's number.
+
+    Places of more bits count with as many bits as the place has.
+    """
     names = _NAME_FOLLOWS.join(name.encode("utf-8", "surrogatepass") for name in cross)
     hashes = np.full(len(of_texts[0]), hash_of(names), dtype=np.uint64)
+    mask = np.uint64((1 << bits) - 1)
     for places in of_texts:
-        hashes = mixed_hashes(hashes ^ places.astype(np.uint64))
-    return (hashes & np.uint64((1 << bits) - 1)).astype(np.intp)
+        hashes = mixed_hashes(hashes ^ (places.astype(np.uint64) & mask))
+    return (hashes & mask).astype(np.intp)

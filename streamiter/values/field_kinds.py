@@ -252,6 +252,19 @@ def times_of_numbers(numbers: Floats, zone: tzinfo | None) -> Floats:
     return ms if zone is None else _in_zone(ms, zone)
 
 
+def times_of_values(
+    readings: Readings | None, numbers: Floats | None, is_there: npt.NDArray[np.bool_], zone: tzinfo | None
+) -> Floats:
+    """Return milliseconds for these values, which are times, or numbers of seconds or milliseconds; else NaN."""
+    ms = np.full(len(is_there), np.nan)
+    if numbers is not None:
+        ms = times_of_numbers(np.where(is_there, numbers, np.nan), zone)
+    if readings is not None:
+        of_texts = np.where(readings.codes >= DATE, readings.values, times_of_numbers(readings.values, zone))
+        ms = np.where(readings.codes >= PADDED, of_texts, ms)
+    return np.where(is_there, ms, np.nan)
+
+
 # The years 1 to 9999, as in texts.
 _EARLIEST_MS: Final = -62_135_596_800_000.0
 _LATEST_MS: Final = 253_402_300_800_000.0

@@ -29,7 +29,7 @@ from streamiter.values.field_kinds import (
     part_of,
     parts_of_times,
     time_zone_of,
-    times_of_numbers,
+    times_of_values,
 )
 from streamiter.values.field_states import (
     OTHERS_MAX,
@@ -205,7 +205,7 @@ class KnownFields:
                 is_missing_now = is_missing_now | (of_texts & is_missing(readings.values))
                 is_changed = True
             if as_read.time.any():
-                ms = _times(readings, given, as_read.time, self.zone)
+                ms = times_of_values(readings, given, as_read.time, self.zone)
                 is_missing_now = is_missing_now | (as_read.time & np.isnan(ms))
                 self._add_times(field, ms, readings, numbers, places)
                 is_changed = True
@@ -507,14 +507,3 @@ def _has_place(rows: NamedRows, field: str) -> Truths:
         return np.zeros(len(rows), np.bool_)
     has_place: Truths = rows.places[:, rows.text_fields.index(field)] != ABSENT
     return has_place
-
-
-def _times(readings: Readings | None, given: Floats | None, is_there: Truths, zone: tzinfo | None) -> Floats:
-    """Return milliseconds for these values, which are times, or numbers of seconds or milliseconds; else NaN."""
-    ms = np.full(len(is_there), np.nan)
-    if given is not None:
-        ms = times_of_numbers(np.where(is_there, given, np.nan), zone)
-    if readings is not None:
-        of_texts = np.where(readings.codes >= DATE, readings.values, times_of_numbers(readings.values, zone))
-        ms = np.where(readings.codes >= PADDED, of_texts, ms)
-    return np.where(is_there, ms, np.nan)

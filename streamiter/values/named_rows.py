@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import tzinfo
 from functools import cache
 from itertools import chain, compress
@@ -44,6 +44,7 @@ from streamiter.values.field_kinds import (
     read_datetimes,
     read_moment,
     read_text,
+    times_of_values,
     words_of,
 )
 from streamiter.values.helpers.compiled import compiled, is_compiling, is_loaded
@@ -183,6 +184,8 @@ class NamedRows:
     readings: Mapping[str, Readings] = field(default_factory=dict)
     """By field: what each value can be, other than a plain number. A field is here if one of its texts can be a number
     or a time, or if it has times, which have no place."""
+    times_ms: Floats | None = None
+    """The times of the rows in milliseconds, NaN where a row has none; None if the reader was not asked for them."""
 
     def __len__(self) -> int:
         return len(self.numbers)
@@ -198,6 +201,7 @@ class NamedRows:
             self.missing[chosen],
             None if self.place_values is None else self.place_values[chosen],
             {name: readings.of_rows(chosen) for name, readings in self.readings.items()},
+            None if self.times_ms is None else self.times_ms[chosen],
         )
 
 
@@ -225,7 +229,7 @@ class FieldReader:
 
     ``fields`` are the fields to read, None for all except those in ``without``. Hashed features have ``2**bits``
     places. Fields whose ``kinds`` are ``category`` or ``words`` are read as such here. ``time_zone`` is that of the
-    hours of times; None: their own.
+    hours of times; None: their own. ``time`` is the field of the times of rows, whether it is read otherwise or not.
 
     >>> reader = FieldReader(without=["late"], bits=10)
     >>> rows = reader.rows([{"km": 3, "town": "Rom", "late": True}, {"km": None, "town": "Kyiv", "late": False}])
@@ -241,6 +245,7 @@ class FieldReader:
         bits: int,
         kinds: Mapping[str, Kind] = NO_KINDS,
         time_zone: tzinfo | None = None,
+        time: str | None = None,
         refuse: _RefusesRows | None = None,
         owner: str = "FieldReader",
     ) -> None:
@@ -251,6 +256,7 @@ class FieldReader:
         self._owner = owner
         self._refuse = refuse or (lambda _rows, reason: ModelError(reason))
         self._zone = time_zone
+        self._time = time
         self._prepare = {name: _PREPARED[kind] for name, kind in kinds.items() if kind in _PREPARED}
         self._places: dict[str, dict[str, int]] = {}
         self._read_texts: dict[str, dict[str, ReadText]] = {}
@@ -276,8 +282,25 @@ class FieldReader:
                     f"{self._owner}: expected records with named fields (dicts, Columns or a table), given "
                     f"{shortened(records)}; give features= as a function that returns a matrix or SparseRows"
                 )
-            columns, count = self._columns_of(table), len(table)
-        return self._read(columns, count)
+            columns, count, records = self._columns_of(table), len(table), table
+        rows = self._read(columns, count)
+        return rows if self._time is None else replace(rows, times_ms=self._times_of_rows(self._time, records))
+
+    def _times_of_rows(self, field: str, records: list[Any] | Columns) -> Floats:
+        if isinstance(records, list):
+            column: Array | list[Any] = [record.get(field) for record in records]
+        elif field in records:
+            column = records[field]
+        else:
+            raise ConfigurationError(
+                f"{self._owner}: expected the field {field!r}, the time of a row, given Columns without; they have "
+                f"{', '.join(map(repr, records.names))}"
+            )
+        if not len(column):
+            return np.zeros(0)
+        reader = FieldReader(bits=1, refuse=self._refuse, owner=self._owner)
+        numbers, _, _, readings = reader._read_column(field, column)
+        return times_of_values(readings, numbers, np.ones(len(column), np.bool_), None)
 
     # ---- columns of a batch
 

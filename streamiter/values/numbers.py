@@ -24,11 +24,17 @@ Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float64]
 """An array of floats."""
 
+Float32s = npt.NDArray[np.float32]
+"""An array of floats of 32 bits."""
+
 Integers = npt.NDArray[np.int64]
 """An array of integers."""
 
 Indices = npt.NDArray[np.intp]
 """An array of positions in another array."""
+
+NUMBERS: Final[tuple[type[Any], ...]] = (int, float, np.integer, np.floating, np.bool_)
+"""The types of numbers and truth values in a row."""
 
 ROUNDING: Final = 1e-14
 """Rounding leaves a constant column a deviation of this part of its mean, or less."""

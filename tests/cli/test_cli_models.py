@@ -7,6 +7,7 @@ import signal
 import numpy as np
 import pytest
 from cli.program import on_terminal, started, streamiter
+from models.embedding_cases import embedded
 from models.shape_cases import shaped
 from support.waiting import PATIENCE_S
 
@@ -115,6 +116,14 @@ async def test_the_effects_of_a_model_with_tables_are_shown(tmp_path):
     assert re.fullmatch(r"\d\.\d+  [▁-█]+  -?\d\.\d+ \(.+\) to -?\d\.\d+ \(.+\)", fields["effect of km"])
     assert float(fields["effect of km × load"]) > 0
     assert max(map(len, lines)) < 250
+
+
+async def test_embeddings_are_shown_in_one_line(tmp_path):
+    """The keys of a million features filled the terminal."""
+    await published_as_given(tmp_path, [embedded("logit")])
+    lines = streamiter("models", "show", UPDATES, "-m", "ctr", cwd=tmp_path).stdout.splitlines()
+    fields = dict(line.split("\t") for line in lines)
+    assert fields["embeddings"] == "deepfm, 3 factors, 7 features of 4 fields, 5 of them with a vector, share 0.7"
 
 
 @pytest.mark.parametrize("command", ["tail", "show"])

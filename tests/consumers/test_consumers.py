@@ -9,12 +9,14 @@ import subprocess
 from collections.abc import Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
+from models.embedding_cases import EMBEDDED_ROWS, embedded
 from models.model_case import encoder, selected, write
 from models.shape_cases import ROWS, random_shapes, shaped
 from support.kafka_fixtures import GivenKafka
@@ -27,6 +29,7 @@ from support.waiting import PATIENCE_S
 from streamiter.errors import ModelError
 from streamiter.learn import AdaptiveLinearModel, BadRows, LogisticRegression
 from streamiter.models import LinearPredictor, ModelUpdateEncoder, roll_back
+from streamiter.models.embedding_scores import EmbeddingKind
 from streamiter.topics import topic
 from streamiter.values.helpers.clock import SystemClock
 
@@ -162,6 +165,10 @@ def models_and_rows() -> list[tuple[Any, list[Any]]]:
         *((shaped(link), ROWS) for link in ("logit", "clipped", "log")),
         (shaped("softmax", scores=3), ROWS),
         (of_lists() | {"shapes": shapes_of_lists()}, LISTS),
+        *(
+            (embedded(link, kind, seed), [row for row in EMBEDDED_ROWS if row.get("km") == row.get("km")])
+            for seed, (link, kind) in enumerate(product(("logit", "clipped"), get_args(EmbeddingKind)))
+        ),
         *(
             (of_kinds(random, zone, shapes=shapes).parameters(), raw_records(random, 500))
             for zone, shapes in ((None, False), (None, True), ("Europe/Berlin", False), ("America/St_Johns", True))
@@ -350,7 +357,7 @@ async def test_a_consumer_skips_what_is_older_incomplete_or_of_another_format(
             update(2, 9, 2.0),
             update(1, 99, 3.0),
             selected(cut, *range(1, len(cut))),
-            replace(later, headers=[(*later.headers[0], ("format", b"3"))]),
+            replace(later, headers=[(*later.headers[0], ("format", b"9"))]),
             replace(later, values=[b"{"]),
             update(3, 1, 4.0, record_bytes_max=500),
         )
@@ -373,12 +380,17 @@ async def test_a_consumer_refuses_a_version_that_only_a_newer_one_can_prepare(
     newer = parameters | {"kinds": {"town": "bigrams"}}
     shapes = random_shapes(1).published()
     newest = shaped("logit") | {"shapes": shapes | {"kinds": ["spline", *shapes["kinds"][1:]]}}
+    newest_embeddings = embedded("logit")
+    newest_embeddings |= {"embeddings": newest_embeddings["embeddings"] | {"kind": "transformer"}}
     async with consuming(command, kafka_broker.bootstrap, name, "m") as consumer:
-        for version, given in enumerate((parameters, newer, newest, parameters | {"intercept": 30.0}), 1):
+        for version, given in enumerate(
+            (parameters, newer, newest, newest_embeddings, parameters | {"intercept": 30.0}), 1
+        ):
             await write(models, encoder(1, version, model="m").encode([given]))
-        assert [(await consumer.line())["version"] for _ in range(2)] == [1, 4]
+        assert [(await consumer.line())["version"] for _ in range(2)] == [1, 5]
         assert "kind bigrams, which only a newer consumer can prepare" in await consumer.trouble()
         assert "a column of the kind spline, which only a newer consumer knows" in await consumer.trouble()
+        assert "embeddings of the kind transformer, which only a newer consumer knows" in await consumer.trouble()
         rows = [{"town": 7}, "no row", {"km": "many"}, {"km": 500.0}]
         *wrong, good = await consumer.predictions(rows)
         assert ["error" in each for each in wrong] == [True] * 3

@@ -175,13 +175,20 @@ class Loop:
     """A plain loop around the model that learns row by row, in the order of the oracle."""
 
     def __init__(
-        self, given: Sequence[Record], schedule: str, *, bound_ms: int = 0, within_s: float = WITHIN_S
+        self,
+        given: Sequence[Record],
+        schedule: str,
+        *,
+        bound_ms: int = 0,
+        within_s: float = WITHIN_S,
+        make_model: Callable[[], AdaptiveLinearModel] = AdaptiveLinearModel,
     ) -> None:
         rows = {event["id"]: {name: event[name] for name in FEATURES} for event in given if "label" not in event}
-        self.model = AdaptiveLinearModel()
+        self.model = make_model()
         self.predictions: list[float] = []
         self.labels: list[bool] = []
         self.late = 0
+        times = {event["id"]: np.array([event["at"]], np.float64) for event in given if "label" not in event}
         asked: dict[int, Any] = {}
         is_weighted = schedule == "weighted"
         self.assumed = {event["id"] for event in given} if is_weighted else set()
@@ -194,7 +201,7 @@ class Loop:
                 self.model.step(row, self._steps(asks=True, learns=True, assumed=ASSUMED), [False], scores)
                 asked[key] = row, kept(scores), asked[key][2]
             elif kind == "question":
-                row, scores = self.model.rows([rows[key]]), AskedScores.none()
+                row, scores = self.model.rows([rows[key]], None, times[key]), AskedScores.none()
                 steps = self._steps(asks=True, learns=is_weighted, assumed=ASSUMED if is_weighted else None)
                 prediction = self.model.step(row, steps, [False if is_weighted else None], scores)[0]
                 asked[key] = row, kept(scores), prediction

@@ -149,6 +149,28 @@ def test_no_cut_of_a_stream_changes_a_prediction_or_the_state(stream: Stream) ->
     assert learned(cut) == learned(single)
 
 
+def test_a_field_may_come_before_or_after_the_third_class() -> None:
+    """Weights of 0 became -0 for a field that was in the batch of the third class already."""
+    records: list[Any] = [{"a": None}, {"b": "Rome", "t": math.inf}, {"c": 2.5}, {"t": 2.5, "b": None}, {"a": None}]
+    stream = Stream(
+        "classes",
+        records,
+        labels=["x", "y", "z", "x", "x"],
+        weights=[1.0] * 5,
+        cuts=[0, 5],
+        crosses=[],
+        rates=None,
+        first=1,
+    )
+    by_row, by_batch = new_model(stream), new_model(stream)
+    with deciding_from(1):
+        told = Predicted()
+        for row in range(5):
+            told.learn(by_row, stream, row, row + 1)
+        Predicted().learn(by_batch, stream, 0, 5)
+    assert learned(by_batch) == learned(by_row)
+
+
 @random_examples(a_stream, examples=1_000)
 def test_learning_resumes_at_any_row_after_a_restore(stream: Stream) -> None:
     """Train, stop, restore, train must equal training without a stop, to the bit, with weights, texts and classes."""

@@ -17,7 +17,8 @@ from support.waiting import until
 
 from streamiter import Checkpoints, Flow, Operator
 from streamiter.engine.storage.snapshot import SharedFile
-from streamiter.errors import InternalError, OtherModel
+from streamiter.errors import ConfigurationError, InternalError, OtherModel
+from streamiter.learn import feature_files
 from streamiter.learn.feature_files import FeatureFiles, FrozenFeatures
 from streamiter.learn.feature_table import FeatureTable
 from streamiter.operators import Context, Output, Positions, Source, SourceBatch
@@ -83,11 +84,14 @@ def frozen_by(files: FeatureFiles) -> FrozenFeatures:
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_a_table_goes_on_from_any_snapshot_with_the_same_bits(tmp_path: Path, files_of: FilesOf, seed: int) -> None:
+def test_a_table_goes_on_from_any_snapshot_with_the_same_bits(
+    tmp_path: Path, files_of: FilesOf, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
     """A feature that had been evicted came back out of an old file, or the oldest features were in another order."""
     random = Random(seed)
     given = history(random)
-    features_of_file, keeps_running = random.randint(1, 3), random.random() < 0.5
+    features_of_file, files_min, keeps_running = random.randint(1, 3), random.randint(1, 20), random.random() < 0.5
+    monkeypatch.setattr(feature_files, "_FILES_MIN", files_min)
     whole, table = given.settings.table(), given.settings.table()
     files, first = files_of(table, features_of_file), 0
     cuts = sorted(random.randint(0, len(given.keys)) for _ in range(random.randint(0, 25)))
@@ -97,6 +101,7 @@ def test_a_table_goes_on_from_any_snapshot_with_the_same_bits(tmp_path: Path, fi
         first, piece = stop, files.snapshot()
         if isinstance(piece, FrozenFeatures):
             frames = [PLAIN.decode(frame) for frame in piece.frames()]
+            check_files(frames, table.counts().features, features_of_file, files_min)
             stored: Any = Stored(tmp_path / str(number), piece)
         else:
             frames, stored = [piece], piece
@@ -111,27 +116,46 @@ def test_a_table_goes_on_from_any_snapshot_with_the_same_bits(tmp_path: Path, fi
         assert state_bytes(table) == state_bytes(whole)
 
 
+def check_files(frames: list[Any], features: int, features_of_file: int, files_min: int) -> None:
+    """Check that there are few files, each with features that count, and at most twice as many features in all."""
+    keys = [part["keys"].tolist() for part in frames[1:]]
+    assert len(keys) <= files_min + 2 * (features // features_of_file)
+    assert sum(map(len, keys)) <= 2 * features + features_of_file
+    counted: set[int] = set()
+    for each in keys:
+        if len(counted) < features:
+            new = [key for key in reversed(each) if key not in counted]
+            assert new
+            counted.update(new[: features - len(counted)])
+        else:
+            assert len(keys) == 1
+
+
 def large_table(features: int, capacity: int = 30_000) -> FeatureTable:
     table = Settings(1, 0, capacity, capacity).table()
     table.touch(range(features), [0] * features, [0.0, 0.0], 0.25)
     return table
 
 
-def test_a_snapshot_writes_what_has_changed_and_little_else(tmp_path: Path, files_of: FilesOf) -> None:
+@pytest.mark.parametrize("files_min", [16, 1_000])
+def test_a_snapshot_writes_what_has_changed_and_little_else(
+    tmp_path: Path, files_of: FilesOf, monkeypatch: pytest.MonkeyPatch, files_min: int
+) -> None:
     """Each checkpoint of ten million features wrote gigabytes; or the files of a year were never left out."""
-    features, changed, random = 20_000, 200, np.random.default_rng(1)
+    monkeypatch.setattr(feature_files, "_FILES_MIN", files_min)
+    features, changed, random = 20_000, 400, np.random.default_rng(1)
     table = large_table(features)
     files = files_of(table, features_of_file=1_000)
     whole_bytes = Stored(tmp_path / "first", frozen_by(files)).new_bytes
     written = []
-    for number in range(300):
+    for number in range(120):
         keys = random.integers(0, features, changed) if number % 2 else random.integers(0, 500, changed)
         table.touch(keys, [number] * changed, [0.0, 0.0], 0.25)
         stored = Stored(tmp_path / str(number), frozen_by(files))
         written.append(stored.new_bytes)
         total = sum((tmp_path / str(number) / file.name).stat().st_size for file in stored.files)
-        assert total < 2.5 * whole_bytes
-        assert len(stored.files) <= 16 + 2 * features // 1_000
+        assert total < 2.2 * whole_bytes
+        assert len(stored.files) <= files_min + 2 * features // 1_000
     assert np.median(written) < 3 * changed / features * whole_bytes
     assert np.mean(written) < 6 * changed / features * whole_bytes
     assert max(written) < 0.3 * whole_bytes
@@ -152,7 +176,7 @@ def test_a_snapshot_that_is_being_written_keeps_its_files(tmp_path: Path, files_
     stored, other = Stored(tmp_path / "stored", piece), large_table(1)
     files_of(other).restore(stored)
     assert state_bytes(other) == before
-    with pytest.raises(InternalError, match="was released before all of it was read"):
+    with pytest.raises(InternalError, match="owner: its state was released before all of it was read"):
         list(piece.frames())
     files.close()
     assert len(list(tmp_path.glob("runs/run-*"))) == 1  # The folder of the other table.
@@ -163,6 +187,21 @@ def test_the_files_of_another_model_are_refused(tmp_path: Path, files_of: FilesO
     stored = Stored(tmp_path / "stored", frozen_by(files_of(large_table(10))))
     with pytest.raises(OtherModel, match="expected the state of a table with as many weights"):
         files_of(FeatureTable(3, weights=1, admit=1, capacity=10)).restore(stored)
+
+
+def test_a_checkpoint_is_given_up_where_files_cannot_be_written(tmp_path: Path, files_of: FilesOf) -> None:
+    """A full disk ended the job, although its table was in memory; the next checkpoint has all that has changed."""
+    table, other = large_table(10), large_table(1)
+    (tmp_path / "runs").write_text("no folder")
+    files = files_of(table)
+    piece = frozen_by(files)
+    for call in (piece.wait, lambda: list(piece.frames())):
+        with pytest.raises(ConfigurationError, match=r"^owner, whose files are in the folder .* \(TMPDIR\): expected"):
+            call()
+    piece.release()
+    (tmp_path / "runs").unlink()
+    files_of(other).restore(Stored(tmp_path / "stored", frozen_by(files)))
+    assert state_bytes(other) == state_bytes(table)
 
 
 # ---- in a job

@@ -21,6 +21,7 @@ from streamiter.learn import (
     SGD,
     AdaptiveLinearModel,
     DelayedLabels,
+    Embeddings,
     Examples,
     ForeignModel,
     LinearRegression,
@@ -62,8 +63,10 @@ def examples(records: list[dict[str, float]]) -> Examples:
     return Examples(np.array([[record["x"]] for record in records]), np.array([record["y"] for record in records]))
 
 
+EMBEDDINGS = Embeddings(at_most="1 MB")
 LEARNERS: dict[str, Learner] = {
     "rows": {"label": "y", "task": "regression"},
+    "rows with embeddings": {"label": "y", "task": "regression", "embeddings": EMBEDDINGS},
     "gradients": {"model": lambda: LinearRegression(1, optimizer=SGD(0.1)), "extract": examples, "mini_batch": 10},
     "another library": {"model": MEAN, "label": "y"},
 }
@@ -110,8 +113,8 @@ def prediction(update: ModelUpdate, learner: Learner) -> float:
     """Return the prediction for x = 1."""
     if learner is LEARNERS["another library"]:
         return float(MEAN.predictor(update.parameters)({}))  # type: ignore[arg-type]
-    if learner is LEARNERS["rows"]:
-        model = AdaptiveLinearModel(task="regression")
+    if "task" in learner:
+        model = AdaptiveLinearModel(task="regression", embeddings=learner.get("embeddings"))
         model.start_from(update.parameters)  # type: ignore[arg-type]
         return float(model.predict([{"x": 1.0}])[0])
     return float(update.parameters["weights"][0] + update.parameters["intercept"])  # type: ignore[index, call-overload]

@@ -111,7 +111,7 @@ def test_it_works_with_the_tools_of_scikit_learn() -> None:
     assert search.best_score_ > 0.9
     model = clone(OnlineClassifier(rates=[0.5], crosses=[("km", "sky")], bits=12, kinds={"sky": "words"}))
     expected = {"rates": [0.5], "crosses": [("km", "sky")], "bits": 12, "kinds": {"sky": "words"}}
-    expected |= {"time_zone": None, "shapes": True}
+    expected |= {"time_zone": None, "shapes": True, "embeddings": None}
     assert model.get_params() == expected
     twin = pickle.loads(pickle.dumps(model.fit(FRAME, LATE)))
     assert twin.predict_proba(FRAME).tolist() == model.predict_proba(FRAME).tolist()

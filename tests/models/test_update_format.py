@@ -11,12 +11,13 @@ import numpy as np
 import orjson
 import pytest
 from jsonschema_rs import Draft202012Validator
+from models.embedding_cases import embedded
 from models.model_case import MakeTopic, all_records, encoder, write
 from models.shape_cases import shaped
 
 from streamiter.errors import DecodeError
 from streamiter.learn import AdaptiveLinearModel, FeatureHasher, KMeans, LogisticRegression
-from streamiter.models import exported, find_update, model_updates, roll_back
+from streamiter.models import LinearPredictor, exported, find_update, model_updates, roll_back
 from streamiter.models.documents import JSON_CONTENT_TYPE
 from streamiter.models.update import UpdateHeaders
 from streamiter.networks import Network
@@ -185,10 +186,10 @@ async def test_an_update_of_a_later_format_is_not_read_as_this_one(make_topic: M
     """Weights of a later format were read with the meaning of this one, and each prediction was wrong."""
     topic = await make_topic()
     later = encoder(2).encode([np.zeros(1)])
-    await write(topic, encoder(1).encode([np.ones(1)]), replace(later, headers=[(*later.headers[0], ("format", b"3"))]))
+    await write(topic, encoder(1).encode([np.ones(1)]), replace(later, headers=[(*later.headers[0], ("format", b"9"))]))
     with pytest.raises(DecodeError) as refused:
         [update async for update in model_updates(topic, "ctr", follow=False)]
-    assert "expected an update of format 1, which has no header format, 2 or 4, given '3'; install" in str(
+    assert "expected an update of format 1, which has no header format, 2, 3 or 4, given '9'; install" in str(
         refused.value
     )
     skipping = model_updates(topic, "ctr", follow=False, on_error="skip")
@@ -206,3 +207,21 @@ async def test_an_update_with_tables_is_of_the_second_format() -> None:
     )
     await roll_back(topic, "ctr", "1.2")
     assert [headers.format for headers, _ in await published(topic)] == ["1", "2", "2", "2"]
+
+
+@pytest.mark.parametrize("form", ["json", "safetensors"])
+async def test_an_update_with_embeddings_is_of_the_third_format_and_keeps_all_bits_of_its_keys(form: Any) -> None:
+    """A consumer of tables predicted without the embeddings; keys of 62 bits were rounded to 53."""
+    topic = MemoryBroker().topic("models")
+    await topic.create()
+    parameters = embedded("logit", seed=2)
+    await write(topic, encoder(1, format=form, record_bytes_max=9_000).encode([parameters]))
+    [(headers, given)] = await published(topic)
+    assert headers.format == "3"
+    DOCUMENT.validate(given)
+    assert not DOCUMENT.is_valid(given | {"parameters": given["parameters"] | {"embeddings": {"kind": "fm"}}})
+    read = await find_update(topic, "ctr")
+    assert isinstance(read.parameters, dict)
+    assert read.parameters["embeddings"]["keys"].tolist() == parameters["embeddings"]["keys"].tolist()
+    row = {"km": 3.0, "town": "Roma"}
+    assert LinearPredictor(read.parameters)(row) == LinearPredictor(parameters)(row)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from models.embedding_cases import embedded
 from models.model_case import MakeTopic, ManualClock, all_records, compacted, encoder, large_update, update_of, write
 from models.shape_cases import shaped
 from support.waiting import until
@@ -180,6 +181,14 @@ def test_tables_of_two_versions_are_one_name() -> None:
     """A list of the arrays of all tables hid which weights had changed."""
     old, new = (update(seed, shaped("logit", seed)) for seed in (1, 2))
     assert model_difference(old, new).other == ["shapes"]
+
+
+def test_embeddings_of_two_versions_are_one_name() -> None:
+    """The page listed the arrays of all layers, and no weight."""
+    old, new = (update(seed, embedded(seed=seed)) for seed in (1, 3))
+    found = model_difference(old, new)
+    assert found.other == ["embeddings"]
+    assert model_difference(old, old).other == []
 
 
 def test_weights_of_classes_have_their_labels() -> None:

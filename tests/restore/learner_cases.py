@@ -17,6 +17,7 @@ from streamiter.learn import (
     Adam,
     AdaptiveLinearModel,
     DelayedLabels,
+    Embeddings,
     Examples,
     GradientDescent,
     Inverse,
@@ -45,7 +46,9 @@ from streamiter.learn.cell_columns import Categories, CellColumns
 from streamiter.learn.clustering import _SomePoints
 from streamiter.learn.comparison import Compare
 from streamiter.learn.cross_statistics import CrossStatistics
+from streamiter.learn.embedding_weights import EmbeddingWeights
 from streamiter.learn.expert_weights import ExpertWeights
+from streamiter.learn.feature_table import FeatureTable
 from streamiter.learn.item_sets import ChooseFrequent, CountItemSets
 from streamiter.learn.kept_questions import KeptQuestions
 from streamiter.learn.label_join import LabelJoin
@@ -214,6 +217,23 @@ def online_training_by_rows(mode: str, flow: Flow) -> dict[str, Stream]:
         # The owner takes mini-batches of two asynchronous workers as they come.
         workers=1 if mode == "asynchronous" else 2,
         name="rows",
+    )
+    return _outputs(training)
+
+
+def online_training_with_embeddings(mode: str, flow: Flow) -> dict[str, Stream]:
+    """Train on towns that are admitted, and expire, while the rows come."""
+    rows = [row | {"at": 3 * row["id"], "town": f"town {row['id'] % 5}"} for row in rows_with_fields(14)]
+    training = train_online(
+        fed(flow, rows, batch=2, parallelism=1 if mode == "asynchronous" else 2),
+        label="price",
+        embeddings=Embeddings(factors=2, hidden=(3,), admit=2, expire=14, time="at", at_most="1 MB"),
+        mini_batch=4,
+        mode=mode,  # type: ignore[arg-type]
+        publish_every=2,
+        report_every=4,
+        workers=1 if mode == "asynchronous" else 2,
+        name="vectors",
     )
     return _outputs(training)
 
@@ -486,6 +506,10 @@ CASES = [
             (online_training_with_labels_in_event_time, BY_SPARSE_ROWS),
         )
         for mode, options in (("asynchronous", {}), ("synchronous", SOME_CUTS), ("synchronous", turns(6)))
+    ),
+    *(
+        Case(functools.partial(online_training_with_embeddings, mode), (*BY_ROWS, EmbeddingWeights, FeatureTable), each)
+        for mode, each in (("asynchronous", {"cuts": 4}), ("synchronous", turns(6)))
     ),
     Case(functools.partial(comparison, "asynchronous"), (Compare,), {"cuts": 6, "compare_state": False}),
     Case(functools.partial(comparison, "synchronous"), (Compare,), turns(6)),

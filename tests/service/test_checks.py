@@ -201,3 +201,19 @@ async def test_a_server_that_does_not_answer_is_told_for_each_topic(case: Case) 
     with pytest.raises(SettingsError) as caught:
         await SettingsCheck(*read_document(text)).run()
     assert [problem.key for problem in caught.value.problems] == ["input.topic", "publish.topic"]
+
+
+async def test_embeddings_that_expire_are_checked_by_the_times_of_questions(case: Case) -> None:
+    """A file that was good was refused, since no record of a check has the time of a question."""
+    views = [{"event": "view", "id": n, "user": f"u{n}", "at": 1_700_000_000 + n} for n in range(40)]
+    await case.write(*views, {"event": "click", "id": 3, "at": 1_700_000_040})
+    label = '{ event = "click", key = "id", within = "1min", otherwise = false, time = "at" }'
+    network = '\nlearner = "network"\nsettings = { expire = "30d", at_most = "2 MB" }\n'
+    assert (await case.found(label=label, more=network))["learn.features"] == "1 fields: user"
+
+
+async def test_embeddings_that_expire_are_checked_by_the_field_of_the_time(case: Case) -> None:
+    """All records were refused because the field of the time had texts."""
+    await case.write(*({"late": n % 3 == 0, "user": f"u{n}", "at": "2024-05-01T10:00"} for n in range(40)))
+    network = '\nlearner = "network"\nsettings = { expire = "30d", time = "at" }\n'
+    assert "user" in (await case.found(more=network))["learn.features"]

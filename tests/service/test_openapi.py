@@ -51,6 +51,7 @@ async def test_real_answers_fit_their_schemas() -> None:
             ("POST", "/predict", {"json": trips(1)[0]}, 200),
             ("POST", "/predict", {"json": rows}, 422),
             ("POST", "/predict", {"json": rows, "params": {"partial": "true", "explain": "true"}}, 200),
+            ("POST", "/predict", {"json": {"row": {"km": 3.0}, "candidates": trips(3), "top": 2}}, 200),
             ("POST", "/predict", {"content": b"{"}, 400),
             ("POST", "/predict", {"content": b" " * 2_000_000}, 413),
             ("POST", "/predict", {"content": b"{}", "headers": {"Content-Encoding": "gzip"}}, 415),

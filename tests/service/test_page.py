@@ -15,6 +15,7 @@ from typing import Any
 import httpx
 import orjson
 import pytest
+from models.embedding_cases import embedded
 from models.shape_cases import linear_part, shaped
 from playwright.async_api import Browser
 from playwright.async_api import Error as BrowserError
@@ -263,6 +264,20 @@ async def test_the_page_draws_what_the_fields_of_a_model_with_tables_do(chromium
     async with case(model=linear_part("logit")) as service, visit(chromium, service.address) as visited:
         await visited.says("#weights .rows", "Two versions are needed.")
         assert not await visited.page.locator("#effects").is_visible()
+        assert not await visited.page.locator("#embeddings").is_visible()
+
+
+@in_browser
+async def test_the_page_says_what_share_embeddings_have_and_how_many_features_they_know(chromium: Browser) -> None:
+    """Memory was full, features left as fast as they came, and nobody saw it."""
+    model = embedded("logit")
+    model |= {"embeddings": model["embeddings"] | {"expired": 3, "evicted": 12_345}}
+    async with case(model=model) as service, visit(chromium, service.address) as visited:
+        await visited.says("#embeddings-kind", "deepfm, 3 factors")
+        await visited.says("#embeddings .rows", "Share of the prediction")
+        for figure in ("70.0 %", "Features of 4 fields", "with a vector of their own", "12,345"):
+            await visited.says("#embeddings .rows", figure)
+        assert visited.complaints == []
 
 
 # -- documents ---------------------------------------------------------------------------------------------

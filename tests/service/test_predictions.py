@@ -16,9 +16,11 @@ from support.examples import random_examples
 
 from streamiter.errors import ModelError
 from streamiter.learn.adaptive import AdaptiveLinearModel
+from streamiter.models.linear_predictor import LinearPredictor
 from streamiter.models.served import ServedVersion
 from streamiter.service.answers import Problem
-from streamiter.service.predictions import answer_rows, requested_rows
+from streamiter.service.candidates import RequestedCandidates
+from streamiter.service.predictions import answer_rows, requested_document, requested_rows
 
 CLOCK = ManualClock()
 MODEL = learned()
@@ -27,7 +29,12 @@ VERSION = version_of(MODEL.parameters())
 
 def answer(document: Any, version: ServedVersion = VERSION, **options: bool) -> Any:
     body = document if isinstance(document, bytes) else orjson.dumps(document)
-    return orjson.loads(orjson.dumps(finished(answer_rows(version, *requested_rows(body, 1000), CLOCK, **options))))
+    given = requested_document(body)
+    if (candidates := RequestedCandidates.of(given, 1000)) is not None:
+        asked = candidates.answer(version, CLOCK, **options)
+    else:
+        asked = answer_rows(version, *requested_rows(given, 1000), CLOCK, **options)
+    return orjson.loads(orjson.dumps(finished(asked)))
 
 
 def finished(coroutine: Coroutine[Any, Any, Any]) -> Any:
@@ -245,3 +252,60 @@ def test_any_document_is_answered_or_refused(document: Any) -> None:
                 refused = None
                 assert len(given["predictions"]) == (len(rows) if isinstance(rows, list) else 1)
             assert refused is None or (refused.status in (400, 422) and refused.errors)
+
+
+def test_the_best_candidates_are_those_of_the_whole_rows() -> None:
+    """A client sent a thousand rows with the same user, and sorted the answer."""
+    skies = [{"sky": sky, "km": float(km)} for sky in ("rain", "sun", "snow", "never seen") for km in range(100)]
+    row = {"night": True, "km": 3.0}
+    given = answer({"row": row, "candidates": skies, "top": 7})
+    expected = LinearPredictor(MODEL.parameters())([row | each for each in skies])
+    best = np.argsort(-expected, kind="stable")[:7]
+    assert [each["candidate"] for each in given["predictions"]] == best.tolist()
+    found = [each["probability"] for each in given["predictions"]]
+    np.testing.assert_allclose(found, expected[best], rtol=1e-9)
+    assert len(answer({"candidates": skies})["predictions"]) == 10
+    assert answer({"row": row, "candidates": []})["predictions"] == []
+    assert (given["model"], given["version"]) == ("late", 7)
+
+
+def test_the_best_candidates_are_explained_as_whole_rows() -> None:
+    """The parts of the user were left out, and the parts did not add up."""
+    given = answer({"row": {"night": True}, "candidates": [{"sky": "rain"}, {"sky": "sun"}], "top": 1}, explain=True)
+    [best] = given["predictions"]
+    assert best["score"] == pytest.approx(best["intercept"] + sum(best["contributions"].values()))
+    assert {"sky", "night"} <= best["contributions"].keys()
+
+
+@pytest.mark.parametrize(
+    ("document", "status", "paths"),
+    [
+        ({"row": [], "candidates": [{}]}, 422, ["/row"]),
+        ({"row": {}, "candidates": [{}], "top": 0}, 422, ["/top"]),
+        ({"row": {}, "candidates": [{}] * 1001}, 413, []),
+        ({"row": {"km": "far"}, "candidates": [{"sky": "rain"}]}, 422, ["/row/km"]),
+        (
+            {"candidates": [{"sky": "rain"}] * 300 + [{"sky": 5}, {"km": "x"}]},
+            422,
+            ["/candidates/300/sky", "/candidates/301/km"],
+        ),
+    ],
+)
+def test_wrong_candidates_are_refused_with_their_paths(document: Any, status: int, paths: list[str]) -> None:
+    """An answer said that a row was wrong, and not whether it was that of the user."""
+    problem = refusal(document)
+    assert problem.status == status
+    assert [each["path"] for each in problem.errors or []] == paths
+
+
+def test_candidates_need_a_model_with_one_score() -> None:
+    """The candidates of a model of classes were ranked by their first class."""
+    classes = version_of(learned("classes").parameters())
+    assert "expected a model with one score" in str(refusal({"candidates": [{}]}, classes))
+    assert refusal({"candidates": [{}]}, partial=True).status == 400
+
+
+def test_a_row_with_a_field_of_candidates_is_a_row() -> None:
+    """A model of elections has this field."""
+    assert len(answer({"candidates": ["Anne", "Bob"], "km": 3.0})["predictions"]) == 1
+    assert len(answer({"candidates": [{}], "row": {}, "km": 3.0})["predictions"]) == 1

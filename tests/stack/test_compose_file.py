@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from stack.stack_files import COMPOSE, EXAMPLE, LONGEST_STOP_S, PROGRAMS, ROOT, SERVICES, environment_of
 from support.waiting import PATIENCE_S
 
@@ -310,3 +311,36 @@ def test_the_steps_of_the_image_install_the_project_and_its_command_starts(tmp_p
     assert helped.returncode == 0, helped.stdout + helped.stderr
     assert (image.workdir / command[-1]).is_file()
     assert not list(tmp_path.rglob("pip/__init__.py"))
+
+
+# ---- the second service, of examples/recommendations
+
+SECOND = ROOT / "examples" / "recommendations"
+OVERRIDE: dict[str, Any] = yaml.safe_load((SECOND / "compose.yml").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("service", OVERRIDE["services"])
+def test_a_service_of_the_second_file_is_like_those_of_the_first(service: str) -> None:
+    """A second file was written by hand, and its service ran as root, without a limit, on another broker."""
+    config = OVERRIDE["services"][service]
+    assert (config["cap_drop"], config["security_opt"]) == (["ALL"], ["no-new-privileges:true"])
+    assert set(config["deploy"]["resources"]["limits"]) == {"cpus", "memory", "pids"}
+    assert set(config["logging"]["options"]) == {"max-size", "max-file"}
+    assert config["read_only"]
+    assert config["image"] == SERVICES["prepare"]["image"]
+    assert set(config["depends_on"]) <= SERVICES.keys() | OVERRIDE["services"].keys()
+    assert all(port.startswith("127.0.0.1:") for port in config.get("ports", []))
+    file = config["command"][-1]
+    assert file.startswith("examples/recommendations/")
+    assert (ROOT / file).is_file()
+    assert any(Path(file).is_relative_to(path) for path in copied_paths())
+
+
+def test_the_second_service_reads_what_its_producer_writes() -> None:
+    """The service waited for a topic of another name."""
+    settings = tomllib.loads((SECOND / "service.toml").read_text(encoding="utf-8"))
+    given = OVERRIDE["services"]["clicks"]["environment"]
+    assert settings["input"]["topic"] == given["TOPIC"]
+    assert settings["publish"]["topic"] == given["MODELS"]
+    assert settings["checkpoints"]["store"].startswith("/var/lib/streamiter/")
+    assert "recommender-state:/var/lib/streamiter" in OVERRIDE["services"]["recommender"]["volumes"]

@@ -13,8 +13,9 @@ from operator import itemgetter
 import numpy as np
 
 from streamiter import Columns, Flow
-from streamiter.learn import ADWIN, AdaptiveLinearModel, DelayedLabels, PageHinkley, train_online
+from streamiter.learn import ADWIN, AdaptiveLinearModel, DelayedLabels, Embeddings, PageHinkley, train_online
 from streamiter.learn.drift import DriftWatch
+from streamiter.learn.feature_table import FeatureTable
 from streamiter.topics.json_columns import ColumnScanner
 from streamiter_kafka.record_columns import compile_it
 
@@ -25,6 +26,10 @@ def store_compiled_functions() -> None:
     """Call each compiled function that the tests share, unless its code is stored already."""
     texts = Columns({"kind": np.full(1_000, "a")})  # A few texts are not hashed by compiled code.
     AdaptiveLinearModel().learn(texts, np.ones(1_000))
+    AdaptiveLinearModel(embeddings=Embeddings(at_most="1 MB")).learn(texts, np.ones(1_000))
+    table = FeatureTable(1, weights=1, admit=1, capacity=1)
+    table.touch([1], [1], [0.0], 0.1)
+    table.restore(table.state())
     for detector in (ADWIN(), PageHinkley()):
         DriftWatch(detector)
     ColumnScanner([("text", np.dtype(str), None)]).scan([b'{"text": "a"}'])

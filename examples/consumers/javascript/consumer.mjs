@@ -1,12 +1,11 @@
 // node consumer.mjs BROKER TOPIC MODEL: prints each update, and a prediction for each row (JSON) of standard input.
 
-import { randomUUID } from "node:crypto";
 import { createInterface } from "node:readline";
 import { linearModel } from "./linear-model.mjs";
 import { follow } from "./model-updates.mjs";
+import { parsed } from "./numbers.mjs";
 
 const [broker, topic, model] = process.argv.slice(2);
-const MARK = randomUUID();
 let current = null;
 
 const consumer = await follow({
@@ -19,16 +18,6 @@ const consumer = await follow({
     console.log(JSON.stringify({ generation, version, metrics: document.metrics }));
   },
 });
-
-// JSON.parse would round whole numbers above 2**53, which may be ids: they become BigInts.
-function parsed(line) {
-  JSON.parse(line); // Throws for what is no JSON.
-  const marked = line.replace(/"(?:[^"\\]|\\.)*"|-?\d[\d.eE+-]*/g, (token) =>
-    /^-?\d{16,}$/.test(token) ? JSON.stringify(MARK + token) : token,
-  );
-  const isMarked = (value) => typeof value === "string" && value.startsWith(MARK);
-  return JSON.parse(marked, (_, value) => (isMarked(value) ? BigInt(value.slice(MARK.length)) : value));
-}
 
 // A wrong row gets an error, and the next row a prediction.
 function answer(line) {

@@ -1,6 +1,7 @@
-// Predicts with the parameters of a published linear model, or of one with tables, with the same numbers as
-// LinearPredictor in Python.
+// Predicts with the parameters of a published linear model, or of one with tables or embeddings, with the same numbers
+// as LinearPredictor in Python.
 
+import { embeddings } from "./embeddings.mjs";
 import { preparation } from "./fields.mjs";
 import { tables } from "./tables.mjs";
 
@@ -57,15 +58,15 @@ function standardizedModel({ weights, intercept, center, limit, fields, places, 
     }
   }
 
-  function featuresOf(name, given) {
+  function featuresOf(name, given, seen) {
     const value = rounded(given);
     const isNumber = typeof value === "number" || typeof value === "boolean";
     if (value === null || value === undefined || (isNumber && !(Math.abs(value) <= HUGE))) {
-      return hashedFeature(name, IS_MISSING, "");
+      return hashedFeature(name, IS_MISSING, "", seen);
     }
     if (typeof value === "string") {
       if (columns.has(name) && !texts.has(name)) throw new Error(`expected a number in the field ${name}, given a text`);
-      return texts.has(name) ? hashedFeature(name, TEXT_FOLLOWS, value) : null;
+      return texts.has(name) ? hashedFeature(name, TEXT_FOLLOWS, value, seen) : null;
     }
     if (!isNumber && isKnown(name)) throw new Error(`expected a number, a text or null in the field ${name}`);
     const column = columns.get(name);
@@ -73,13 +74,16 @@ function standardizedModel({ weights, intercept, center, limit, fields, places, 
     return column === undefined ? null : [column, clip(Number(value) - center[column], -limit[column], limit[column])];
   }
 
-  function hashedFeature(name, separator, text) {
-    const column = hashed.get(placeOf(name, separator, text, bits));
+  function hashedFeature(name, separator, text, seen) {
+    const hash = hashOf(name, separator, text);
+    seen.features.push([separator === IS_MISSING ? null : name, hash]);
+    const column = hashed.get(Number(BigInt.asUintN(bits, hash))); // The place: the low bits.
     return column === undefined ? null : [column, Math.min(1, limit[column])];
   }
 
   const scoresOfTables = model.shapes ? tables(model.shapes) : () => [];
   const mixture = model.shapes?.mixture ?? [1];
+  const scoresOfEmbeddings = model.embeddings && embeddings(model.embeddings, limit);
 
   function linked(sums) {
     if (link === "clipped") return [clip(sums[0], model.lowest, model.highest)];
@@ -91,9 +95,9 @@ function standardizedModel({ weights, intercept, center, limit, fields, places, 
   const predict = (row) => {
     if (row === null || typeof row !== "object" || Array.isArray(row)) throw new Error("expected a row of named fields");
     const sums = [].concat(intercept);
-    const seen = { numbers: new Map(), distances: fields.map(() => 0), places: [] };
+    const seen = { numbers: new Map(), distances: fields.map(() => 0), places: [], features: [] };
     for (const [name, value] of fieldsOf(row)) {
-      const feature = featuresOf(name, value);
+      const feature = featuresOf(name, value, seen);
       if (!feature) continue;
       const [column, distance] = feature;
       scores(column).forEach((weight, score) => (sums[score] += weight * distance));
@@ -107,6 +111,13 @@ function standardizedModel({ weights, intercept, center, limit, fields, places, 
     [sums, ...scoresOfTables(seen)].map(linked).forEach((predicted, member) => {
       predicted.forEach((number, score) => (mixed[score] += mixture[member] * number));
     });
+    if (scoresOfEmbeddings) {
+      const shares = model.embeddings.experts.map(({ share }) => share);
+      mixed[0] *= 1 - shares.reduce((sum, share) => sum + share, 0);
+      scoresOfEmbeddings(seen.features, seen.distances).forEach((score, expert) => {
+        mixed[0] += shares[expert] * linked([score])[0];
+      });
+    }
     if (link !== "softmax") return mixed[0];
     return Object.fromEntries(mixed.map((value, score) => [model.classes[score] ?? "(other)", value]));
   };
@@ -121,12 +132,12 @@ function softmax(sums) {
   return raised.map((value) => value / total);
 }
 
-// 64 bits of FNV-1a, mixed; the place of a text is their low bits.
-export function placeOf(name, separator, text, bits) {
+// 64 bits of FNV-1a, mixed.
+function hashOf(name, separator, text) {
   let hash = 0xcbf29ce484222325n;
   for (const byte of [...Buffer.from(name), separator, ...Buffer.from(text)]) {
     hash = BigInt.asUintN(64, (hash ^ BigInt(byte)) * 0x100000001b3n);
   }
   hash = BigInt.asUintN(64, (hash ^ (hash >> 33n)) * 0xff51afd7ed558ccdn);
-  return Number((hash ^ (hash >> 33n)) & ((1n << BigInt(bits)) - 1n));
+  return hash ^ (hash >> 33n);
 }

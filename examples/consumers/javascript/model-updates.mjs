@@ -4,9 +4,11 @@
 import { createHash, randomUUID } from "node:crypto";
 import { Kafka, logLevel } from "kafkajs";
 import { applied } from "./changes.mjs";
+import { parsed } from "./numbers.mjs";
 
-// Without the header it is the first; the second is of models with tables, the fourth of changes.
-const FORMATS = ["1", "2", "4"];
+// Without the header it is the first; the second is of models with tables, the third of those with embeddings, the
+// fourth of changes.
+const FORMATS = ["1", "2", "3", "4"];
 
 // Calls onUpdate with each update that is newer than those before: {generation, version, createdAt, document}.
 export async function follow({ brokers, topic, model, onUpdate, onError = console.error }) {
@@ -97,7 +99,7 @@ function isNewer([generation, version], [otherGeneration, otherVersion]) {
 }
 
 function decode(contentType, value) {
-  if (contentType === "application/json") return plain(JSON.parse(value), {});
+  if (contentType === "application/json") return plain(parsed(value.toString()), {});
   if (contentType !== "application/vnd.safetensors") throw new Error(`unknown content type ${contentType}`);
   const length = Number(value.readBigUInt64LE(0));
   const { __metadata__: metadata, ...tensors } = JSON.parse(value.subarray(8, 8 + length));
@@ -108,10 +110,15 @@ function decode(contentType, value) {
 const READERS = {
   F64: [8, (data, at) => data.readDoubleLE(at)],
   F32: [4, (data, at) => data.readFloatLE(at)],
-  I64: [8, (data, at) => Number(data.readBigInt64LE(at))],
+  I64: [8, (data, at) => exact(data.readBigInt64LE(at))],
   I32: [4, (data, at) => data.readInt32LE(at)],
   U8: [1, (data, at) => data[at]],
 };
+
+// A number, or a BigInt where a number would be rounded.
+function exact(whole) {
+  return Number.isSafeInteger(Number(whole)) ? Number(whole) : whole;
+}
 
 function tensor({ tensors, data }, name) {
   const { dtype, shape, data_offsets: [start, end] } = tensors[name];

@@ -567,6 +567,7 @@ function drawDetails(details) {
   drifts = [...details.drifts, ...drifts.filter((drift) => drift.at_ms < state.started_at_ms)];
   drawWeights(details.weights);
   drawEffects(details.effects);
+  drawEmbeddings(details.embeddings);
   list(
     rowsOf("versions"),
     "Model versions",
@@ -684,6 +685,28 @@ function drawEffects(effects) {
   );
   const pairs = effects.pairs.filter(isSeen);
   write("pairs", pairs.length ? `together: ${pairs.map((pair) => `${pair.fields.join(" × ")} ${strong(pair.strength)}`).join(", ")}` : "");
+}
+
+function drawEmbeddings(figures) {
+  $("embeddings").hidden = !figures;
+  if (!figures) return;
+  write("embeddings-kind", `${figures.kind}, ${figures.factors} factors`);
+  list(
+    rowsOf("embeddings"),
+    "Embeddings",
+    [
+      ["Figure", "text", ([name]) => name],
+      ["Now", "number", ([, value]) => value],
+    ],
+    [
+      ["Share of the prediction", `${fixed(1)(100 * figures.share)} %`],
+      [`Features of ${count(figures.fields)} fields`, count(figures.features)],
+      ["with a vector of their own", count(figures.admitted)],
+      ["Left: expired", count(figures.expired)],
+      ["Left: no room", count(figures.evicted)],
+    ],
+    "",
+  );
 }
 
 // The effect of each bin, in ascending order of the values, above bars of how many rows the bins have had.

@@ -13,8 +13,8 @@ import java.util.Set;
 import java.util.TreeSet;
 
 /**
- * Predicts with the parameters of a published linear model, or of one with tables, with the same numbers as
- * LinearPredictor in Python.
+ * Predicts with the parameters of a published linear model, or of one with tables or embeddings, with the same numbers
+ * as LinearPredictor in Python.
  */
 final class LinearModel {
   private static final int TEXT_FOLLOWS = 0xff;
@@ -22,8 +22,12 @@ final class LinearModel {
   private static final double HUGE = 1e100; // Larger numbers count as missing.
   private static final double SCORE_MAX = 30.0;
 
-  /** A row as tables see it: numbers, distances from the centers, and positions of texts among the places. */
-  private record Seen(Map<String, Double> numbers, double[] distances, TreeSet<Integer> places) {}
+  /**
+   * A row as tables and embeddings see it: numbers, distances from the centers, positions of texts among the places, and
+   * features.
+   */
+  private record Seen(
+      Map<String, Double> numbers, double[] distances, TreeSet<Integer> places, List<Embeddings.Feature> features) {}
 
   private final JsonNode parameters;
   private final boolean isStandardized;
@@ -37,6 +41,7 @@ final class LinearModel {
   private final Fields prepared;
   private final double[] mixture; // The weights of the linear member, then of those with tables.
   private Tables tables;
+  private Embeddings embeddings;
 
   LinearModel(JsonNode given) {
     parameters = given.isArray() ? JsonNodeFactory.instance.objectNode().set("weights", given) : given;
@@ -69,6 +74,7 @@ final class LinearModel {
     JsonNode shapes = parameters.get("shapes");
     mixture = shapes == null ? new double[] {1.0} : numbers(shapes.get("mixture"));
     if (shapes != null) tables = new Tables(shapes);
+    if (parameters.has("embeddings")) embeddings = new Embeddings(parameters.get("embeddings"));
   }
 
   /**
@@ -77,7 +83,7 @@ final class LinearModel {
    */
   JsonNode predict(JsonNode row) {
     double[] sums = intercepts.clone();
-    Seen seen = new Seen(new HashMap<>(), new double[columns.size()], new TreeSet<>());
+    Seen seen = new Seen(new HashMap<>(), new double[columns.size()], new TreeSet<>(), new ArrayList<>());
     if (isStandardized) {
       if (!row.isObject()) throw new IllegalArgumentException("expected a row of named fields");
       prepared.of(row).forEach((name, value) -> addField(name, value, sums, seen));
@@ -93,6 +99,14 @@ final class LinearModel {
     for (int member = 0; member < mixture.length; member++) {
       double[] predicted = linked(members.get(member));
       for (int score = 0; score < mixed.length; score++) mixed[score] += mixture[member] * predicted[score];
+    }
+    if (embeddings != null) {
+      double[] limits = numbers(parameters.get("limit"));
+      double[] scores = embeddings.scores(seen.features, seen.distances, limits);
+      mixed[0] *= 1.0 - embeddings.shares.stream().mapToDouble(share -> share).sum();
+      for (int expert = 0; expert < scores.length; expert++) {
+        mixed[0] += embeddings.shares.get(expert) * linked(new double[] {scores[expert]})[0];
+      }
     }
     return link.equals("softmax") ? labelled(mixed) : JsonNodeFactory.instance.numberNode(mixed[0]);
   }
@@ -176,7 +190,9 @@ final class LinearModel {
   }
 
   private void addHashed(String name, int separator, String text, double[] sums, Seen seen) {
-    Integer column = hashed.get(placeOf(name, separator, text, parameters.get("bits").asInt()));
+    long hash = hashOf(name, separator, text);
+    seen.features.add(new Embeddings.Feature(separator == IS_MISSING ? null : name, hash));
+    Integer column = hashed.get(hash & ((1L << parameters.get("bits").asInt()) - 1)); // The place: its low bits.
     if (column == null) return;
     add(column, Math.min(1.0, parameters.get("limit").get(column).asDouble()), sums);
     seen.places.add(column - columns.size());
@@ -201,14 +217,14 @@ final class LinearModel {
     return probabilities;
   }
 
-  /** 64 bits of FNV-1a, mixed; the place of a text are their low bits. */
-  static long placeOf(String name, int separator, String text, int bits) {
+  /** 64 bits of FNV-1a, mixed. */
+  static long hashOf(String name, int separator, String text) {
     long hash = 0xcbf29ce484222325L;
     for (byte each : name.getBytes(StandardCharsets.UTF_8)) hash = (hash ^ (each & 0xff)) * 0x100000001b3L;
     hash = (hash ^ separator) * 0x100000001b3L;
     for (byte each : text.getBytes(StandardCharsets.UTF_8)) hash = (hash ^ (each & 0xff)) * 0x100000001b3L;
     hash = (hash ^ (hash >>> 33)) * 0xff51afd7ed558ccdL;
-    return (hash ^ (hash >>> 33)) & ((1L << bits) - 1);
+    return hash ^ (hash >>> 33);
   }
 
   private double number(String name) {
@@ -221,6 +237,12 @@ final class LinearModel {
 
   private static double clip(double value, double low, double high) {
     return Math.min(Math.max(value, low), high);
+  }
+
+  static double[][] matrix(JsonNode rows) {
+    double[][] matrix = new double[rows.size()][];
+    for (int row = 0; row < matrix.length; row++) matrix[row] = numbers(rows.get(row));
+    return matrix;
   }
 
   static double[] numbers(JsonNode values) {

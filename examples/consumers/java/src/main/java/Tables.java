@@ -27,12 +27,12 @@ final class Tables {
       }
       fields.add(kind.equals("number") ? shapes.get("fields").get(column).asText() : null);
     }
-    edges = matrix(shapes.get("edges"));
+    edges = LinearModel.matrix(shapes.get("edges"));
     categories = whole(shapes.get("categories"));
     for (JsonNode member : shapes.get("members")) {
       members.add(
           new Member(
-              matrix(member.get("tables")), matrix(member.get("slopes")), LinearModel.numbers(member.get("intercept")),
+              LinearModel.matrix(member.get("tables")), LinearModel.matrix(member.get("slopes")), LinearModel.numbers(member.get("intercept")),
               rows(member.get("pairs")), rows(member.get("tree_columns")), rows(member.get("tree_bins"))));
     }
   }
@@ -82,12 +82,6 @@ final class Tables {
 
   private static void add(double[] numbers, double factor, double[] sums) {
     for (int score = 0; score < sums.length; score++) sums[score] += factor * numbers[score];
-  }
-
-  private static double[][] matrix(JsonNode rows) {
-    double[][] matrix = new double[rows.size()][];
-    for (int row = 0; row < matrix.length; row++) matrix[row] = LinearModel.numbers(rows.get(row));
-    return matrix;
   }
 
   private static int[][] rows(JsonNode rows) {

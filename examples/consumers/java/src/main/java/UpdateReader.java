@@ -14,6 +14,7 @@ import java.util.HashMap;
 import java.util.HexFormat;
 import java.util.Iterator;
 import java.util.Map;
+import java.util.Set;
 import java.util.TreeMap;
 import org.apache.kafka.common.header.Headers;
 
@@ -51,9 +52,9 @@ final class UpdateReader {
   Update take(Headers headers, byte[] value) throws IOException {
     if (value == null || !model.equals(text(headers, "model"))) return null; // Also records that delete old chunks.
     String format = text(headers, "format");
-    boolean isChange = "4".equals(format); // 2 is of models with tables.
-    boolean isKnown = format == null || format.equals("1") || format.equals("2") || isChange;
-    if (!isKnown) throw new IOException("expected format 1, 2 or 4, given " + format);
+    boolean isChange = "4".equals(format); // 2 is of models with tables, 3 of those with embeddings.
+    boolean isKnown = format == null || Set.of("1", "2", "3", "4").contains(format);
+    if (!isKnown) throw new IOException("expected format 1, 2, 3 or 4, given " + format);
     Rank rank = new Rank(number(headers, "generation"), number(headers, "version"));
     if (rank.compareTo(newest) <= 0) return null;
     byte[] whole = text(headers, "chunk_index") == null ? value : join(headers, rank, value);

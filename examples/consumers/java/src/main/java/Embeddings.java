@@ -1,0 +1,133 @@
+import com.fasterxml.jackson.databind.JsonNode;
+import java.util.ArrayList;
+import java.util.Arrays;
+import java.util.HashMap;
+import java.util.List;
+import java.util.Map;
+import java.util.Set;
+
+/** Computes the scores of the embeddings of a published model, as docs/model-updates.md describes it. */
+final class Embeddings {
+  private static final int HASH_BITS = 52;
+  private static final double DEVIATIONS = 10.0; // The limit of a numeric column is so many deviations.
+
+  /** A text of a field, or a missing value, whose field is null; with its hash of 64 bits. */
+  record Feature(String field, long hash) {}
+
+  private record Known(int field, Integer position) {}
+
+  private record Layer(double[][] weights, double[] bias) {}
+
+  private record Expert(
+      double[] weights, double[][] vectors, double[][] commons, double[][] numbers, boolean products,
+      List<Layer> layers, double intercept) {}
+
+  private final Map<String, Integer> numberOf = new HashMap<>();
+  private final Map<Long, Integer> positions = new HashMap<>(); // By key.
+  private final double[] rowOf;
+  private final double scale;
+  private final List<Expert> experts = new ArrayList<>();
+
+  /** The shares of the experts in the mixture. */
+  final List<Double> shares = new ArrayList<>();
+
+  /** Throws IllegalArgumentException for a kind that only a newer consumer knows. */
+  Embeddings(JsonNode given) {
+    String kind = given.get("kind").asText();
+    if (!Set.of("fm", "deepfm", "wide and deep").contains(kind)) {
+      throw new IllegalArgumentException("embeddings of the kind " + kind + ", which only a newer consumer knows");
+    }
+    numberOf.put(null, 0);
+    for (JsonNode field : given.get("text_fields")) numberOf.put(field.asText(), numberOf.size());
+    for (JsonNode key : given.get("keys")) positions.put(key.asLong(), positions.size());
+    rowOf = LinearModel.numbers(given.get("row_of"));
+    scale = given.get("scale").asDouble();
+    for (JsonNode expert : given.get("experts")) {
+      List<Layer> layers = new ArrayList<>();
+      for (JsonNode layer : expert.get("layers")) {
+        layers.add(new Layer(LinearModel.matrix(layer.get("weights")), LinearModel.numbers(layer.get("bias"))));
+      }
+      shares.add(expert.get("share").asDouble());
+      experts.add(
+          new Expert(
+              LinearModel.numbers(expert.get("weights")), LinearModel.matrix(expert.get("vectors")),
+              LinearModel.matrix(expert.get("commons")), LinearModel.matrix(expert.get("numbers")),
+              expert.get("products").asBoolean(), layers, expert.get("intercept").asDouble()));
+    }
+  }
+
+  /**
+   * Returns the scores of all experts for a row: its features, and the distances of the linear model's fields from their
+   * centers, with their limits.
+   */
+  double[] scores(List<Feature> features, double[] distances, double[] limits) {
+    List<Known> known = new ArrayList<>();
+    for (Feature feature : features) {
+      Integer field = numberOf.get(feature.field);
+      if (field == null) continue;
+      long key = (long) field << HASH_BITS | feature.hash & ((1L << HASH_BITS) - 1);
+      known.add(new Known(field, positions.get(key)));
+    }
+    double[] deviations = new double[distances.length];
+    for (int column = 0; column < deviations.length; column++) {
+      if (limits[column] > 0.0) deviations[column] = DEVIATIONS * distances[column] / limits[column];
+    }
+    return experts.stream().mapToDouble(each -> each.intercept + scale * sum(each, known, deviations)).toArray();
+  }
+
+  private double sum(Expert expert, List<Known> features, double[] deviations) {
+    int factors = expert.commons[0].length;
+    double[][] terms = new double[expert.commons.length + deviations.length][1 + factors];
+    pool(expert, features, terms);
+    double[] inputs = new double[expert.commons.length * factors + deviations.length];
+    for (int field = 0; field < expert.commons.length; field++) {
+      System.arraycopy(terms[field], 1, inputs, field * factors, factors);
+    }
+    for (int column = 0; column < deviations.length; column++) {
+      add(expert.numbers[column], deviations[column], terms[expert.commons.length + column]);
+      inputs[expert.commons.length * factors + column] = deviations[column];
+    }
+    double[] total = new double[1 + factors];
+    for (double[] term : terms) add(term, 1.0, total);
+    double sum = total[0];
+    if (expert.products) sum += 0.5 * (squares(total) - Arrays.stream(terms).mapToDouble(Embeddings::squares).sum());
+    return expert.layers.isEmpty() ? sum : sum + throughLayers(expert.layers, inputs);
+  }
+
+  /** Fills in the mean of the weights and vectors of each field's features; 0 without a feature. */
+  private void pool(Expert expert, List<Known> features, double[][] terms) {
+    int[] counts = new int[expert.commons.length];
+    for (Known feature : features) counts[feature.field]++;
+    for (Known feature : features) {
+      double share = 1.0 / counts[feature.field];
+      double[] term = terms[feature.field];
+      int row = feature.position == null ? 0 : (int) rowOf[feature.position];
+      double[] vector = row > 0 ? expert.vectors[row - 1] : expert.commons[feature.field];
+      if (feature.position != null) term[0] += share * expert.weights[feature.position];
+      for (int factor = 0; factor < vector.length; factor++) term[1 + factor] += share * vector[factor];
+    }
+  }
+
+  private static double throughLayers(List<Layer> layers, double[] inputs) {
+    double[] values = inputs;
+    for (int number = 0; number < layers.size(); number++) {
+      double[] sums = layers.get(number).bias.clone();
+      for (int input = 0; input < values.length; input++) add(layers.get(number).weights[input], values[input], sums);
+      boolean isLast = number == layers.size() - 1;
+      for (int output = 0; output < sums.length && !isLast; output++) sums[output] = Math.max(sums[output], 0.0);
+      values = sums;
+    }
+    return values[0];
+  }
+
+  /** The squares of a vector, without its weight. */
+  private static double squares(double[] term) {
+    double sum = 0.0;
+    for (int factor = 1; factor < term.length; factor++) sum += term[factor] * term[factor];
+    return sum;
+  }
+
+  private static void add(double[] values, double factor, double[] sums) {
+    for (int index = 0; index < sums.length; index++) sums[index] += factor * values[index];
+  }
+}

@@ -1,0 +1,64 @@
+// Computes the scores of the embeddings of a published model, as docs/model-updates.md describes it.
+
+const HASH_BITS = 52n;
+const DEVIATIONS = 10; // The limit of a numeric column is so many deviations.
+const KINDS = ["fm", "deepfm", "wide and deep"];
+
+// Returns a function from a row to the scores of all experts. A row is here its features, [field, hash] with the name of
+// the field, or null for a missing value, and the distances of the linear model's fields from their centers.
+export function embeddings({ kind, text_fields, keys, row_of, scale, experts }, limit) {
+  if (!KINDS.includes(kind)) throw new Error(`embeddings of the kind ${kind}, which only a newer consumer knows`);
+  const positions = new Map(keys.map((key, position) => [BigInt(key), position])); // Keys have 62 bits.
+  const numberOf = new Map([[null, 0], ...text_fields.map((name, index) => [name, index + 1])]);
+
+  function positionOf(field, hash) {
+    return positions.get((BigInt(field) << HASH_BITS) | BigInt.asUintN(Number(HASH_BITS), hash));
+  }
+
+  return (features, distances) => {
+    const known = features
+      .map(([name, hash]) => [numberOf.get(name), hash])
+      .filter(([field]) => field !== undefined)
+      .map(([field, hash]) => [field, positionOf(field, hash)]);
+    const deviations = distances.map((distance, index) => (limit[index] > 0 ? (DEVIATIONS * distance) / limit[index] : 0));
+    return experts.map((expert) => expert.intercept + scale * sumOf(expert, row_of, known, deviations));
+  };
+}
+
+function sumOf({ weights, vectors, commons, numbers, products, layers }, rowOf, features, deviations) {
+  // The mean of the weights and vectors of each field's features; 0 without a feature.
+  const fields = commons.map((common) => [0, ...common].map(() => 0));
+  const counts = commons.map(() => 0);
+  for (const [field, position] of features) {
+    const row = position === undefined ? 0 : rowOf[position];
+    add(fields[field], [weights[position] ?? 0, ...(row > 0 ? vectors[row - 1] : commons[field])], 1);
+    counts[field] += 1;
+  }
+  const means = fields.map((sums, field) => sums.map((sum) => sum / Math.max(counts[field], 1)));
+  const terms = [...means, ...numbers.map((each, index) => each.map((value) => value * deviations[index]))];
+  const total = fields[0].map(() => 0);
+  terms.forEach((term) => add(total, term, 1));
+  let sum = total[0];
+  if (products) sum += 0.5 * (squares(total) - terms.reduce((before, term) => before + squares(term), 0));
+  if (layers.length) sum += throughLayers(layers, [...means.flatMap(([, ...vector]) => vector), ...deviations]);
+  return sum;
+}
+
+function add(sums, values, factor) {
+  values.forEach((value, index) => (sums[index] += factor * value));
+}
+
+// The squares of a vector, without its weight.
+function squares([, ...vector]) {
+  return vector.reduce((sum, value) => sum + value * value, 0);
+}
+
+function throughLayers(layers, inputs) {
+  let values = inputs;
+  for (const [index, { weights, bias }] of layers.entries()) {
+    const sums = [...bias];
+    values.forEach((value, input) => add(sums, weights[input], value));
+    values = index < layers.length - 1 ? sums.map((sum) => Math.max(sum, 0)) : sums;
+  }
+  return values[0];
+}

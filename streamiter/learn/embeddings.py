@@ -1,0 +1,174 @@
+"""``Embeddings``: the settings of a member of the ready-made model that has a vector for each feature."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Final, get_args
+
+from streamiter.errors import ConfigurationError, ModelError, OtherModel, shortened
+from streamiter.models.embedding_scores import EmbeddingKind
+from streamiter.values.named_rows import NamedRows
+from streamiter.values.numbers import Floats, positive, whole_number
+from streamiter.values.settings import WrongValue, duration_of, size_of
+from streamiter.values.times import Seconds, duration_ms, in_seconds
+
+_log = logging.getLogger("streamiter.learn")
+
+_KINDS: Final[tuple[EmbeddingKind, ...]] = get_args(EmbeddingKind)
+# A row of the table then has 2 kB, and a layer of a thousand units and fields 256 MB.
+_FACTORS_MAX: Final = 256
+_UNITS_MAX: Final = 1_024
+_LAYERS_MAX: Final = 8
+_ADMIT_MAX: Final = 1_000_000
+# The vectors of some thousand features.
+_BYTES_MIN: Final = 1_000_000
+
+
+@dataclass(frozen=True)
+class Embeddings:
+    """Vectors of features, which the ready-made model then has beside its other members: this user likes this item.
+
+    A *feature* is a text of a field, such as one user. Each has a weight and a vector of ``factors`` numbers, and so
+    has each numeric column. Several texts of one field, a list or the words of a text, count as their mean. There are
+    two *experts*, with learning rates that are good for different streams, and each is a member of the mixture. Both
+    add up the products of all pairs of vectors, as a factorization machine does (``kind="fm"``). The first one may
+    also have a network with layers of ``hidden`` units, whose inputs are the vectors (``"deepfm"``), or a network only
+    (``"wide and deep"``).
+
+    A feature has a weight from its first learned row on. It gets a vector of its own when it has occurred in ``admit``
+    learned rows; until then it has the common one of its field. ``expire`` is a duration in seconds, a ``timedelta`` or
+    a text such as ``"30d"``: a feature that has not occurred for so long begins anew. The time is that of the field
+    ``time``, or that of the question if labels come later; without ``expire`` features do not expire. ``at_most`` is
+    the memory for features in bytes, or a text such as ``"2 GB"``: where there is no room, those whose last occurrence
+    is the oldest leave first. The memory is reserved at once, and used as features come.
+
+    It is for truth values, two labels and numbers. Raises ConfigurationError for values that cannot be used.
+
+    >>> Embeddings(kind="fm", factors=4, expire="30d", time="at").expire_ms
+    2592000000
+    """
+
+    kind: EmbeddingKind = "deepfm"
+    factors: int = 8
+    hidden: tuple[int, ...] = (32, 16)
+    admit: int = 3
+    expire: Seconds | str | None = None
+    at_most: int | str = "1 GB"
+    time: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.kind not in _KINDS:
+            raise ConfigurationError(f"Embeddings(kind=): expected {', '.join(map(repr, _KINDS))}, given {self.kind!r}")
+        whole_number("Embeddings(factors=)", self.factors, 1, _FACTORS_MAX)
+        whole_number("Embeddings(admit=)", self.admit, 1, _ADMIT_MAX)
+        if not isinstance(self.hidden, (list, tuple)) or not 1 <= len(self.hidden) <= _LAYERS_MAX:
+            raise ConfigurationError(
+                f"Embeddings(hidden=): expected the numbers of units of 1 to {_LAYERS_MAX} layers, such as (32, 16), "
+                f'given {self.hidden!r}; kind="fm" has no layers'
+            )
+        units = [whole_number("Embeddings(hidden=)", each, 1, _UNITS_MAX) for each in self.hidden]
+        object.__setattr__(self, "hidden", tuple(units))
+        if self.time is not None and not isinstance(self.time, str):
+            raise ConfigurationError(f"Embeddings(time=): expected the name of a field, given {self.time!r}")
+        if self.time is not None and self.expire is None:
+            raise ConfigurationError(
+                f"Embeddings(time=): expected expire=, the time after which a feature begins anew, given only "
+                f"time={self.time!r}; give both, or leave time= out"
+            )
+        if self.size_bytes < _BYTES_MIN:
+            raise ConfigurationError(
+                f'Embeddings(at_most=): expected at least "1 MB", given {self.at_most!r}; give more memory'
+            )
+        self.expire_ms  # noqa: B018  # It is checked.
+
+    @cached_property
+    def expire_ms(self) -> int:
+        """The time in milliseconds after which a feature expires; 0: never."""
+        if self.expire is None:
+            return 0
+        given = _parsed("expire", self.expire, duration_of) if isinstance(self.expire, str) else self.expire
+        return duration_ms("Embeddings(expire=)", positive("Embeddings(expire=)", in_seconds(given)))
+
+    @cached_property
+    def size_bytes(self) -> int:
+        """The memory for features in bytes."""
+        if isinstance(self.at_most, str):
+            return int(_parsed("at_most", self.at_most, size_of))
+        return whole_number("Embeddings(at_most=)", self.at_most, 1)
+
+    @property
+    def width(self) -> int:
+        """The number of numbers of a feature: its weight and its vector."""
+        return 1 + self.factors
+
+    @property
+    def units(self) -> tuple[int, ...]:
+        """The numbers of units of the layers."""
+        return () if self.kind == "fm" else self.hidden
+
+    def definition(self) -> dict[str, Any]:
+        """Return the settings on which the state of the vectors depends, as plain data."""
+        return {"kind": self.kind, "factors": self.factors, "units": list(self.units)}
+
+    def fit(self, owner: str, given: Mapping[str, Any], *, keeps: bool) -> bool:
+        """Whether vectors of a :meth:`definition` fit these settings; with ``keeps`` others begin anew.
+
+        Raises OtherModel, without ``keeps``, for a definition of other vectors.
+        """
+        if (own := self.definition()) == dict(given):
+            return True
+        if not keeps:
+            raise OtherModel(
+                f"{owner}: expected embeddings of {own}, given those of {dict(given)}; make the model with the same "
+                'embeddings, or with other_settings="keep", so that new ones begin'
+            )
+        _log.warning("%s: embeddings of %s begin anew, since those of the version are of %s", owner, own, dict(given))
+        return False
+
+    def times_of_rows(self, owner: str, named: NamedRows, times_ms: Floats | None) -> Floats | None:
+        """Return the times of rows if features expire: those of the field ``time``, or the given ones.
+
+        Raises ModelError for rows without times.
+        """
+        if not self.expire_ms:
+            return None
+        found = times_ms if self.time is None else named.times_ms
+        if found is None and len(named):
+            raise ModelError(
+                f"{owner}: expected a time for each row, since embeddings expire, given rows without; give records and "
+                "the field of their time, Embeddings(expire=…, time=…), or labels that come later in event time"
+            )
+        return found
+
+
+def check_task_of_embeddings(
+    owner: str, given: object, task: str | None, classes: Sequence[Any] | None, other_loss: str | None
+) -> None:
+    """Raise ConfigurationError for anything but ``Embeddings``, for several classes, and for losses but the squared."""
+    if not isinstance(given, Embeddings):
+        raise ConfigurationError(f"{owner}(embeddings=): expected Embeddings(…), given {shortened(given)}")
+    if task == "multiclass" or len(set(classes or ())) > 2 or other_loss is not None:
+        shown = f"loss={other_loss!r}" if other_loss else f"task={task!r} and classes={shortened(classes)}"
+        raise ConfigurationError(
+            f"{owner}(embeddings=): expected truth values, two labels or numbers with the squared loss, given {shown}; "
+            "leave embeddings out"
+        )
+
+
+def settings_of_embeddings(published: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the :meth:`Embeddings.definition` of published members with embeddings."""
+    layers = published["experts"][0]["layers"]
+    units = [len(layer["bias"]) for layer in layers[:-1]]
+    return {"kind": published["kind"], "factors": published["factors"], "units": units}
+
+
+def _parsed(option: str, text: str, parse: Any) -> float:
+    try:
+        return float(parse(text))
+    except WrongValue as wrong:
+        raise ConfigurationError(
+            f"Embeddings({option}=): expected {wrong.expected}, given {text!r}; {wrong.remedy}"
+        ) from None

@@ -1,0 +1,567 @@
+"""``PublishedEmbeddings``: the embeddings of a published model, and ``EmbeddingScores``, which computes their scores.
+
+A *feature* is a text of a field, or a missing value; its *key* has the number of the field (10 bits, 0 for missing
+values), then the low 52 bits of the hash of field and text. Each known feature has a weight, and if it is admitted a
+vector; all others have the common vector of their field. Several features of a field count as their mean. A row is here
+the pooled features of its fields, and the standardized numbers of its numeric columns. All *experts* have the same
+features, with weights and vectors of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import combinations
+from typing import Any, Final, Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from streamiter.errors import ModelError, shortened
+from streamiter.models.documents import EMBEDDINGS, are_names, is_count, parameter_of
+from streamiter.values.field_kinds import HUGE
+from streamiter.values.named_rows import ABSENT, NamedRows, is_missing
+from streamiter.values.numbers import NUMBERS, Array, Floats, Indices, Integers, is_number
+
+EMBEDDINGS_OF_FIELDS: Final = "(embeddings)"
+"""The name of the part that a network has in a score: it is no sum over fields."""
+
+MISSING_VALUES: Final = "(missing values)"
+"""The name of the field that the missing values of all fields are features of."""
+
+HASH_BITS: Final = 52
+"""The number of bits that a key has of the hash of its text."""
+
+FIELDS_MAX: Final = 1022
+"""The largest number of a field: a key has 10 bits for it, and 1023 is of no field."""
+
+DEVIATIONS_OF_LIMIT: Final = 10.0
+"""The limit of a numeric column is so many deviations."""
+
+EmbeddingKind = Literal["fm", "deepfm", "wide and deep"]
+"""``fm``: factorization machines; ``deepfm``: with a network; ``wide and deep``: a network in place of one of them."""
+
+_KINDS: Final[tuple[EmbeddingKind, ...]] = get_args(EmbeddingKind)
+
+_Float32 = npt.NDArray[np.float32]
+
+# The vectors of so many rows of ten fields take some megabytes.
+_ROWS_AT_ONCE: Final = 4_096
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EmbeddingExpert:
+    """The numbers of one expert; k is the number of factors."""
+
+    weights: _Float32
+    """(features,): the weight of each known feature; of all others it is 0."""
+    vectors: _Float32
+    """(admitted features, k): their vectors."""
+    commons: _Float32
+    """(1 + text fields, k): the vectors of all other features, by the number of the field."""
+    numbers: _Float32
+    """(fields, 1 + k): weight and vector of each numeric field of the linear member."""
+    products: bool
+    """Whether the products of all pairs of vectors are added."""
+    layers: Sequence[tuple[_Float32, _Float32]]
+    """The weights (inputs, outputs) and the bias (outputs,) of each layer of the network; the last has one output."""
+    intercept: float
+    """The score of a row of which nothing is known."""
+    share: float
+    """The weight of this expert's prediction in the mixture."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PublishedEmbeddings:
+    """The members of the mixture that have a vector for each admitted feature."""
+
+    kind: EmbeddingKind
+    """What the scores are made of."""
+    factors: int
+    """The length of a vector."""
+    text_fields: list[str]
+    """The fields with the numbers 1, 2, …."""
+    keys: Integers
+    """(features,): the keys of the known features, ascending."""
+    row_of: npt.NDArray[np.int32]
+    """(features,): of an admitted feature 1 + the position of its vector, of others 0."""
+    scale: float
+    """By which all but intercepts is multiplied: 1, or the deviation of the numbers to predict."""
+    experts: Sequence[EmbeddingExpert]
+    """Their shares add up to the share of the embeddings; all other members have the rest."""
+
+    def published(self) -> dict[str, Any]:
+        """Return the parameter ``embeddings`` of a published model."""
+        return {
+            "kind": self.kind,
+            "factors": self.factors,
+            "text_fields": list(self.text_fields),
+            "keys": self.keys,
+            "row_of": self.row_of,
+            "scale": self.scale,
+            "experts": [
+                {
+                    "weights": each.weights,
+                    "vectors": each.vectors,
+                    "commons": each.commons,
+                    "numbers": each.numbers,
+                    "products": each.products,
+                    "layers": [{"weights": weights, "bias": bias} for weights, bias in each.layers],
+                    "intercept": each.intercept,
+                    "share": each.share,
+                }
+                for each in self.experts
+            ],
+        }
+
+    @staticmethod
+    def of(given: Mapping[str, Any], subject: str, *, fields: int) -> PublishedEmbeddings:
+        """Return the embeddings of a published model, whose linear member has so many numeric fields.
+
+        The arrays are taken as they are, without a copy. Raises ``ModelError`` for embeddings that do not fit.
+        """
+        subject = f"{subject}: embeddings"
+        kind = parameter_of(given, "kind", subject, "a text", lambda value: isinstance(value, str))
+        if kind not in _KINDS:
+            raise ModelError(
+                f"{subject}: expected 'kind' as one of {', '.join(_KINDS)}, given {kind!r}; the model is of a newer "
+                "version of streamiter, or damaged"
+            )
+        factors: int = parameter_of(given, "factors", subject, "a whole number above 0", is_count)
+        names: list[str] = parameter_of(given, "text_fields", subject, f"at most {FIELDS_MAX} names", _are_few_names)
+        keys = _array(given, "keys", subject, (None,), np.int64)
+        if len(keys) and (keys[0] < 0 or keys[-1] >> HASH_BITS > len(names) or (keys[1:] <= keys[:-1]).any()):
+            raise ModelError(
+                f"{subject}: expected 'keys' in ascending order, of the fields 0 to {len(names)}, given "
+                f"{shortened(keys)}; the model is damaged"
+            )
+        row_of = _array(given, "row_of", subject, (len(keys),), np.int32)
+        rows = int(np.count_nonzero(row_of))
+        if rows and (row_of.min() < 0 or row_of.max() > rows):
+            raise ModelError(
+                f"{subject}: expected 'row_of' as positions from 1 to {rows}, or 0, given {shortened(row_of)}; the "
+                "model is damaged"
+            )
+        experts = parameter_of(given, "experts", subject, "a list of experts", _are_objects)
+        sizes = {"features": len(keys), "rows": rows, "fields": 1 + len(names), "numbers": fields, "factors": factors}
+        found = [_expert(each, f"{subject}: expert {number}", **sizes) for number, each in enumerate(experts)]
+        if (total := sum(each.share for each in found)) > 1.0 + _ROUNDING_OF_SHARES:
+            raise ModelError(f"{subject}: expected shares of at most 1 in all, given {total}; the model is damaged")
+        scale = float(parameter_of(given, "scale", subject, "a number", is_number))
+        return PublishedEmbeddings(kind, factors, names, keys, row_of, scale, found)
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingFigures:
+    """How much a published model has learned of features, and how much its embeddings count."""
+
+    kind: EmbeddingKind
+    """What the scores are made of."""
+    factors: int
+    """The length of a vector."""
+    fields: int
+    """The number of fields of texts."""
+    features: int
+    """The number of features that are known."""
+    admitted: int
+    """The number of these that have a vector."""
+    expired: int
+    """The number of features that have left so far because they had not occurred for too long."""
+    evicted: int
+    """The number of features that have left so far because there was no room."""
+    share: float
+    """The share of the embeddings in the prediction."""
+
+    @staticmethod
+    def of(parameters: object) -> EmbeddingFigures | None:
+        """Return the figures of published parameters; None without embeddings."""
+        given = parameters.get(EMBEDDINGS) if isinstance(parameters, Mapping) else None
+        if not isinstance(given, Mapping):
+            return None
+        experts = given["experts"]
+        return EmbeddingFigures(
+            given["kind"],
+            given["factors"],
+            len(given["text_fields"]),
+            len(given["keys"]),
+            len(experts[0]["vectors"]),
+            given.get("expired", 0),
+            given.get("evicted", 0),
+            float(sum(each["share"] for each in experts)),
+        )
+
+
+# Shares are sums of rounded numbers.
+_ROUNDING_OF_SHARES: Final = 1e-9
+
+
+def _expert(
+    given: Mapping[str, Any], subject: str, *, features: int, rows: int, fields: int, numbers: int, factors: int
+) -> EmbeddingExpert:
+    return EmbeddingExpert(
+        weights=_array(given, "weights", subject, (features,), np.float32),
+        vectors=_array(given, "vectors", subject, (rows, factors), np.float32),
+        commons=_array(given, "commons", subject, (fields, factors), np.float32),
+        numbers=_array(given, "numbers", subject, (numbers, 1 + factors), np.float32),
+        products=parameter_of(given, "products", subject, "true or false", lambda value: isinstance(value, bool)),
+        layers=_layers(given, subject, fields * factors + numbers),
+        intercept=float(parameter_of(given, "intercept", subject, "a number", is_number)),
+        share=float(parameter_of(given, "share", subject, "a number from 0 to 1", _is_share)),
+    )
+
+
+def _layers(given: Mapping[str, Any], subject: str, inputs: int) -> list[tuple[_Float32, _Float32]]:
+    """Return the layers, of which the first has so many inputs."""
+    layers = parameter_of(given, "layers", subject, "a list of layers", lambda value: isinstance(value, list))
+    found = []
+    for number, layer in enumerate(layers):
+        is_last, of_layer = number == len(layers) - 1, f"{subject}: layer {number}"
+        if not isinstance(layer, Mapping):
+            raise ModelError(f"{of_layer}: expected weights and a bias, given {shortened(layer)}; the model is damaged")
+        weights = _array(layer, "weights", of_layer, (inputs, 1 if is_last else None), np.float32)
+        inputs = weights.shape[1]
+        found.append((weights, _array(layer, "bias", of_layer, (inputs,), np.float32)))
+    return found
+
+
+def _array(given: Mapping[str, Any], name: str, subject: str, shape: tuple[int | None, ...], dtype: type[Any]) -> Array:
+    """Return an array as it is, or in this type if it has another one that can be cast to it."""
+    array = np.asarray(given.get(name))
+    lengths = zip(shape, array.shape, strict=False)
+    fits = array.ndim == len(shape) and all(wanted in (None, length) for wanted, length in lengths)
+    if not fits or array.dtype.kind not in ("iu" if dtype in _WHOLE else "iuf"):
+        wanted = ", ".join("any" if length is None else str(length) for length in shape)
+        kind = "whole numbers" if dtype in _WHOLE else "numbers"
+        raise ModelError(
+            f"{subject}: expected {name!r} as {kind} of shape ({wanted}), given shape {array.shape} of {array.dtype}; "
+            "publish the parameters of an AdaptiveLinearModel as they are"
+        )
+    return np.ascontiguousarray(array, dtype)
+
+
+_WHOLE: Final = (np.int64, np.int32)
+
+
+def _is_share(value: object) -> bool:
+    return isinstance(value, (int, float)) and 0.0 <= value <= 1.0
+
+
+def _are_objects(value: object) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(each, Mapping) for each in value)
+
+
+def _are_few_names(value: object) -> bool:
+    return are_names(value) and len(value) <= FIELDS_MAX  # type: ignore[arg-type]
+
+
+# ---- scores
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddedRows:
+    """Rows as E experts see them, F + 1 fields and C numeric columns."""
+
+    fields: Floats
+    """(E, rows, F + 1, 1 + k): the mean of the weights and vectors of each field's features, 0 without a feature."""
+    numbers: Floats
+    """(rows, C): the standardized numbers, 0 where the value is missing."""
+
+
+class EmbeddingScores:
+    """Computes the scores of all experts, for one row and for many.
+
+    ``fields`` are the numeric fields of the linear member, with their ``centers`` and ``limits``; ``texts`` are its
+    fields of texts. Vectors are float32, and all sums float64.
+    """
+
+    def __init__(
+        self, given: PublishedEmbeddings, fields: list[str], centers: Floats, limits: Floats, texts: frozenset[str]
+    ) -> None:
+        self.given = given
+        self.numeric = fields
+        self.number_of = {name: 1 + at for at, name in enumerate(given.text_fields) if name in texts}
+        """The number of each field of texts."""
+        self._centers = centers
+        self._limits = limits
+        self._deviations = np.divide(DEVIATIONS_OF_LIMIT, limits, out=np.zeros(len(limits)), where=limits > 0.0)
+        experts = given.experts
+        self.shares = [each.share for each in experts]
+        """The share of each expert in the mixture."""
+        self.intercepts = np.array([each.intercept for each in experts])
+        """(E,): the intercept of each expert."""
+        self._commons = np.stack([np.pad(each.commons.astype(np.float64), ((0, 0), (1, 0))) for each in experts])
+        """(E, F + 1, 1 + k): the weight 0, and the common vector."""
+        self._numbers = np.stack([each.numbers.astype(np.float64) for each in experts])
+        self._squares_of_numbers = (self._numbers[:, :, 1:] ** 2).sum(axis=2)
+        self._products = np.array([0.5 * each.products for each in experts])
+        self._layers = [
+            [(weights.astype(np.float64), bias.astype(np.float64)) for weights, bias in each.layers] for each in experts
+        ]
+
+    def mixed(self, others: Any, own: Iterable[Any]) -> Any:
+        """Return the mixture of the prediction of the other members and of those of the experts."""
+        total = (1.0 - sum(self.shares)) * others
+        for share, prediction in zip(self.shares, own, strict=True):
+            total = total + share * prediction
+        return total
+
+    # ---- features
+
+    def vectors_of(self, keys: Integers, fields: Indices) -> Floats:
+        """Return weight and vector (E, keys, 1 + k) of each key, and of all experts; the fields are those of the keys.
+
+        A key that is not known has the weight 0.
+        """
+        found, known = self._commons[:, fields], self.given.keys
+        if not len(known):
+            return found
+        at = known.searchsorted(keys)
+        at[at == len(known)] = 0
+        is_known = known[at] == keys
+        at = at[is_known]
+        rows = self.given.row_of[at]
+        has_vector = rows > 0
+        rows = rows[has_vector] - 1
+        of_rows = np.flatnonzero(is_known)[has_vector]
+        for numbers, expert in zip(found, self.given.experts, strict=True):
+            numbers[is_known, 0] = expert.weights[at]
+            numbers[of_rows, 1:] = expert.vectors[rows]
+        return found
+
+    def numbers_of(self, row: Mapping[str, Any]) -> Floats:
+        """Return the standardized numbers (C,) of a row, whose values are of the types of their fields."""
+        found = []
+        for name, center, limit, deviation in self._scales:
+            value: Any = row.get(name)
+            if isinstance(value, NUMBERS) and abs(value) <= HUGE:
+                found.append(min(max(float(value) - center, -limit), limit) * deviation)
+            else:
+                found.append(0.0)
+        return np.array(found)
+
+    @cached_property
+    def _scales(self) -> list[tuple[str, float, float, float]]:
+        """For each numeric field its name, center, limit, and the factor that makes deviations of distances."""
+        of_fields = (self._centers.tolist(), self._limits.tolist(), self._deviations.tolist())
+        return list(zip(self.numeric, *of_fields, strict=True))
+
+    def embedded(self, rows: NamedRows) -> Iterator[EmbeddedRows]:
+        """Yield the rows, whose values are prepared by the kinds of their fields, in blocks.
+
+        Their ``places`` are the hashes of texts, of 52 bits, without crosses.
+        """
+        numbers, fields = self._standardized(rows), self._fields_of(rows)
+        own = [field for field in fields if field is not None]
+        for start in range(0, len(rows), _ROWS_AT_ONCE):
+            block = slice(start, start + _ROWS_AT_ONCE)
+            found = np.zeros((len(self.shares), len(numbers[block]), *self._commons.shape[1:]))
+            found[:, :, sorted(set(own))] = self._means(rows.places[block], fields)
+            yield EmbeddedRows(found, numbers[block])
+
+    def _standardized(self, rows: NamedRows) -> Floats:
+        """Return the standardized numbers (rows, C)."""
+        values = np.full((len(rows), len(self.numeric)), np.nan)
+        for column, name in enumerate(self.numeric):
+            if name in rows.fields:
+                values[:, column] = rows.numbers[:, rows.fields.index(name)]
+        away = np.minimum(np.maximum(values - self._centers, -self._limits), self._limits)
+        return np.where(is_missing(values), 0.0, away * self._deviations)
+
+    def _fields_of(self, rows: NamedRows) -> list[int | None]:
+        """Return the number of the field of each column of places; None for a field without embeddings."""
+        missing = [0] * (rows.places.shape[1] - len(rows.text_fields))
+        return [*map(self.number_of.get, rows.text_fields), *missing]
+
+    def _means(self, hashes: Indices, fields: Sequence[int | None]) -> Floats:
+        """Return the means (E, rows, fields, 1 + k) of the features of these fields, each once, in ascending order."""
+        own = sorted({field for field in fields if field is not None})
+        found = np.zeros((len(self.shares), len(hashes), len(own), self._commons.shape[2]))
+        for at, field in enumerate(own):
+            of_field = hashes[:, [column for column, each in enumerate(fields) if each == field]]
+            sums, counts = found[:, :, at], np.zeros(len(hashes))
+            for column in of_field.T:
+                is_there = column != ABSENT
+                there: Any = slice(None) if is_there.all() else np.flatnonzero(is_there)
+                keys = column[there] | (field << HASH_BITS)
+                sums[:, there] += self.vectors_of(keys, np.full(len(keys), field))
+                counts[there] += 1.0
+            if of_field.shape[1] > 1:
+                sums /= np.maximum(counts, 1.0)[:, None]
+        return found
+
+    def of_features(self, features: Sequence[tuple[int, int]]) -> Floats:
+        """Return the means (E, F + 1, 1 + k) of the features of one row: numbers of fields, with hashes."""
+        found = np.zeros_like(self._commons)
+        if not features:
+            return found
+        fields = [field for field, _ in features]
+        at = np.array(fields)
+        vectors = self.vectors_of(np.array([field << HASH_BITS | hashed for field, hashed in features]), at)
+        if len(set(fields)) == len(fields):
+            found[:, at] = vectors
+            return found
+        for feature, field in enumerate(fields):
+            found[:, field] += vectors[:, feature]
+        counts = np.bincount(at, minlength=found.shape[1])
+        means: Floats = found / np.maximum(counts, 1)[:, None]
+        return means
+
+    # ---- scores
+
+    def scores_of_row(self, fields: Floats, numbers: Floats) -> list[float]:
+        """Return the scores of one row by each expert: its pooled features (E, F + 1, 1 + k), and its numbers (C,)."""
+        scores: list[float] = self.scores(EmbeddedRows(fields[:, None], numbers[None]))[:, 0].tolist()
+        return scores
+
+    def scores_of(self, rows: NamedRows) -> Floats:
+        """Return the scores (E, rows) of rows as for :meth:`embedded`."""
+        found = [np.zeros((len(self.shares), 0)), *map(self.scores, self.embedded(rows))]
+        return np.concatenate(found, axis=1)
+
+    def scores(self, rows: EmbeddedRows) -> Floats:
+        """Return the scores (E, rows)."""
+        vectors, numbers = rows.fields[:, :, :, 1:], rows.numbers
+        score = rows.fields[:, :, :, 0].sum(axis=2)
+        total = vectors.sum(axis=2)
+        squares = np.einsum("erfk,erfk->er", vectors, vectors)
+        if self.numeric:
+            score += np.einsum("rc,ec->er", numbers, self._numbers[:, :, 0])
+            total += numbers @ self._numbers[:, :, 1:]
+            squares += np.einsum("rc,ec->er", numbers**2, self._squares_of_numbers)
+        score += self._products[:, None] * (np.einsum("erk,erk->er", total, total) - squares)
+        for expert, layers in enumerate(self._layers):
+            if layers:
+                score[expert] += self._of_network(layers, vectors[expert], numbers)
+        found: Floats = self.intercepts[:, None] + self.given.scale * score
+        return found
+
+    @staticmethod
+    def _of_network(layers: Sequence[tuple[Floats, Floats]], vectors: Floats, numbers: Floats) -> Floats:
+        """Return the output of a network for vectors (rows, F + 1, k) and numbers (rows, C)."""
+        (weights, bias), *others = layers
+        values = np.concatenate((vectors.reshape(len(vectors), -1), numbers), axis=1)
+        return _through_layers(values @ weights + bias, others)
+
+    # ---- candidates
+
+    def scores_beside(self, row: NamedRows, candidates: NamedRows) -> Floats:
+        """Return the scores (E, candidates) of a row together with each candidate, which has other fields of the row.
+
+        All that depends on the row alone is computed once.
+        """
+        fields = self._fields_of(candidates)
+        texts, hashes = len(row.text_fields), candidates.places
+        if 0 in fields:  # All missing values are of one field: those of the row count with those of each candidate.
+            missing = np.broadcast_to(row.places[:, texts:], (len(candidates), row.places.shape[1] - texts))
+            hashes, fields = np.column_stack([hashes, missing]), [*fields, *[0] * missing.shape[1]]
+            row = replace(row, places=row.places[:, :texts])
+        [common] = self.embedded(row)
+        own = sorted({field for field in fields if field is not None})
+        numbers = self._standardized(candidates)
+        beside = _Beside.of(common, self._numbers, self._squares_of_numbers)
+        found = [np.zeros((len(self.shares), 0))]
+        for start in range(0, len(candidates), _ROWS_AT_ONCE):
+            block = slice(start, start + _ROWS_AT_ONCE)
+            found.append(self._scores_beside(beside, own, self._means(hashes[block], fields), numbers[block]))
+        return np.concatenate(found, axis=1)
+
+    def _scores_beside(self, beside: _Beside, own: list[int], means: Floats, numbers: Floats) -> Floats:
+        columns = np.flatnonzero(numbers.any(axis=0))
+        numbers, of_numbers = numbers[:, columns], self._numbers[:, columns]
+        vectors = means[:, :, :, 1:]
+        score = beside.weights[:, None] + means[:, :, :, 0].sum(axis=2) + (of_numbers[:, :, 0] @ numbers.T)
+        total = beside.totals[:, None] + vectors.sum(axis=2) + numbers @ of_numbers[:, :, 1:]
+        squares = beside.squares[:, None] + np.einsum("erfk,erfk->er", vectors, vectors)
+        squares += self._squares_of_numbers[:, columns] @ (numbers**2).T
+        score += self._products[:, None] * (np.einsum("erk,erk->er", total, total) - squares)
+        factors = vectors.shape[3]
+        inputs = [field * factors + factor for field in own for factor in range(factors)]
+        inputs += (self._commons.shape[1] * factors + columns).tolist()
+        for expert, layers in enumerate(self._layers):
+            if layers:
+                (weights, bias), *others = layers
+                values = np.concatenate((vectors[expert].reshape(len(numbers), -1), numbers), axis=1)
+                values = values @ weights[inputs] + (beside.inputs[expert] @ weights + bias)
+                score[expert] += _through_layers(values, others)
+        found: Floats = self.intercepts[:, None] + self.given.scale * score
+        return found
+
+    # ---- parts
+
+    def parts(self, rows: NamedRows) -> list[dict[str, Floats]]:
+        """Return for each expert the parts (rows, 1) of scores by name: of fields, of pairs, and of the network.
+
+        They add up to the scores without the intercept. Parts that are 0 for all rows are left out.
+        """
+        by_expert: list[list[dict[str, Floats]]] = [[] for _ in self.shares]
+        lengths = []
+        for block in self.embedded(rows):
+            lengths.append(len(block.numbers))
+            for expert, parts in enumerate(by_expert):
+                parts.append(self._parts_of(expert, block))
+        found: list[dict[str, Floats]] = []
+        for blocks in by_expert:
+            names = dict.fromkeys(name for block in blocks for name in block)
+            nothing = [np.zeros(length) for length in lengths]
+            found.append(
+                {
+                    name: np.concatenate([block.get(name, none) for block, none in zip(blocks, nothing, strict=True)])[
+                        :, None
+                    ]
+                    for name in names
+                }
+            )
+        return found
+
+    def _parts_of(self, expert: int, rows: EmbeddedRows) -> dict[str, Floats]:
+        scale = self.given.scale
+        names = [MISSING_VALUES, *self.given.text_fields, *self.numeric]
+        fields = rows.fields[expert]
+        terms = np.concatenate((fields, rows.numbers[:, :, None] * self._numbers[expert]), axis=1)
+        found: dict[str, Floats] = {}
+        for name, term in zip(names, terms.transpose(1, 0, 2), strict=True):
+            found[name] = found.get(name, 0.0) + scale * term[:, 0]
+        if self.given.experts[expert].products:
+            used = [at for at in range(len(names)) if terms[:, at].any()]
+            for first, second in combinations(used, 2):
+                name = f"{names[first]} × {names[second]}"
+                product = np.einsum("rk,rk->r", terms[:, first, 1:], terms[:, second, 1:])
+                found[name] = found.get(name, 0.0) + scale * product
+        if layers := self._layers[expert]:
+            found[EMBEDDINGS_OF_FIELDS] = scale * self._of_network(layers, fields[:, :, 1:], rows.numbers)
+        return {name: part for name, part in found.items() if part.any()}
+
+
+@dataclass(frozen=True, slots=True)
+class _Beside:
+    """What a row adds to the scores of its candidates, for E experts."""
+
+    weights: Floats
+    """(E,): the sum of its weights."""
+    totals: Floats
+    """(E, k): the sum of its vectors."""
+    squares: Floats
+    """(E,): the sum of the squares of its vectors."""
+    inputs: Floats
+    """(E, inputs): the inputs of a network."""
+
+    @staticmethod
+    def of(row: EmbeddedRows, of_numbers: Floats, squares_of_numbers: Floats) -> _Beside:
+        fields, numbers = row.fields[:, 0], row.numbers[0]
+        vectors = fields[:, :, 1:]
+        every = np.broadcast_to(numbers, (len(fields), len(numbers)))
+        return _Beside(
+            fields[:, :, 0].sum(axis=1) + of_numbers[:, :, 0] @ numbers,
+            vectors.sum(axis=1) + numbers @ of_numbers[:, :, 1:],
+            np.einsum("efk,efk->e", vectors, vectors) + squares_of_numbers @ numbers**2,
+            np.concatenate((vectors.reshape(len(fields), -1), every), axis=1),
+        )
+
+
+def _through_layers(values: Floats, layers: Sequence[tuple[Floats, Floats]]) -> Floats:
+    """Return the output (rows,) of layers, from the sums (rows, units) of the layer before them."""
+    for weights, bias in layers:
+        values = np.maximum(values, 0.0) @ weights + bias
+    out: Floats = values[:, 0]
+    return out

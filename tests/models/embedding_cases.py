@@ -1,0 +1,138 @@
+"""Tests of served embeddings share this code: random embeddings beside a linear member, and their scores by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from models.shape_cases import TOWNS, linear_part, random_shapes
+
+from streamiter.models import LinearPredictor
+from streamiter.models.embedding_scores import EmbeddingExpert, EmbeddingKind, PublishedEmbeddings
+from streamiter.values.named_rows import hash_of
+
+FACTORS = 3
+FIELDS = ["town", "at[hour]", "gone", "at[weekday]"]
+"""The fields with the numbers 1 to 4; the linear member has no texts in the field "gone"."""
+
+
+def hash_in(field: str, text: str | None) -> int:
+    """Return the low 52 bits of the hash of a text, or of a missing value."""
+    name = field.encode()
+    return hash_of(name + b"\xfe" if text is None else name + b"\xff" + text.encode()) & (1 << 52) - 1
+
+
+def key_of(field: str, text: str | None) -> int:
+    """Return the key of a text, or of a missing value."""
+    number = 0 if text is None else 1 + FIELDS.index(field)
+    return number << 52 | hash_in(field, text)
+
+
+SHARES = (0.5, 0.2)
+
+
+def embeddings(kind: EmbeddingKind = "deepfm", seed: int = 1, **changed: Any) -> dict[str, Any]:
+    """Return embeddings of the linear member of ``linear_part``, which has three numbers."""
+    random = np.random.default_rng(seed)
+    known = [*(key_of("town", town) for town in TOWNS[:3]), key_of("at[hour]", "23"), key_of("km", None)]
+    known += [key_of("gone", "x"), key_of("other", None)]
+
+    def normal(*shape: int) -> Any:
+        return random.normal(size=shape).astype(np.float32)
+
+    sizes = [(1 + len(FIELDS)) * FACTORS + 3, 5, 4, 1]
+    layers = [(normal(inputs, outputs), normal(outputs)) for inputs, outputs in pairwise(sizes)]
+    experts = [
+        EmbeddingExpert(
+            weights=normal(len(known)) / 2,
+            vectors=normal(5, FACTORS) / 2,
+            commons=normal(1 + len(FIELDS), FACTORS) / 2,
+            numbers=normal(3, 1 + FACTORS) / 5,
+            products=expert == 1 or kind != "wide and deep",
+            layers=layers if expert == 0 and kind != "fm" else [],
+            intercept=float(random.normal()),
+            share=share,
+        )
+        for expert, share in enumerate(SHARES)
+    ]
+    row_of = np.array([0, 1, 4, 3, 0, 2, 5], np.int32)
+    given = PublishedEmbeddings(kind, FACTORS, list(FIELDS), np.sort(np.array(known)), row_of, 1.0, experts)
+    return given.published() | changed
+
+
+def embedded(link: str = "logit", kind: EmbeddingKind = "deepfm", seed: int = 1, **changed: Any) -> dict[str, Any]:
+    """Return the parameters of a model with a linear member, embeddings, and for even seeds tables."""
+    shapes = {"shapes": random_shapes(seed).published()} if seed % 2 == 0 else {}
+    return linear_part(link) | shapes | {"embeddings": embeddings(kind, seed, **changed)}
+
+
+EMBEDDED_ROWS: list[dict[str, Any]] = [
+    {"km": 7.25, "load": 0.5, "at": "2024-05-01T23:30", "town": "Ἀθῆναι"},
+    {"km": -1e9, "load": True, "at": "1969-12-31T01:00", "town": "never seen"},
+    {"km": None, "load": None, "at": None, "town": None},
+    {"km": float("nan"), "other": None, "town": ["Roma", "𝄞", "Roma"], "strange": "x"},
+    {"km": 1e101, "at": "2024-05-01", "town": ["Kyjiw", "Roma", "new"], "gone": "x"},
+    {"load": -0.0, "town": []},
+    {},
+]
+"""Rows of all kinds of values."""
+
+
+def scores_by_hand(parameters: Mapping[str, Any], row: Mapping[str, Any]) -> list[float]:
+    """Return the scores of the experts, one number after the other, as the page of the format describes it."""
+    given = parameters["embeddings"]
+    model = LinearPredictor(parameters | {"link": "clipped", "lowest": -1e9, "highest": 1e9})
+    prepared = model._standardized._prepared(row)  # type: ignore[union-attr]
+    distances = []
+    for at, name in enumerate(parameters["fields"]):
+        value, limit = prepared.get(name), parameters["limit"][at]
+        is_number = isinstance(value, (int, float)) and abs(value) <= 1e100 and limit > 0
+        distances.append(10 * np.clip(value - parameters["center"][at], -limit, limit) / limit if is_number else 0.0)
+    fields: dict[int, list[int | None]] = {}
+    for name, text in texts_of(prepared):
+        if text is not None and (name not in given["text_fields"] or name not in parameters["text_fields"]):
+            continue
+        number = 0 if text is None else 1 + given["text_fields"].index(name)
+        known = np.flatnonzero(given["keys"] == number << 52 | hash_in(name, text))
+        fields.setdefault(number, []).append(int(known[0]) if len(known) else None)
+    return [of_expert(given, expert, fields, distances) for expert in given["experts"]]
+
+
+def of_expert(
+    given: Mapping[str, Any], expert: Mapping[str, Any], fields: Mapping[int, list[int | None]], distances: list[float]
+) -> float:
+    def row_of(field: int, feature: int | None) -> Any:
+        row = 0 if feature is None else given["row_of"][feature]
+        vector = expert["vectors"][row - 1] if row else expert["commons"][field]
+        return np.append(0.0 if feature is None else expert["weights"][feature], vector.astype(float))
+
+    nothing = [np.zeros(1 + FACTORS)]
+    terms = [
+        np.mean([row_of(field, each) for each in fields[field]] if field in fields else nothing, axis=0)
+        for field in range(1 + len(FIELDS))
+    ]
+    inputs = np.concatenate([*(term[1:] for term in terms), distances])
+    terms += [z * vector.astype(float) for z, vector in zip(distances, expert["numbers"], strict=True)]
+    score = sum(term[0] for term in terms)
+    if expert["products"]:
+        score += sum(terms[a][1:] @ terms[b][1:] for a in range(len(terms)) for b in range(a))
+    for number, layer in enumerate(expert["layers"]):
+        inputs = inputs @ layer["weights"].astype(float) + layer["bias"]
+        if number < len(expert["layers"]) - 1:
+            inputs = np.maximum(inputs, 0)
+        else:
+            score += inputs[0]
+    return float(expert["intercept"] + given["scale"] * score)
+
+
+def texts_of(row: Mapping[str, Any]) -> Iterator[tuple[str, str | None]]:
+    """Yield the texts of a prepared row, each once, and None for missing values."""
+    for name, value in row.items():
+        if isinstance(value, str):
+            yield name, value
+        elif isinstance(value, list):
+            yield from ((name, text) for text in dict.fromkeys(value))
+        elif value is None or not abs(value) <= 1e100:
+            yield name, None
