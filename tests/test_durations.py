@@ -18,7 +18,14 @@ from test_public_names import NAMES
 from streamiter import Checkpoints, Flow, LocalProcesses, Ray, epochs_every, hopping, session, sliding, topic, tumbling
 from streamiter.engine.processes.host import PlainOptions
 from streamiter.flow.stream import Stream
-from streamiter.learn import DelayedLabels, PublishSchedule, online_k_means, online_standard_scaler, train_online
+from streamiter.learn import (
+    DelayedLabels,
+    Embeddings,
+    PublishSchedule,
+    online_k_means,
+    online_standard_scaler,
+    train_online,
+)
 from streamiter.learn.label_join import LabelJoin
 from streamiter.models import ServedModel
 from streamiter.operators import Context, KeyedState, MapAsync, MiniBatch, Operator, Output, Source, SourceBatch
@@ -215,6 +222,7 @@ BY_OPTION: dict[str, Callable[[Any], object]] = {
     "CheckpointSettings(interval_s)": lambda s: plain(settings.CheckpointSettings(interval_s=s)),
     "Context.set_timer(delay_s)": timer,
     "DelayedLabels(within_s)": lambda s: joined(within_s=s),
+    "Embeddings(expire)": lambda s: Embeddings(expire=s, time="at").expire_ms,
     "HealthSettings(loop_limit_s)": lambda s: plain(settings.HealthSettings(loop_limit_s=s)),
     "HealthSettings(source_limit_s)": lambda s: plain(settings.HealthSettings(source_limit_s=s)),
     "HealthSettings(stall_limit_s)": lambda s: plain(settings.HealthSettings(stall_limit_s=s)),

@@ -117,6 +117,7 @@ class FieldNumbers:
     >>> from streamiter.values.named_rows import FieldReader
     >>> numbers = FieldNumbers()
     >>> numbers.add(FieldReader(bits=HASH_BITS).rows([{"user": "u7", "km": 3.0}, {"item": "i9"}]))
+    2
     >>> numbers.names
     ['user', 'item']
     """

@@ -236,7 +236,8 @@ def test_a_large_table_takes_the_memory_of_its_features() -> None:
     keys = np.random.default_rng(1).integers(0, 2**62, 10_000)
     table.touch(keys, np.zeros(len(keys)), np.zeros(16), 0.25)
     assert table.size_bytes() > 800 << 20
-    assert _resident_bytes() - before < 20 << 20
+    # The process may take some megabytes for itself meanwhile.
+    assert _resident_bytes() - before < 64 << 20
 
 
 def _resident_bytes() -> int:

@@ -20,30 +20,35 @@ from support.waiting import PATIENCE_S
 from topics.topic_case import write
 
 from streamiter import Checkpoints, Flow
-from streamiter.learn import PageHinkley, train_online
+from streamiter.learn import Embeddings, PageHinkley, train_online
 from streamiter.models import ServedModel
 from streamiter.service.metrics import MetricsNow, exposition
 from streamiter.service.observations import Observations
+from streamiter.service.prediction_log import PredictionLog
+from streamiter.service.settings import PredictionSettings
 from streamiter.topics import MemoryBroker
+from streamiter.values.helpers.clock import SystemClock
 
 
 async def exposed_metrics(folder: Path) -> dict[str, set[str]]:
     """Return the labels of each sample of a service for yes or no, and of a service for numbers."""
-    classes = await _scraped(folder / "classes", lambda x: x > 0.5)
+    classes = await _scraped(folder / "classes", lambda x: x > 0.5, embeddings=Embeddings("fm", at_most="1 MB"))
     return classes | await _scraped(folder / "numbers", lambda x: 3.0 * x)
 
 
-async def _scraped(folder: Path, label_of: object) -> dict[str, set[str]]:
+async def _scraped(folder: Path, label_of: object, embeddings: Embeddings | None = None) -> dict[str, set[str]]:
     broker, draw = MemoryBroker(), Random(1)
     events, updates, dead_letters = [broker.topic(name) for name in ("events", "updates", "dead-letters")]
     for topic in (events, updates, dead_letters):
         await topic.create()
     values = [draw.random() for _ in range(2_000)]
-    await write(events, [b"no JSON", *(json.dumps({"x": x, "y": label_of(x)}).encode() for x in values)])  # type: ignore[operator]
+    rows = [{"x": x, "item": f"i{number % 9}", "y": label_of(x)} for number, x in enumerate(values)]  # type: ignore[operator]
+    await write(events, [b"no JSON", *(json.dumps(row).encode() for row in rows)])
     observations = Observations("clicks")
+    observations.prediction_log = PredictionLog(PredictionSettings("memory://log"), SystemClock())
     flow = Flow("clicks")
-    rows = flow.source(events, stop="latest", dead_letter=dead_letters)
-    training = train_online(rows, label="y", report_every=500, drift=PageHinkley())
+    source = flow.source(events, stop="latest", dead_letter=dead_letters)
+    training = train_online(source, label="y", report_every=500, drift=PageHinkley(), embeddings=embeddings)
     training.models.publish_model(updates, model="clicks")
     training.validation.map(observations.validated)
     async with ServedModel(updates, "clicks") as served:
