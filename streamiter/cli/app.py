@@ -16,9 +16,8 @@ import typer
 from streamiter.cli.checkpoints import checkpoints_app
 from streamiter.cli.figures import INTERRUPTED, USAGE, Commands
 from streamiter.cli.models import models_app
-from streamiter.cli.replay import replay
 from streamiter.cli.run import add_commands, draw, examples, run
-from streamiter.cli.serve import serve
+from streamiter.cli.serve import replay, serve
 from streamiter.cli.topics import topics_app
 from streamiter.cli.train import network_app, predict, train
 from streamiter.engine.job.running import Interruption

@@ -1,4 +1,4 @@
-"""The command ``serve``: it runs the service of a file, checks the file, or writes one for a topic."""
+"""The commands of a service: ``serve`` runs it, or checks or writes its file; ``replay`` predicts its log again."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Annotated, Final
 
 import typer
 
-from streamiter.cli.figures import errors_of_output, print_fields, say
+from streamiter.cli.figures import errors_of_output, print_fields, print_json, say
 from streamiter.cli.topics import lasting_topic, with_topic
 from streamiter.engine.job.running import run_in_own_loop
 from streamiter.errors import ConfigurationError
@@ -140,3 +140,44 @@ def _places(source: Topic, answers: str | None) -> str:
 
 _NO_NAME: Final = re.compile(r"[^A-Za-z0-9._-]+")
 _NAME_CHARACTERS: Final = 60
+
+
+def replay(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The file of the service.")] = Path("service.toml"),
+    version: Annotated[
+        str | None, typer.Option("--version", metavar="VERSION", help="Such as 2.17; otherwise the newest.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+) -> None:
+    """Predict the rows of a service's log of predictions with a version of its model, and compare with what was served.
+
+    Rows that this very version has served must have the same prediction: the others are mismatches, and exit code 1.
+    """
+    from streamiter.service import read_settings
+    from streamiter.service.replay import replay_of
+
+    found = run_in_own_loop(replay_of(read_settings(file), version))
+    figures = {
+        "version": found.version,
+        "rows": found.rows,
+        "mean_difference": found.mean_difference,
+        "largest_difference": found.largest_difference if found.rows else None,
+        "changed_decisions": found.changed_decisions,
+        "served_by_this_version": found.of_same_version,
+        "mismatches": found.mismatched,
+        "refused_rows": found.refused,
+        "rows_of_other_models": found.of_other_models,
+        "unreadable_records": found.unreadable,
+    }
+    if as_json:
+        print_json(figures)
+    else:
+        print_fields((name.replace("_", " "), _shown(figure)) for name, figure in figures.items())
+    if found.mismatched:
+        raise typer.Exit(1)
+
+
+def _shown(figure: object) -> str:
+    if figure is None:
+        return "–"
+    return f"{figure:.3g}" if isinstance(figure, float) else f"{figure:,}" if isinstance(figure, int) else str(figure)

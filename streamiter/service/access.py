@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Final, Literal, cast, get_args
 
 from streamiter.errors import ConfigurationError
-from streamiter.service.settings import HttpSettings, http_secret, tls_context
+from streamiter.service.settings import HttpSettings, http_secret, load_certificate, tls_context
 from streamiter.values.helpers.clock import Clock
 
 _log = logging.getLogger("streamiter.service.http")
@@ -55,16 +55,15 @@ class Access:
         """Read tokens and certificate again. What cannot be read is told in the log, and nothing changes."""
         self._seen = self._changed_at()
         try:
-            tokens, context = tokens_of(self._settings), tls_context(self._settings)
+            tokens = tokens_of(self._settings)
+            tls_context(self._settings)  # A context of its own, since a wrong key would spoil the one in use.
+            if self.tls is not None:
+                # Connections that are open keep the certificate that they began with.
+                load_certificate(self._settings, self.tls)
         except ConfigurationError as error:
             _log.error("tokens and certificate have not changed: %s", error)
             return
-        if context is not None and self.tls is not None:
-            assert self._settings.tls_certificate is not None
-            password = http_secret(self._settings, "tls_key_password")
-            # Connections that are open keep the certificate that they began with.
-            self.tls.load_cert_chain(self._settings.tls_certificate, self._settings.tls_key, password or b"")
-        if bool(tokens) == bool(self._tokens) and tokens != self._tokens:
+        if tokens != self._tokens:
             self._tokens = tokens
             self.on_change()
         _log.info("tokens and certificate have been read again")

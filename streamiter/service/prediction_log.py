@@ -13,12 +13,14 @@ import math
 import os
 import uuid
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from itertools import islice
 from typing import Any, Final, NamedTuple
 
+import numpy as np
 import orjson
 
-from streamiter.errors import DecodeError, StreamiterError
+from streamiter.errors import DecodeError, ModelError, StreamiterError
 from streamiter.models.served import ServedVersion
 from streamiter.service.settings import PredictionSettings
 from streamiter.topics import OutgoingBatch, TopicBatch, topic
@@ -57,7 +59,7 @@ class PredictionLog:
     Where the topic does not answer, requests are answered all the same: when the queue is full, further predictions are
     not logged, have no id, and count as ``dropped``. A process that is killed loses what is in the queue, usually the
     last milliseconds. With ``wait = true`` an answer waits until its records are stored, so none is lost that a client
-    has seen; it may be in the log twice.
+    has seen; it may be in the log twice. A record that is too large for the topic is ``dropped`` in every case.
     """
 
     def __init__(self, settings: PredictionSettings, clock: Clock) -> None:
@@ -148,7 +150,7 @@ class PredictionLog:
                     break
                 self._has_records.clear()
                 continue
-            batch = [self._queue[place] for place in range(min(_BATCH, len(self._queue)))]
+            batch = list(islice(self._queue, _BATCH))
             try:
                 if writer is None:
                     writer, limit = await self._topic.open_writer(), await self._topic.size_limit()
@@ -184,9 +186,12 @@ class PredictionLog:
     def _check(self, logged: _Waiting) -> None:
         """Compute one prediction again from its record, with the version that has served it."""
         document = orjson.loads(logged.value)
-        again, served = logged.version.predict(document["row"]), document["prediction"]
         self.counts["checked"] += 1
-        if not are_same(predicted_numbers(again), served_numbers(served)):
+        try:
+            is_same = are_same(numbers_again(logged.version.predict, document), served_numbers(document["prediction"]))
+        except ModelError:
+            is_same = False
+        if not is_same:
             self.counts["mismatched"] += 1
             _log.warning("the prediction %s is another one when its record is predicted again", document["id"])
 
@@ -205,15 +210,18 @@ async def _closed(writer: TopicWriter | None) -> None:
 def document_of(value: bytes | None) -> dict[str, Any]:
     """Return the document of a record; raise ``JSONDecodeError``, ``KeyError`` or ``TypeError`` for another record."""
     document: dict[str, Any] = orjson.loads(value or b"")
-    if not {"id", "time", "generation", "version", "prediction", "row"} <= document.keys():
+    if not {"id", "time", "model", "generation", "version", "prediction", "row"} <= document.keys():
         raise KeyError(f"it has {sorted(document)}")
     return document
 
 
-def predicted_numbers(prediction: Any) -> list[float]:
-    """Return the numbers of a prediction as a model makes it."""
-    values = prediction.tolist() if hasattr(prediction, "tolist") else prediction
-    return list(values) if isinstance(values, list) else [values]
+def numbers_again(predict: Callable[[Any], Any], document: dict[str, Any]) -> list[float]:
+    """Return the prediction for the row of a record; raise ``ModelError`` for a row that the model refuses."""
+    row = document["row"]
+    # A row of numbers is predicted as a matrix, as it was in its request.
+    found = predict(row) if isinstance(row, dict) else predict([row])[0]
+    values = found.tolist() if isinstance(found, (np.ndarray, np.generic)) else found
+    return values if isinstance(values, list) else [values]
 
 
 def served_numbers(prediction: dict[str, Any]) -> list[float]:
@@ -249,14 +257,18 @@ class LoggedPredictions:
     """
 
     def decode(self, batch: TopicBatch) -> list[dict[str, Any]]:
-        """Return the rows; a record that no log has written is a ``DecodeError``."""
+        """Return the rows; other records, and rows with the names of the added fields, are a ``DecodeError``."""
         rows, failures = [], {}
         for number, value in enumerate(batch.values):
             try:
                 document = document_of(value)
-                rows.append({**document["row"], _ID_FIELD: document["id"], _TIME_FIELD: document["time"]})
+                row, added = {**document["row"]}, {_ID_FIELD: document["id"], _TIME_FIELD: document["time"]}
             except (orjson.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
                 failures[number] = f"expected a record of a log of predictions, given {value!r:.80}: {error!r}"
+                continue
+            if taken := [name for name in added if name in row]:
+                failures[number] = f"expected a row without the field {taken[0]!r}, which the decoder adds; rename it"
+            rows.append(row | added)
         if failures:
             raise DecodeError(failures)
         return rows

@@ -10,7 +10,7 @@ from streamiter.errors import ConfigurationError, ModelError
 from streamiter.models import find_update
 from streamiter.models.update import shown_rank
 from streamiter.service.features import FeatureRows
-from streamiter.service.prediction_log import are_same, document_of, predicted_numbers, served_numbers
+from streamiter.service.prediction_log import are_same, document_of, numbers_again, served_numbers
 from streamiter.service.settings import ServiceSettings
 from streamiter.topics import ReadRequest, topic
 from streamiter.values.helpers.closing import closed_after
@@ -28,6 +28,8 @@ class Replay:
     """The rows that the version predicts."""
     unreadable: int = 0
     """Records that no log of predictions has written."""
+    of_other_models: int = 0
+    """Records of other services that write to the same log."""
     refused: int = 0
     """The rows that the version refuses."""
     sum_of_differences: float = 0.0
@@ -83,8 +85,11 @@ async def replay_of(settings: ServiceSettings, version: str | None = None) -> Re
                 except (orjson.JSONDecodeError, KeyError, TypeError, AttributeError):
                     found.unreadable += 1
                     continue
+                if document["model"] != settings.name:
+                    found.of_other_models += 1
+                    continue
                 try:
-                    again = predicted_numbers(predict(document["row"]))
+                    again = numbers_again(predict, document)
                 except ModelError:
                     found.refused += 1
                     continue

@@ -408,9 +408,16 @@ def tls_context(settings: HttpSettings) -> ssl.SSLContext | None:
     """Return the context of the server; None without TLS. Raises ConfigurationError for a wrong certificate or key."""
     if settings.tls_certificate is None or settings.tls_key is None:
         return None
-    password = http_secret(settings, "tls_key_password")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
+    load_certificate(settings, context)
+    return context
+
+
+def load_certificate(settings: HttpSettings, context: ssl.SSLContext) -> None:
+    """Load the certificate and its key of these settings. Raises ConfigurationError for a wrong one."""
+    assert settings.tls_certificate is not None
+    password = http_secret(settings, "tls_key_password")
     try:
         # Without a password, OpenSSL would ask for one on the terminal.
         context.load_cert_chain(settings.tls_certificate, settings.tls_key, password or b"")
@@ -419,7 +426,6 @@ def tls_context(settings: HttpSettings) -> ssl.SSLContext | None:
             f"[http]: expected a certificate and its key in PEM (tls_certificate, tls_key), given "
             f"{settings.tls_certificate} and {settings.tls_key}: {error.strerror or error}"
         ) from error
-    return context
 
 
 @dataclass(frozen=True)

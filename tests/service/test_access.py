@@ -107,7 +107,7 @@ async def test_tokens_that_are_replaced_count_at_once_and_a_wrong_file_changes_n
     assert "s3cret" not in caplog.text
 
 
-async def test_new_connections_get_the_new_certificate(tmp_path: Path) -> None:
+async def test_new_connections_get_the_new_certificate_unless_it_is_a_wrong_one(tmp_path: Path) -> None:
     """A service was started again each time that its certificate was renewed."""
     authority = Authority(tmp_path, "authority")
     certificate, key = authority.sign("service", "IP:127.0.0.1")
@@ -126,11 +126,11 @@ async def test_new_connections_get_the_new_certificate(tmp_path: Path) -> None:
         authority.sign("service", "IP:127.0.0.1")
         await clock.look()
         second = await shown(address)
-    assert (
-        first
-        != second
-        == ssl.PEM_cert_to_DER_cert(certificate.read_text()[certificate.read_text().index("-----BEGIN") :])
-    )
+        expected = ssl.PEM_cert_to_DER_cert(certificate.read_text())
+        certificate.write_text("half of a certifi")
+        await clock.look()
+        assert await shown(address) == second
+    assert first != second == expected
 
 
 @pytest.mark.parametrize("text", ["teach s3cret", "all s3 cret", "# only a comment"])

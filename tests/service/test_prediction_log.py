@@ -18,14 +18,13 @@ from service.test_service import running, until
 from service.test_service_restarts import NAME, Place
 from support.waiting import PATIENCE_S
 
-from streamiter.errors import TopicUnavailable
+from streamiter.errors import DecodeError
 from streamiter.models import ModelSnapshot, ModelUpdateEncoder, last_update
 from streamiter.service import OnlineLearningService, ServiceReplica, read_settings
 from streamiter.service.prediction_log import LoggedPredictions
 from streamiter.service.replay import replay_of
 from streamiter.topics import OutgoingBatch, ReadRequest, TopicBatch, topic
 from streamiter.values.helpers.clock import SystemClock
-from streamiter_sqlite.topic import SqliteTopic
 
 
 class Served(Place):
@@ -56,6 +55,14 @@ class Served(Place):
 async def place(tmp_path: Path) -> Served:
     made = Served(tmp_path)
     await made.create("updates", "predictions", "flights", "answers")
+    return made
+
+
+@pytest.fixture
+async def without_log(tmp_path: Path) -> Served:
+    """Return a place whose log does not exist yet."""
+    made = Served(tmp_path)
+    await made.create("updates", "flights")
     return made
 
 
@@ -115,21 +122,13 @@ async def test_a_sample_is_chosen_by_id_and_the_others_have_none(place: Served) 
 
 
 async def test_requests_are_answered_while_the_log_is_away_and_what_is_lost_is_counted(
-    place: Served, monkeypatch: pytest.MonkeyPatch
+    without_log: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A topic that did not answer held all requests, and afterwards nobody knew what was missing."""
+    place = without_log
     await place.publish(300)
     monkeypatch.setattr("streamiter.service.prediction_log._QUEUE_BYTES_MAX", 1_000)
     monkeypatch.setattr("streamiter.service.prediction_log._TRY_AGAIN_S", 0.01)
-    is_away = True
-    open_writer = SqliteTopic.open_writer
-
-    async def opened(self: SqliteTopic) -> Any:
-        if is_away and "predictions" in self.url:
-            raise TopicUnavailable(f"{self.url} does not answer")
-        return await open_writer(self)
-
-    monkeypatch.setattr(SqliteTopic, "open_writer", opened)
     async with replica_of(place) as (replica, client):
         answered = await predictions_of(client, trips(20))
         log = replica.observations.prediction_log
@@ -137,11 +136,27 @@ async def test_requests_are_answered_while_the_log_is_away_and_what_is_lost_is_c
         with_id = [each["id"] for each in answered if "id" in each]
         assert 0 < len(with_id) < 20
         assert log.counts["dropped"] == 20 - len(with_id)
-        is_away = False
+        await place.create("predictions")
         await until(lambda: log.counts["written"] == len(with_id))
         metrics = (await client.get("/metrics")).text
         assert f'streamiter_prediction_log_total{{model="{NAME}",outcome="dropped"}} {log.counts["dropped"]}' in metrics
     assert [each["id"] for each in await place.logged()] == with_id
+
+
+async def test_a_record_that_is_refused_when_it_is_predicted_again_is_a_mismatch_and_ends_nothing(
+    place: Served,
+) -> None:
+    """The check of a record raised in the task of the log, and with it the service ended."""
+    await place.publish(300)
+    async with replica_of(place) as (replica, client):
+        log = replica.observations.prediction_log
+        assert log is not None
+        assert replica.observations.served is not None
+        log.add(replica.observations.served.version_now(), [{"km": "far"}], [{"probability": 0.5}])
+        await until(lambda: log.counts["checked"] == 1)
+        assert log.counts["mismatched"] == 1
+        await predictions_of(client, trips(3))
+        await until(lambda: log.counts["written"] == 4)
 
 
 async def test_a_service_learns_from_its_log_with_labels_that_name_the_ids(place: Served) -> None:
@@ -193,10 +208,11 @@ async def test_a_replay_compares_any_version_with_what_was_served(place: Served,
     wrong = {**first, "prediction": {"probability": 0.999}}
     writer = await topic(place.url("predictions")).open_writer()
     refused = {**first, "row": {"km": "far"}}
-    await writer.write(OutgoingBatch([orjson.dumps(wrong), orjson.dumps(refused), b"[]"]))
+    other = {**first, "model": "other"}
+    await writer.write(OutgoingBatch([orjson.dumps(wrong), orjson.dumps(refused), orjson.dumps(other), b"[]"]))
     await writer.close()
     found = await replay_of(read_settings(settings), "1.1")
-    assert (found.mismatched, found.refused, found.unreadable) == (1, 1, 1)
+    assert (found.mismatched, found.refused, found.of_other_models, found.unreadable) == (1, 1, 1, 1)
     file = tmp_path / "service.toml"
     file.write_text(
         f'service.name = "{NAME}"\n[input]\ntopic = "{place.url("flights")}"\n[learn]\nkind = "classification"\n'
@@ -209,7 +225,10 @@ async def test_a_replay_compares_any_version_with_what_was_served(place: Served,
 
 def test_records_of_others_are_errors_of_the_decoder() -> None:
     """A topic that is no log was read as rows without features."""
-    batch = TopicBatch(partition=0, values=[b'{"id": 1}', None, b"3"])
-    with pytest.raises(Exception, match="expected a record of a log of predictions") as raised:
+    record = {"id": "a-1", "time": 7, "model": "m", "generation": 1, "version": 1, "prediction": {"value": 1.0}}
+    taken = orjson.dumps({**record, "row": {"prediction_id": "mine"}})
+    batch = TopicBatch(partition=0, values=[b'{"id": 1}', None, b"3", taken])
+    with pytest.raises(DecodeError, match="expected a record of a log of predictions") as raised:
         LoggedPredictions().decode(batch)
-    assert list(getattr(raised.value, "failures", {})) == [0, 1, 2]
+    assert list(raised.value.failures) == [0, 1, 2, 3]
+    assert "expected a row without the field 'prediction_id'" in raised.value.failures[3]
