@@ -60,13 +60,21 @@ class KnownHeads:
 
     def __init__(self) -> None:
         self._found: dict[bytes, tuple[int, Again]] = {}
+        self.cleared = 0
+        """How often all heads were forgotten."""
 
     def clear(self) -> None:
         """Forget all heads: they may have a token that is no longer one."""
         self._found.clear()
+        self.cleared += 1
 
-    def keep(self, head: bytes, scope: Mapping[str, Any]) -> None:
-        """Keep the head of a request that was answered, if its scope says how to answer further ones (``again``)."""
+    def keep(self, head: bytes, scope: Mapping[str, Any], cleared: int) -> None:
+        """Keep the head of a request that was answered, whose scope says how to answer further ones (``again``).
+
+        ``cleared`` is that of the time at which the request began: a token in it may be gone since.
+        """
+        if cleared != self.cleared:
+            return
         names = [name for name, _ in scope["headers"]]
         lengths = [int(value) for name, value in scope["headers"] if name == b"content-length"]
         if len(head) > _HEAD_BYTES_KEPT_MAX or len(lengths) != 1 or not _OTHER_HEADERS.isdisjoint(names):
@@ -96,6 +104,8 @@ class ClientConnection(HttpToolsProtocol):
         self._heads = heads
         self._head = b""
         """The head of the request that is not answered yet, if it came in one piece."""
+        self._cleared = 0
+        """How often all heads had been forgotten when it came."""
         self._request_s = request_s
         self._refused = refused
         self._waits_since_s = 0.0
@@ -132,7 +142,7 @@ class ClientConnection(HttpToolsProtocol):
                 self._send(answer)
                 return
             head, end, _ = data.partition(_END_OF_HEAD)
-            self._head = head if end else b""
+            self._head, self._cleared = head if end else b"", self._heads.cleared
         if self._began_s is None:
             self._began_s = self.loop.time()
         for start in range(0, len(data), _PARSED_BYTES):
@@ -177,7 +187,7 @@ class ClientConnection(HttpToolsProtocol):
         self._waits_since_s = self.loop.time()
         self._began_s = self._waits_since_s if is_more else None
         if self._head and "again" in self.cycle.scope and self.cycle.keep_alive:
-            self._heads.keep(self._head, self.cycle.scope)
+            self._heads.keep(self._head, self.cycle.scope, self._cleared)
         self._head = b""
         super().on_response_complete()
 

@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import httpx
 import pytest
-from service.http_case import problem_of
+from models.model_case import write
+from service.http_case import problem_of, request
+from service.service_models import learned
 from support.certificates import Authority
 from support.waiting import PATIENCE_S
 
 from streamiter.errors import ConfigurationError
-from streamiter.service.access import Access
+from streamiter.models import ModelSnapshot, ModelUpdateEncoder, ServedModel
+from streamiter.service.access import Access, Role
 from streamiter.service.http import serving
 from streamiter.service.observations import Observations
 from streamiter.service.settings import HttpSettings
+from streamiter.topics import MemoryBroker
 from streamiter.values.helpers.clock import SystemClock
 
 TOKENS = "# of the load balancer\npredict p-1\r\n\nread r-1\nmetrics m-1\nall a-1\na-2\n"
@@ -44,6 +49,16 @@ class Looks(SystemClock):
         async with asyncio.timeout(PATIENCE_S):
             while self.slept == before:
                 await asyncio.sleep(0)
+
+
+class Asked(Access):
+    """Counts how often a request was checked."""
+
+    times = 0
+
+    def role_of(self, headers: Mapping[bytes, bytes]) -> Role | None:
+        self.times += 1
+        return super().role_of(headers)
 
 
 @asynccontextmanager
@@ -105,6 +120,39 @@ async def test_tokens_that_are_replaced_count_at_once_and_a_wrong_file_changes_n
         assert await status(address, "GET", "/metrics", "new") == 200
     assert "tokens and certificate have not changed" in caplog.text
     assert "s3cret" not in caplog.text
+
+
+async def test_a_request_that_began_with_an_old_token_does_not_keep_it(tmp_path: Path) -> None:
+    """A request was under way while its token was replaced; its head was kept, and the old token was good for ever."""
+    file = tmp_path / "tokens"
+    file.write_text("old")
+    access = Asked(HttpSettings("127.0.0.1:0", token_file=str(file)))
+    observations = Observations("late")
+    async with contextlib.AsyncExitStack() as stack:
+        updates = MemoryBroker().topic("models")
+        await updates.create()
+        snapshot = ModelSnapshot(learned().parameters(), 1)
+        await write(updates, ModelUpdateEncoder("late", 1, clock=SystemClock()).encode([snapshot]))
+        observations.served = await stack.enter_async_context(ServedModel(updates, "late"))
+        await observations.served.ready()
+        settings = HttpSettings("127.0.0.1:0", token_file=str(file))
+        address = await stack.enter_async_context(serving(observations, settings, access))
+        port = int(address.rpartition(":")[2])
+        asked = request("/predict", b'{"km": 600.0}', "Authorization: Bearer old")
+        codes = []
+        for part in (asked[:-5], asked):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(part)
+            if part is not asked:
+                async with asyncio.timeout(PATIENCE_S):
+                    while not access.times:
+                        await asyncio.sleep(0)
+                file.write_text("new")
+                access.reload()
+                writer.write(asked[-5:])
+            codes.append(int((await reader.readline()).split()[1]))
+            writer.close()
+    assert codes == [200, 401]
 
 
 async def test_new_connections_get_the_new_certificate_unless_it_is_a_wrong_one(tmp_path: Path) -> None:
