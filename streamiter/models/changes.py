@@ -18,8 +18,8 @@ change is a list of operations. Each has the ``path`` of a value: names in dicts
 
 Rows are found without a description of the parameters: an array of ascending integers, such as the features of a
 network or the hashed places of a linear model, is a list of keys. Where it gains and loses keys, arrays that are as
-long, or longer by the same number of rows in both versions, are compared key by key. A wrong guess costs bytes and
-no bits.
+long, or longer by the same number of rows in both versions, are compared key by key. Of several lists that fit
+equally, the one with the fewest rows to set is taken. A wrong guess costs bytes and no bits.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class _Comparison:
     """Compares two versions. The lists of keys are found first, wherever they are."""
 
     def __init__(self, old: Any, new: Any) -> None:
-        self._keys: list[_Keys] = []
+        self._keys: dict[tuple[int, ...], _Keys] = {}
         self._known: dict[bytes, _Indices] = {}
         """Places that several arrays have: a value with tensors stores them once."""
         self._find_keys(old, new)
@@ -123,11 +123,14 @@ class _Comparison:
     def _find_keys(self, old: Any, new: Any) -> None:
         if isinstance(new, np.ndarray) and isinstance(old, np.ndarray):
             if _are_keys(old) and _are_keys(new) and not np.array_equal(old, new):
-                removed, inserted = _not_in(old, new), _not_in(new, old)
-                self._keys.append(_Keys(len(old), len(new), self._shared(removed), self._shared(inserted)))
+                removed, inserted = self._shared(_not_in(old, new)), self._shared(_not_in(new, old))
+                # Lists that lose and gain keys at the same places move rows alike, so one of them is enough.
+                place = (len(old), len(new), id(removed), id(inserted))
+                self._keys.setdefault(place, _Keys(len(old), len(new), removed, inserted))
         elif isinstance(new, dict) and isinstance(old, dict):
-            for name in new.keys() & old.keys():
-                self._find_keys(old[name], new[name])
+            for name in new:
+                if name in old:
+                    self._find_keys(old[name], new[name])
         elif isinstance(new, (list, tuple)) and type(new) is type(old):
             for before, after in zip(old, new, strict=False):
                 self._find_keys(before, after)
@@ -151,20 +154,21 @@ class _Comparison:
     def _ways(self, old: Array, new: Array) -> Iterator[tuple[_Indices, _Indices, _Indices]]:
         """Yield rows that are removed, inserted and set, for each way to assign the old rows to the new ones."""
         # A list of keys is that of an array if at least half of the rows have a key, as many without in both versions.
-        fitting = [keys for keys in self._keys if len(old) - keys.old == len(new) - keys.new in range(keys.new + 1)]
-        keys = min(fitting, key=lambda keys: len(new) - keys.new, default=None)
-        if keys is None or len(new) > keys.new:
+        every = self._keys.values()
+        fitting = [keys for keys in every if len(old) - keys.old == len(new) - keys.new in range(keys.new + 1)]
+        others = min((len(new) - keys.new for keys in fitting), default=None)
+        if others != 0:
             both, added = min(len(old), len(new)), self._shared(np.arange(len(old), len(new)))
             lost = self._shared(np.arange(len(new), len(old)))
             yield lost, added, np.concatenate([_different_rows(old[:both], new[:both]), added])
-        if keys is None:
-            return
-        others = len(new) - keys.new
-        for first in {0, others}:  # The other rows are in front of those with keys, or behind them.
-            removed, inserted = self._shared(keys.removed + first), self._shared(keys.inserted + first)
-            kept = np.delete(np.arange(len(new)), inserted)
-            moved = _different_rows(np.delete(old, removed, axis=0), np.delete(new, inserted, axis=0))
-            yield removed, inserted, np.union1d(inserted, kept[moved])
+        for keys in fitting:
+            if len(new) - keys.new != others:
+                continue
+            for first in dict.fromkeys([0, others]):  # The other rows are in front of those with keys, or behind them.
+                removed, inserted = self._shared(keys.removed + first), self._shared(keys.inserted + first)
+                kept = np.delete(np.arange(len(new)), inserted)
+                moved = _different_rows(np.delete(old, removed, axis=0), np.delete(new, inserted, axis=0))
+                yield removed, inserted, np.union1d(inserted, kept[moved])
 
     def _shared(self, rows: _Indices) -> _Indices:
         short = rows.astype(_SHORT) if not len(rows) or rows[-1] <= np.iinfo(_SHORT).max else rows.astype(np.int64)

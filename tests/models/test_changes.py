@@ -106,6 +106,18 @@ def test_a_key_that_comes_or_goes_is_one_row(others: int, in_front: bool) -> Non
     assert same(applied({"places": keys, "w": weights}, changes), {"places": now, "w": new})
 
 
+def test_arrays_follow_their_own_keys_where_lists_of_keys_are_of_one_length() -> None:
+    """Rows followed the keys of another list, which of them depended on the process, and half of them came again."""
+    rng, old, new = np.random.default_rng(1), {}, {}
+    for name, at in [("a", 100), ("b", 400), ("c", 250)]:
+        keys, weights = np.arange(0, 1000, 2), rng.random(500)
+        old[name] = {"keys": keys, "weights": weights}
+        new[name] = {"keys": np.insert(keys, at, 2 * at - 1), "weights": np.insert(weights, at, 0.5)}
+    changes = changes_between(old, new)
+    assert [len(operation["rows"]) for operation in changes] == [1] * 6
+    assert same(applied(own_copy(old), changes), new)
+
+
 def test_the_state_of_a_learner_changes_by_its_rows() -> None:
     """A state is bytes with a checksum: of one row that was learned, all of it was published again."""
     weights = np.random.default_rng(1).random((1000, 12))
