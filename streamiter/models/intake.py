@@ -343,7 +343,7 @@ class UpdateIntake:
         self._updates, self._older, self._unreadable = int(update is not None), 0, int(error is not None)
         self._last_error = None if error is None else str(error)
         self._dropped_before = self._dropped
-        self._tell_gap()
+        self.tell_gap()
 
     def forget_chain(self) -> None:
         """Keep nothing of the chain so far: no change of it is wanted."""
@@ -358,6 +358,19 @@ class UpdateIntake:
             return None if self._chain.base == NO_RANK else self._chain.newest()
         except (ValueError, ModelError) as error:
             raise self._unreadable_for(f"after update {shown_rank(self._rank)}", error) from error
+
+    def tell_gap(self) -> None:
+        """Log a warning if a change waits for updates before it, and keep the text as the last error."""
+        headers = self._chain.first_waiting
+        if headers is None or headers.link is None:
+            return
+        given = "none of its chain" if self._chain.base == NO_RANK else shown_rank(self._chain.rank)
+        self._last_error = (
+            f"update {shown_rank(headers.rank)} of model {self._model!r} of {self._topic.url} is a change of update "
+            f"{shown_rank(headers.link.follows)}, and the last one read is {given}; it waits for the updates between "
+            "them, or for the next whole one"
+        )
+        _log.warning("%s", self._last_error)
 
     @property
     def waits_for_base(self) -> bool:
@@ -412,22 +425,10 @@ class UpdateIntake:
         waited = self._chain.waits
         if not self._chain.add(headers, value):
             if not waited and self._applies:
-                self._tell_gap()
+                self.tell_gap()
             return None
         self._rank = self._chain.rank
         return self._chain.newest() if self._applies and is_wanted else None
-
-    def _tell_gap(self) -> None:
-        headers = self._chain.first_waiting
-        if headers is None or headers.link is None:
-            return
-        given = "none of its chain" if self._chain.base == NO_RANK else shown_rank(self._chain.rank)
-        self._last_error = (
-            f"update {shown_rank(headers.rank)} of model {self._model!r} of {self._topic.url} is a change of update "
-            f"{shown_rank(headers.link.follows)}, and the last one read is {given}; it waits for the updates between "
-            "them, or for the next whole one"
-        )
-        _log.warning("%s", self._last_error)
 
 
 def update_of_document(

@@ -235,11 +235,14 @@ async def last_update(
     It reads back from the topic's end, so its time does not depend on the length of the history, unless the model was
     not published for a long time while others were. If a record *after* that update claims to be an update of the model
     and cannot be read, it raises :class:`~streamiter.errors.DecodeError` with topic, partition and offset; with
-    ``on_error="skip"`` such records are ignored.
+    ``on_error="skip"`` such records are ignored. Changes after that update whose base the topic does not have are
+    skipped, and the log ``streamiter.models`` says so.
     """
     check_model_name(model)
     policy = checked_policy(on_error, topic, model)
-    tail = await TailSearch(topic, model, clock or SystemClock()).run()
+    search = TailSearch(topic, model, clock or SystemClock())
+    tail = await search.run()
+    search.intake.tell_gap()
     if tail.error is not None and policy == "fail":
         raise tail.error
     return tail.update

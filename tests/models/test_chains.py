@@ -423,6 +423,21 @@ async def test_a_reader_without_the_base_says_so_and_waits_for_the_next(caplog: 
     assert len(batches) == 4
 
 
+async def test_the_last_update_of_a_topic_without_the_base_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    """A training started from the model of an earlier run, without a word: the base of the newer one was dropped."""
+    one = changing(2, format="safetensors")
+    batches = [one.encode([model]) for model in changed_by(10)[:3]]
+    topic = await memory_topic(encoder(1).encode([np.zeros(2)]), *batches[1:])
+    with caplog.at_level(logging.WARNING):
+        last = await last_update(topic, "ctr")
+    assert last is not None
+    assert last.rank == (1, 1)
+    assert (
+        "update 2.2 of model 'ctr' of memory://models is a change of update 2.1, and the last one read" in caplog.text
+    )
+    assert len(caplog.records) == 1
+
+
 async def test_a_change_in_other_partitions_waits_for_those_before_it() -> None:
     """A tool that copies a topic assigns records to partitions by key, and each change has its own key."""
     versions = history(of_a_network, 10)
