@@ -9,7 +9,7 @@ and values. The topic may be compacted.
 Each module imports from the modules before it: ``documents`` (parameters, the value), ``update`` (headers, keys),
 ``chunks``, ``changes``, ``intake``, ``reader``, ``publisher``, ``shapes``, ``shape_scores``, ``embedding_scores``,
 ``explanations``, ``model_crosses``, ``ranking``, ``standardized_model``, ``linear_predictor``, ``versions``,
-``served`` and ``rollbacks``.
+``differences``, ``served`` and ``rollbacks``.
 """
 
 from typing import TYPE_CHECKING
@@ -21,6 +21,13 @@ from streamiter.models.served import NoModel, Prediction, ServedModel, ServedMod
 from streamiter.models.update import ChunkSet, ModelSnapshot, ModelUpdate
 
 if TYPE_CHECKING:
+    from streamiter.models.differences import (
+        ModelDifference,
+        ScaleChange,
+        WeightChange,
+        model_comparison,
+        model_difference,
+    )
     from streamiter.models.linear_predictor import LinearPredictor
     from streamiter.models.publisher import (
         EncoderState,
@@ -34,15 +41,10 @@ if TYPE_CHECKING:
     from streamiter.models.ranking import Candidates, RankedCandidate
     from streamiter.models.rollbacks import Rollbacks, RollbackWatch, import_model
     from streamiter.models.versions import (
-        ModelDifference,
         ModelVersion,
         NoSuchVersion,
-        ScaleChange,
-        WeightChange,
         exported,
         find_update,
-        model_comparison,
-        model_difference,
         model_names,
         model_versions,
         read_model,
@@ -55,13 +57,15 @@ else:
     __getattr__, __dir__ = lazy_names(
         __name__,
         {
+            "streamiter.models.differences": "ModelDifference ScaleChange WeightChange model_comparison "
+            "model_difference",
             "streamiter.models.linear_predictor": "LinearPredictor",
             "streamiter.models.publisher": "EncoderState InitialModel ModelPublisher ModelUpdateEncoder RunStart "
             "initial_model next_run",
             "streamiter.models.ranking": "Candidates RankedCandidate",
             "streamiter.models.rollbacks": "Rollbacks RollbackWatch import_model",
-            "streamiter.models.versions": "ModelDifference ModelVersion NoSuchVersion ScaleChange WeightChange "
-            "exported find_update model_comparison model_difference model_names model_versions read_model roll_back",
+            "streamiter.models.versions": "ModelVersion NoSuchVersion exported find_update model_names model_versions "
+            "read_model roll_back",
         },
     )
 

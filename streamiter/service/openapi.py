@@ -11,7 +11,8 @@ from msgspec import Meta
 
 from streamiter.engine.graph.statistics import JobStatistics
 from streamiter.flow.drawing.picture import Picture
-from streamiter.models.versions import ModelDifference, ModelVersion
+from streamiter.models.differences import ModelDifference
+from streamiter.models.versions import ModelVersion
 from streamiter.service.answers import CONTENT_TYPE, ProblemDocument
 from streamiter.service.candidates import CandidateRequest
 from streamiter.service.health import HealthProblem

@@ -21,11 +21,11 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from streamiter.engine.graph.graph import Step
+from streamiter.models.differences import ModelDifference, model_difference
 from streamiter.models.documents import SHAPES
 from streamiter.models.explanations import Effects
 from streamiter.models.linear_predictor import LinearPredictor
 from streamiter.models.update import ModelUpdate
-from streamiter.models.versions import ModelDifference, model_difference
 from streamiter.service.answers import FRESH, Problem, RawEndpoint, json_answer, started_job
 from streamiter.service.observations import SAMPLE_S, Observations
 from streamiter.service.page_documents import (

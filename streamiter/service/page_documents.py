@@ -18,9 +18,10 @@ from streamiter.engine.graph.statistics import JobStatistics, TaskStatistics
 from streamiter.flow.drawing.formats import svg_path
 from streamiter.flow.drawing.layout import lay_out
 from streamiter.flow.drawing.picture import Picture, picture_of
+from streamiter.models.differences import ModelDifference
 from streamiter.models.embedding_scores import EmbeddingFigures
 from streamiter.models.explanations import Effects
-from streamiter.models.versions import ModelDifference, ModelVersion
+from streamiter.models.versions import ModelVersion
 from streamiter.service.health import HealthProblem, facts_of, liveness, readiness
 from streamiter.service.observations import (
     CheckpointSeen,

@@ -15,14 +15,8 @@ from support.waiting import until
 
 from streamiter.learn import AdaptiveLinearModel
 from streamiter.models import ModelSnapshot, ModelUpdate, last_update, model_updates
-from streamiter.models.versions import (
-    NoSuchVersion,
-    find_update,
-    model_comparison,
-    model_difference,
-    model_versions,
-    roll_back,
-)
+from streamiter.models.differences import model_comparison, model_difference
+from streamiter.models.versions import NoSuchVersion, find_update, model_versions, roll_back
 from streamiter.topics import MemoryBroker
 from streamiter.topics.topic import Topic
 
