@@ -126,10 +126,11 @@ class LinearPredictor(Savable):
 
     def predict_candidates(self, row: Mapping[str, Any], candidates: Candidates) -> Floats:
         """Return the prediction for a row together with each candidate, see :meth:`top_k`."""
-        if self._standardized is None or self._standardized.classes is not None:
-            kind = "weights without names" if self._standardized is None else "several classes"
-            raise ModelError(f"{self._subject}.top_k: expected a model of named fields with one score, given {kind}")
-        return self._standardized.predict_beside(*divided(row, checked_candidates(self._subject, candidates)))
+        model = self._standardized
+        if model is None or model.classes is not None or model.width is not None:
+            given = "weights without names" if model is None else "sparse rows" if model.width else "several classes"
+            raise ModelError(f"{self._subject}.top_k: expected a model of named fields with one score, given {given}")
+        return model.predict_beside(*divided(row, checked_candidates(self._subject, candidates)))
 
     @property
     def effects(self) -> Effects | None:

@@ -99,7 +99,10 @@ class StandardizedModel:
         self._vectors = {name.rpartition("[")[0] for name in self._fields if name.endswith("]")}.difference(self._kinds)
         self._featured = self._texts.union(self._fields, self._vectors)
         self.known = self._featured.union(self._kinds)
-        self._width = None if "width" not in given else parameter_of(given, "width", subject, "a number", is_count)
+        self.width: int | None = None
+        """The number of columns of sparse rows; None for rows of named fields."""
+        if "width" in given:
+            self.width = parameter_of(given, "width", subject, "a number", is_count)
         kinds, zone = of_reader(self._kinds), self._known.zone
         self._reader = FieldReader(bits=self._hash_bits, kinds=kinds, time_zone=zone, owner=subject)
         self._text_features: dict[tuple[str, Any], _TextFeature] = {}
@@ -114,7 +117,7 @@ class StandardizedModel:
             self._shapes = ShapeScores(shapes, *of_fields, self._places[:-1])
         self._embeddings: EmbeddingScores | None = None
         if EMBEDDINGS in given:
-            if self.classes is not None or self._width is not None:
+            if self.classes is not None or self.width is not None:
                 raise ModelError(
                     f"{subject}: expected embeddings in a model of named fields with one score, given several classes "
                     "or sparse rows; the model is damaged"
@@ -150,7 +153,7 @@ class StandardizedModel:
 
     def predict(self, x: object) -> Any:
         """Return the prediction for a row, or for each row."""
-        is_dict = self._width is None and isinstance(x, Mapping)
+        is_dict = self.width is None and isinstance(x, Mapping)
         if is_dict:
             prepared = self._prepared(x)  # type: ignore[arg-type]
             if not self._crosses.has_lists(prepared):
@@ -219,7 +222,7 @@ class StandardizedModel:
 
     def explain(self, x: object) -> Explanation:
         """Return the parts of the scores: the part of a field is the score of rows that have only this field."""
-        is_dict = self._width is None and isinstance(x, Mapping)
+        is_dict = self.width is None and isinstance(x, Mapping)
         if is_dict:
             given = self._with_vectors_as_fields(x)  # type: ignore[arg-type]
             prepared = self._prepared(given)
@@ -482,8 +485,8 @@ class StandardizedModel:
     def _rows(self, x: Any) -> tuple[NamedRows | SparseRows, bool]:
         """Return the rows, and whether a single row was given."""
         x = sparse_if_scipy(x)
-        if self._width is not None:
-            rows, is_single = rows_to_predict(self._subject, x, self._width)
+        if self.width is not None:
+            rows, is_single = rows_to_predict(self._subject, x, self.width)
             return (rows if isinstance(rows, SparseRows) else SparseRows.from_dense(rows)), is_single
         if isinstance(x, list) and (not x or isinstance(x[0], Mapping)):
             return self._rows_of_dicts(x), False

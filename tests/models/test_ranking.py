@@ -16,6 +16,7 @@ from streamiter.models import LinearPredictor, ServedModel
 from streamiter.models.embedding_scores import EmbeddingKind
 from streamiter.topics import MemoryBroker
 from streamiter.values.records import Columns
+from streamiter.values.sparse_rows import SparseRows
 
 TOWNS: list[Any] = ["Kyjiw", "never seen", "Roma", "𝄞", "Ἀθῆναι", "Kyjiw"]
 USER = {"km": 7.25, "at": "2024-05-01T23:30", "load": None, "other": None, "town": "Roma"}
@@ -100,6 +101,10 @@ def test_models_that_cannot_rank_say_so() -> None:
         LinearPredictor({"weights": np.ones(2)}, "ctr").top_k({}, {"x": [1]})
     with pytest.raises(ModelError, match="given several classes"):
         LinearPredictor(shaped("softmax", scores=3)).top_k({}, {"km": [1]})
+    learned = AdaptiveLinearModel()
+    learned.learn(SparseRows.from_dense(np.eye(3)), [True, False, True])
+    with pytest.raises(ModelError, match="expected a model of named fields with one score, given sparse rows"):
+        LinearPredictor(learned.parameters()).top_k({}, {"x": [1]})
     with pytest.raises(ModelError, match=r"top_k\(k=\): expected a whole number of at least 1, given 0"):
         LinearPredictor(embedded("logit")).top_k(USER, {"town": TOWNS}, k=0)
 
