@@ -193,18 +193,24 @@ def parameter_of(
 
 
 def array_of_numbers(given: Mapping[str, Any], name: str, subject: str, shape: tuple[int | None, ...]) -> Floats:
-    """Return an array of numbers of this shape; None in the shape stands for any length."""
+    """Return a copy, in float64, of an array of numbers of this shape; None in the shape stands for any length."""
+    return checked_array(given, name, subject, shape).astype(np.float64)
+
+
+def checked_array(
+    given: Mapping[str, Any], name: str, subject: str, shape: tuple[int | None, ...], *, whole: bool = False
+) -> Array:
+    """Return an array of numbers, or of ``whole`` numbers, as it is; the shape is as for :func:`array_of_numbers`."""
     array = np.asarray(given.get(name))
-    fits = array.ndim == len(shape) and all(
-        length in (None, is_length) for length, is_length in zip(shape, array.shape, strict=True)
-    )
-    if array.dtype.kind not in "iuf" or not fits:
-        wanted = ", ".join("any" if length is None else str(length) for length in shape)
+    lengths = zip(shape, array.shape, strict=False)
+    fits = array.ndim == len(shape) and all(wanted in (None, length) for wanted, length in lengths)
+    if array.dtype.kind not in ("iu" if whole else "iuf") or not fits:
+        wanted_shape = ", ".join("any" if length is None else str(length) for length in shape)
         raise ModelError(
-            f"{subject}: expected {name!r} as numbers of shape ({wanted}), given shape {array.shape} of {array.dtype}; "
-            "publish the parameters of an AdaptiveLinearModel as they are"
+            f"{subject}: expected {name!r} as {'whole numbers' if whole else 'numbers'} of shape ({wanted_shape}), "
+            f"given shape {array.shape} of {array.dtype}; publish the parameters of an AdaptiveLinearModel as they are"
         )
-    return array.astype(np.float64)
+    return array
 
 
 SHAPES: Final = "shapes"

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamiter.errors import ModelError, shortened
-from streamiter.models.documents import EMBEDDINGS, are_names, is_count, parameter_of
+from streamiter.models.documents import EMBEDDINGS, are_names, checked_array, is_count, parameter_of
 from streamiter.values.field_kinds import HUGE
 from streamiter.values.named_rows import ABSENT, NamedRows, is_missing
 from streamiter.values.numbers import NUMBERS, Array, Floats, Indices, Integers, is_number
@@ -227,20 +227,8 @@ def _layers(given: Mapping[str, Any], subject: str, inputs: int) -> list[tuple[_
 
 def _array(given: Mapping[str, Any], name: str, subject: str, shape: tuple[int | None, ...], dtype: type[Any]) -> Array:
     """Return an array as it is, or in this type if it has another one that can be cast to it."""
-    array = np.asarray(given.get(name))
-    lengths = zip(shape, array.shape, strict=False)
-    fits = array.ndim == len(shape) and all(wanted in (None, length) for wanted, length in lengths)
-    if not fits or array.dtype.kind not in ("iu" if dtype in _WHOLE else "iuf"):
-        wanted = ", ".join("any" if length is None else str(length) for length in shape)
-        kind = "whole numbers" if dtype in _WHOLE else "numbers"
-        raise ModelError(
-            f"{subject}: expected {name!r} as {kind} of shape ({wanted}), given shape {array.shape} of {array.dtype}; "
-            "publish the parameters of an AdaptiveLinearModel as they are"
-        )
-    return np.ascontiguousarray(array, dtype)
-
-
-_WHOLE: Final = (np.int64, np.int32)
+    whole = np.issubdtype(dtype, np.integer)
+    return np.ascontiguousarray(checked_array(given, name, subject, shape, whole=whole), dtype)
 
 
 def _is_share(value: object) -> bool:
