@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Container, Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
 
 from streamiter.models.documents import are_names, array_of_numbers, parameter_of
-from streamiter.values.crossed_rows import CROSS_LIMIT, Cross, crossed, crossed_fields, matrix_of_fields
+from streamiter.values.crossed_rows import (
+    CROSS_LIMIT,
+    Cross,
+    crossed,
+    crossed_fields,
+    matrix_of_fields,
+    places_of_cross,
+)
 from streamiter.values.field_kinds import HUGE, is_no_time
-from streamiter.values.named_rows import NamedRows
+from streamiter.values.named_rows import NamedRows, place_of_text
 from streamiter.values.numbers import standardized
+
+CACHED_TEXTS: Final = 65_536
+"""The number of recent texts of which a model keeps what it knows: a text that comes again is not hashed again."""
 
 
 class ModelCrosses:
@@ -28,6 +40,8 @@ class ModelCrosses:
         ]
         moments = zip(*(each.tolist() for each in self._moments), strict=True)
         self._moments_of = dict(zip(self._fields, moments, strict=True))
+        self._of_texts: dict[tuple[Any, ...], tuple[float, Any, int]] = {}
+        """Limit, weight and position of recent crosses with one or two texts."""
 
     def has_lists(self, row: Mapping[str, Any]) -> bool:
         """Whether a crossed field has a list of texts, or a field is named like a cross: `crossed` handles both."""
@@ -61,6 +75,18 @@ class ModelCrosses:
                 distance = (float(value) - mean) / deviation if deviation else 0.0
                 number *= min(max(distance, -CROSS_LIMIT), CROSS_LIMIT)
         return number, found
+
+    def of_texts(
+        self, cross: Cross, texts: list[tuple[str, str]], bits: int, at_place: Callable[[int], tuple[float, Any, int]]
+    ) -> tuple[float, Any, int]:
+        """Return what ``at_place`` returns for the place of a cross with these texts; it is called once for each."""
+        key = (cross, *texts)
+        if (found := self._of_texts.get(key)) is None:
+            if len(self._of_texts) >= CACHED_TEXTS:
+                self._of_texts.clear()
+            places = [np.array([place_of_text(field, text, bits)]) for field, text in texts]
+            found = self._of_texts[key] = at_place(int(places_of_cross(cross, places, bits)[0]))
+        return found
 
 
 def further(rows: NamedRows, base: NamedRows) -> NamedRows:

@@ -15,11 +15,11 @@ from streamiter.errors import ModelError, shortened
 from streamiter.models.documents import EMBEDDINGS, SHAPES, are_names, array_of_numbers, is_count, parameter_of
 from streamiter.models.embedding_scores import HASH_BITS, EmbeddingScores, PublishedEmbeddings
 from streamiter.models.explanations import Effects, Explanation, ShapeEffects, Term, explanation_of, mixed_parts
-from streamiter.models.model_crosses import ModelCrosses, further
+from streamiter.models.model_crosses import CACHED_TEXTS, ModelCrosses, further
 from streamiter.models.ranking import beside
 from streamiter.models.shape_scores import BinnedRows, ShapeScores
 from streamiter.models.shapes import Shapes
-from streamiter.values.crossed_rows import Cross, places_of_cross
+from streamiter.values.crossed_rows import Cross
 from streamiter.values.field_kinds import HUGE, are_texts, is_no_time, prepared_value
 from streamiter.values.known_fields import BadKind, of_reader, published_fields
 from streamiter.values.named_rows import ABSENT, FieldReader, NamedRows, is_missing, named_matrix, place_of_text
@@ -32,9 +32,6 @@ EXPONENT_MAX: Final = 700.0
 
 # The learner's scores of probabilities end here, too.
 _SCORE_MAX: Final = 30.0
-
-# Weights of recent texts: a text that comes again is not hashed again.
-_CACHED_TEXTS: Final = 65_536
 
 _NO_PLACE: Final = np.iinfo(np.intp).max
 
@@ -107,8 +104,6 @@ class StandardizedModel:
         self._reader = FieldReader(bits=self._hash_bits, kinds=kinds, time_zone=zone, owner=subject)
         self._text_features: dict[tuple[str, Any], _TextFeature] = {}
         """By field and text, or None for a missing value, NaN, too."""
-        self._limit_of_cross: dict[tuple[Any, ...], tuple[float, _Weight, int]] = {}
-        """Limit, weight and position of a cross with one or two texts."""
         numbers, places = len(self._fields), len(self._places) - 1
         of_fields = self._fields, self._center[:numbers], self._limit[:numbers]
         self._shapes: ShapeScores | None = None
@@ -422,23 +417,16 @@ class StandardizedModel:
             return 0.0
         number, texts = found
         if texts:
-            center, (limit, weight, at) = 0.0, self._text_cross(cross, texts)
+            center, (limit, weight, at) = 0.0, self._crosses.of_texts(cross, texts, self._bits, self._at_place)
             positions.append(at)
         else:
             center, limit, weight = self._numeric.get(self._crosses.names[cross], (0.0, 0.0, 0.0))
         return weight * min(max(number - center, -limit), limit)
 
-    def _text_cross(self, cross: Cross, texts: list[tuple[str, str]]) -> tuple[float, _Weight, int]:
-        """Return limit, weight and position of a cross with these texts."""
-        key = (cross, *texts)
-        if (found := self._limit_of_cross.get(key)) is None:
-            if len(self._limit_of_cross) >= _CACHED_TEXTS:
-                self._limit_of_cross.clear()
-            of_texts = [np.array([place_of_text(field, text, self._bits)]) for field, text in texts]
-            at = self._positions(places_of_cross(cross, of_texts, self._bits))[0]
-            weights = self._place_weights[at]
-            found = self._limit_of_cross[key] = float(self._place_limits[at]), self._weight_of(weights), int(at)
-        return found
+    def _at_place(self, place: int) -> tuple[float, _Weight, int]:
+        """Return limit, weight and position of a place."""
+        at = self._position(place)
+        return float(self._place_limits[at]), self._weight_of(self._place_weights[at]), at
 
     def _text_weight(self, name: str, value: Any) -> _Weight:
         """Return the weight of a text, or of a missing value, in a field."""
@@ -449,7 +437,7 @@ class StandardizedModel:
         key = (name, None if value != value else value)  # NaN equals no other NaN.
         found = self._text_features.get(key)
         if found is None:
-            if len(self._text_features) >= _CACHED_TEXTS:
+            if len(self._text_features) >= CACHED_TEXTS:
                 self._text_features.clear()
             if isinstance(value, str):
                 hashes = [place_of_text(name, value, self._hash_bits)]
