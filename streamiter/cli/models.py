@@ -31,7 +31,7 @@ from streamiter.models import (
     read_model,
     roll_back,
 )
-from streamiter.models.documents import EMBEDDINGS, SHAPES
+from streamiter.models.documents import EMBEDDINGS, SHAPES, members_in
 from streamiter.models.embedding_scores import EmbeddingFigures
 from streamiter.models.explanations import EFFECT_OF, Effects
 from streamiter.models.update import NO_RANK, shown_rank
@@ -309,10 +309,11 @@ def _fields(update: ModelUpdate) -> list[tuple[str, str]]:
         fields.append(("records", f"{update.records:,}"))
     fields += [(name, f"{value:.6g}") for name, value in update.metrics.items() if not name.startswith(EFFECT_OF)]
     parameters = update.parameters if isinstance(update.parameters, dict) else {"parameters": update.parameters}
-    fields += [(name, _described(value)) for name, value in parameters.items() if name not in (SHAPES, EMBEDDINGS)]
+    members = [name for name in (SHAPES, EMBEDDINGS) if members_in(parameters, name) is not None]
+    fields += [(name, _described(value)) for name, value in parameters.items() if name not in members]
     if (figures := EmbeddingFigures.of(parameters)) is not None:
         fields.append((EMBEDDINGS, _embeddings(figures)))
-    return fields + (_effects(LinearPredictor(parameters).effects) if SHAPES in parameters else [])
+    return fields + (_effects(LinearPredictor(parameters).effects) if SHAPES in members else [])
 
 
 def _embeddings(figures: EmbeddingFigures) -> str:

@@ -219,6 +219,16 @@ SHAPES: Final = "shapes"
 EMBEDDINGS: Final = "embeddings"
 """The parameter with the member that has a vector for each feature: see ``streamiter.models.embedding_scores``."""
 
+
+def members_in(parameters: object, name: str) -> Mapping[str, Any] | None:
+    """Return the parameter :data:`SHAPES` or :data:`EMBEDDINGS` of a published ``AdaptiveLinearModel``.
+
+    None for a model without it, and for other models, which may have a parameter of this name, too.
+    """
+    given = parameters.get(name) if isinstance(parameters, Mapping) and "center" in parameters else None
+    return given if isinstance(given, Mapping) else None
+
+
 # ---- the state of a learner
 
 STATE: Final = "state"

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamiter.errors import ModelError, shortened
-from streamiter.models.documents import EMBEDDINGS, are_names, checked_array, is_count, parameter_of
+from streamiter.models.documents import EMBEDDINGS, are_names, checked_array, is_count, members_in, parameter_of
 from streamiter.values.field_kinds import HUGE
 from streamiter.values.named_rows import ABSENT, NamedRows, is_missing
 from streamiter.values.numbers import NUMBERS, Array, Floats, Indices, Integers, is_number
@@ -176,8 +176,7 @@ class EmbeddingFigures:
     @staticmethod
     def of(parameters: object) -> EmbeddingFigures | None:
         """Return the figures of published parameters; None without embeddings."""
-        given = parameters.get(EMBEDDINGS) if isinstance(parameters, Mapping) else None
-        if not isinstance(given, Mapping):
+        if (given := members_in(parameters, EMBEDDINGS)) is None:
             return None
         experts = given["experts"]
         return EmbeddingFigures(

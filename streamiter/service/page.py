@@ -22,7 +22,7 @@ from starlette.types import Receive, Scope, Send
 
 from streamiter.engine.graph.graph import Step
 from streamiter.models.differences import ModelDifference, model_difference
-from streamiter.models.documents import SHAPES
+from streamiter.models.documents import SHAPES, members_in
 from streamiter.models.explanations import Effects
 from streamiter.models.linear_predictor import LinearPredictor
 from streamiter.models.update import ModelUpdate
@@ -171,7 +171,7 @@ class _Page:
         """Return the effects of fields, computed at most once in some seconds for all clients."""
         async with self._lock:
             update, now_s = self._observations.model, self._observations.clock.monotonic_s()
-            if update is None or not isinstance(update.parameters, dict) or SHAPES not in update.parameters:
+            if update is None or members_in(update.parameters, SHAPES) is None:
                 return None
             if self._effects is None or now_s - self._effects[0] >= _DETAILS_EVERY * SAMPLE_S:
                 self._effects = now_s, await in_thread(self._find_effects, update)

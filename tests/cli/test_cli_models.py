@@ -118,6 +118,15 @@ async def test_the_effects_of_a_model_with_tables_are_shown(tmp_path):
     assert max(map(len, lines)) < 250
 
 
+async def test_parameters_of_another_model_are_shown_whatever_their_names(tmp_path):
+    """A network with a parameter named as a part of the default learner's models ended the command with a KeyError."""
+    await published_as_given(tmp_path, [{"embeddings": {"user": np.zeros((2, 3))}, "shapes": np.array([2, 3])}])
+    lines = streamiter("models", "show", UPDATES, "-m", "ctr", cwd=tmp_path).stdout.splitlines()
+    fields = dict(line.split("\t") for line in lines)
+    assert fields["embeddings"].startswith("{user: float64[2, 3] 0 0")
+    assert fields["shapes"] == "int64[2] 2 3"
+
+
 async def test_embeddings_are_shown_in_one_line(tmp_path):
     """The keys of a million features filled the terminal."""
     await published_as_given(tmp_path, [embedded("logit")])
