@@ -126,6 +126,21 @@ def test_the_reported_seed_gives_the_failing_example_first(monkeypatch: pytest.M
     assert 99 in _numbers(Random(int(seed)))
 
 
+def test_an_example_that_raises_nothing_where_it_must_is_reported_with_its_seed() -> None:
+    """A test expected an error, one example in a thousand raised none, and the failure did not name the example."""
+
+    @random_examples(_numbers)
+    def check(numbers: list[int]) -> None:
+        with pytest.raises(AssertionError):
+            assert 99 in numbers
+
+    with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE") as raised:
+        check()
+    [note] = raised.value.__notes__
+    assert note.startswith("seed ")
+    assert note.endswith("smaller example: [99]")
+
+
 @pytest.mark.parametrize("most", [3, 5])
 def test_all_examples_run_and_other_arguments_are_those_of_the_test(most: int) -> None:
     """A decorator ran a test only once, or hid its parameters, and no test noticed it."""

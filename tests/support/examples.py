@@ -30,6 +30,8 @@ _ENOUGH_S: Final = 0.1
 _FEWEST: Final = 50
 # The time limit for the search for a smaller failing example.
 _SHRINKING_S: Final = 5.0
+# An example that raises no error where its test expects one fails with ``pytest.fail``, which raises no ``Exception``.
+_FAILURES: Final = (Exception, pytest.fail.Exception)
 _SEED_VARIABLE: Final = "STREAMITER_EXAMPLES_SEED"
 _NUMBER_VARIABLE: Final = "STREAMITER_EXAMPLES"
 
@@ -64,7 +66,7 @@ def random_examples(
                 generator.seed(seed)
                 try:
                     test(make(generator), *args, **kwargs)
-                except Exception as error:
+                except _FAILURES as error:
                     if hypothesis.Phase.shrink not in hypothesis.settings().phases:
                         raise
                     _raise_smaller(error, seed, make, lambda example: test(example, *args, **kwargs))
@@ -102,7 +104,7 @@ class _Recorded(Random):
 
 
 def _raise_smaller(
-    error: Exception, seed: int, make: Callable[[Random], Example], check: Callable[[Example], object]
+    error: BaseException, seed: int, make: Callable[[Random], Example], check: Callable[[Example], object]
 ) -> None:
     """Raise the error of the smallest example that fails in the same way, or ``error`` itself."""
     note = f"seed {seed}; again: {_SEED_VARIABLE}={seed}"
@@ -114,19 +116,22 @@ def _raise_smaller(
     example = make(_Recorded(0, numbers))
     try:
         check(example)
-    except Exception as smaller:
+    except _FAILURES as smaller:
         smaller.add_note(f"{note}\nsmaller example: {make(_Recorded(0, numbers))!r}")
         raise smaller from None
     raise error
 
 
 def _failing(
-    generator: _Recorded, make: Callable[[Random], Example], check: Callable[[Example], object], kind: type[Exception]
+    generator: _Recorded,
+    make: Callable[[Random], Example],
+    check: Callable[[Example], object],
+    kind: type[BaseException],
 ) -> list[int] | None:
     """Return the numbers that the generator gave if their example fails in this way; otherwise None."""
     try:
         check(make(generator))
-    except Exception as error:
+    except _FAILURES as error:
         return generator.taken if type(error) is kind else None
     return None
 
