@@ -13,15 +13,14 @@ import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Final, cast, final
+from typing import TYPE_CHECKING, Final, final
 
 from streamiter.engine.graph.feedback import FeedbackChannel
 from streamiter.engine.inbox.alignment import BarrierAlignment, BarrierReturned, FeedbackLog, Logged
-from streamiter.engine.inbox.feedback_aside import FeedbackAside
 from streamiter.engine.inbox.order import ARRIVAL, ASIDE, NOW, STAYS, Arrival, Fate, WantedInputs
-from streamiter.engine.inbox.port_log import Port, ReadyPorts
+from streamiter.engine.inbox.port_log import FeedbackAside, Port, ReadyPorts
 from streamiter.engine.inbox.port_progress import InputEnded, PortProgress
-from streamiter.engine.inbox.turn import TurnSize
+from streamiter.engine.inbox.turn import NO_WAIT, TurnSize
 from streamiter.operators.operator import BoundaryOutput, Notice
 from streamiter.operators.source import SourceBatch
 from streamiter.values.deferred import PlainValue
@@ -49,15 +48,6 @@ if TYPE_CHECKING:
 # gives way to other tasks after some turns.
 _FEEDBACK_BATCHES: Final = 4
 
-
-@final
-class _NoWait:
-    """Takes no time when it is awaited."""
-
-    __await__ = staticmethod(partial(iter, ()))
-
-
-_NO_WAIT: Final = cast(Awaitable[None], _NoWait())
 
 Polled = tuple[Port | None, DataBatch | SourceBatch | Control]
 
@@ -93,7 +83,6 @@ class Inbox:
         self.ports = list(ports)
         self.sets_aside = order.sets_aside
         self._order = order
-        self._make_queue = make_queue
         self._by_port = order.by_port
         self._in_order = epochs_in_order
         self._ready = ReadyPorts(len(self.ports))
@@ -123,7 +112,7 @@ class Inbox:
         self._admitted: float = math.inf
         """At the border of a loop: the last epoch whose records the operator receives now."""
         self.aside = FeedbackAside(self.feedback.ports, make_queue)
-        """Feedback that is not admitted. Only the inbox, and the operator at the border of a loop, use it."""
+        """Feedback that is not admitted. Only the inbox, its task, and the operator at the border of a loop use it."""
         self._served: Port | None = None
         """The port of the data that the task handles now, if something waits for that data."""
         self._end: EndOfInput | None = None
@@ -318,7 +307,7 @@ class Inbox:
         """Return what to await until ``poll`` may return something. It is no coroutine: each round comes here."""
         if not self._posted and not self._ready.queue and (self._end is None or self._by_port):
             return self._ready.news()
-        return _NO_WAIT
+        return NO_WAIT
 
     def put_back(self, port: Port, records: Batch, epoch: int, origin: BatchOrigin | None = None) -> None:
         """Give back the end of a batch that ``poll`` returned. It is the next item of its port."""

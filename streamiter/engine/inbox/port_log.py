@@ -4,7 +4,8 @@ A :class:`Port` stands for one channel. What waits there stays in its log: what 
 channel. Items that were set aside have left the channel before their turn. They stay in memory in the order of their
 arrival; or, if the task handles epochs in order, :class:`LaterEpochs` keeps the records by epoch, on disk where they
 are many, and :class:`~streamiter.engine.inbox.order.Marks` keeps the control records behind them. A port also joins
-small batches, and cuts large ones. :class:`ReadyPorts` keeps the order in which an inbox reads its ports.
+small batches, and cuts large ones. :class:`ReadyPorts` keeps the order in which an inbox reads its ports, and
+:class:`FeedbackAside` the feedback in their logs that is not admitted yet.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from streamiter.values.deferred import Deferred, PlainValue, entries_of
 from streamiter.values.records import (
     BATCH_RECORDS,
     TRANSIENT,
+    Batch,
     CheckpointBarrier,
     Control,
     DataBatch,
@@ -467,3 +469,62 @@ class ReadyPorts:
         parked, self.parked = self.parked, {}
         for port in parked:
             self.add(port)
+
+
+@final
+class FeedbackAside:
+    """Feedback that a head has received and does not admit yet: it is set aside, in the logs of its ports, by epoch."""
+
+    def __init__(self, ports: Sequence[Port], make_queue: Callable[[], SpillQueue] | None) -> None:
+        """``ports`` bring feedback. ``make_queue`` makes a queue for what one of them sets aside."""
+        self._ports = ports
+        self._make_queue = make_queue
+        self.received: Callable[[int, int], bool] | None = None
+        """Takes the epoch and the number of records of feedback that is set aside; returns whether it is kept. All is
+        kept without it. Only the inbox sets it."""
+        self.count: Callable[[Batch], object] = len
+        """Counts feedback that is set aside as input of the operator. The task sets it."""
+
+    def begin(self, received: Callable[[int, int], bool]) -> None:
+        """Set feedback aside that is not admitted. ``received`` gets its epoch and the number of its records.
+
+        If it returns False, the feedback is dropped: the iteration has ended before that epoch.
+
+        Control records of feedback pass it: the loop must know that an epoch was received before it is admitted.
+        """
+        self.received = received
+        for port in self._ports:
+            assert self._make_queue is not None
+            port.set_aside_by_epoch(self._make_queue)
+
+    def takes(self, batch: DataBatch) -> bool:
+        """Tell of a batch that is set aside; return whether it is kept."""
+        if self.received is None:
+            return True
+        self.count(batch.records)
+        return self.received(batch.epoch, len(batch.records))
+
+    def drop(self) -> None:
+        """Keep nothing more, and count nothing more."""
+        self.received, self.count = lambda epoch, records: False, len
+
+    def take(self, up_to_epoch: int) -> DataBatch | None:
+        """Take the next feedback of these epochs that was set aside, by (epoch, port); None if there is none."""
+        first, lowest = None, up_to_epoch + 1
+        for port in self._ports:
+            if port.held or (port.later is not None and port.later.counts):
+                epoch = port.first_epoch if port.held or port.later is None else min(port.later.counts)
+                if epoch is not None and epoch < lowest:
+                    first, lowest = port, epoch
+        if first is None:
+            return None
+        if not first.held and first.later is not None and first.later.counts[lowest] == 1:
+            return first.later.take_next(lowest)[0]
+        first.load(lowest)
+        batch = first.take()
+        assert isinstance(batch, DataBatch)
+        return batch
+
+    def statistics(self) -> list[SpillStatistics]:
+        """Return the numbers of the queues."""
+        return [port.later.statistics() for port in self._ports if port.later is not None]

@@ -1,9 +1,14 @@
-"""How many records a slow step gets in one turn: :class:`TurnSize` measures how long the records of a port take."""
+"""The turns of a task: how many records a slow step gets in one turn, and what the task awaits between two turns.
+
+:class:`TurnSize` measures how long the records of a port take.
+"""
 
 from __future__ import annotations
 
 import math
-from typing import Final, final
+from collections.abc import Awaitable
+from functools import partial
+from typing import Final, cast, final
 
 from streamiter.values.records import BATCH_RECORDS
 
@@ -21,6 +26,21 @@ _TURNS_OF_A_PROBE: Final = 8
 _KEPT: Final = 0.9
 # The relative variance of the turns up to which they are too alike for a straight line.
 _TOO_ALIKE: Final = 1e-3
+
+
+def _turns_of_others(number: int) -> Awaitable[None]:
+    """Return what lets other tasks run so many times, whenever it is awaited.
+
+    It calls no function of Python, since each hop of a record, and each round of a loop, would call it.
+    """
+    methods = {"__await__": staticmethod(partial(iter, (None,) * number))}
+    return cast(Awaitable[None], type("_TurnsOfOthers", (), methods)())
+
+
+NO_WAIT: Final = _turns_of_others(0)
+"""Takes no time when it is awaited."""
+GIVE_WAY: Final = _turns_of_others(1)
+"""Lets other tasks run once when it is awaited, as ``asyncio.sleep(0)`` does in three times the time."""
 
 
 @final

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
-from functools import partial
 from typing import Any, Final, final
 
 from streamiter.engine.graph.channels import Channel
@@ -20,7 +19,7 @@ from streamiter.engine.inbox.alignment import BarrierReturned
 from streamiter.engine.inbox.inbox import Inbox, Posted
 from streamiter.engine.inbox.port_log import Port
 from streamiter.engine.inbox.port_progress import InputEnded
-from streamiter.engine.inbox.turn import TURN_S
+from streamiter.engine.inbox.turn import GIVE_WAY, TURN_S
 from streamiter.engine.tasks.chain import Chain, Rounds
 from streamiter.engine.tasks.entries import AsyncEntry, Entry
 from streamiter.engine.tasks.feeder import Feeder
@@ -351,7 +350,7 @@ class Task:
                 or 2 * self._seconds_in_a_row >= TURN_S
             ):
                 self._batches_in_a_row = self._records_in_a_row = self._seconds_in_a_row = 0
-                await _GIVE_WAY
+                await GIVE_WAY
 
     async def _after_handling(self) -> None:
         if not self.ended:
@@ -532,17 +531,6 @@ class Task:
         if state["inbox"] is not None:  # None: an input that had ended goes on.
             self.inbox.restore(state["inbox"], self._plain_data, state.get("logged"))
         self.ended = state["ended"]
-
-
-@final
-class _GiveWay:
-    """Lets other tasks run when it is awaited, as ``asyncio.sleep(0)`` does in three times the time."""
-
-    # Without a function of Python, which a hop of a record would call each time.
-    __await__ = staticmethod(partial(iter, (None,)))
-
-
-_GIVE_WAY: Final[Any] = _GiveWay()
 
 
 def _within_batch(batch: SourceBatch) -> str:
