@@ -175,6 +175,10 @@ def data(*records: int, epoch: int = 0) -> DataBatch:
     return DataBatch(list(records), epoch)
 
 
+def barrier(checkpoint: int = 1) -> CheckpointBarrier:
+    return CheckpointBarrier(checkpoint)
+
+
 def array(*records: int, epoch: int = 0) -> DataBatch:
     """Return the records as an array."""
     return DataBatch(np.array(records, np.int64), epoch)

@@ -96,7 +96,7 @@ class Scheduler:
         self.originals = scripts
         self.scripts = [deque(script) for script in scripts]
         self.moves = deque(plan.moves)
-        self.announced: set[int] = set()
+        self.expected: set[int] = set()
         wishes: Iterator[tuple[str, ...] | None] | None = None if plan.wishes is None else iter(plan.wishes)
 
         def wish(run: InboxRun) -> tuple[str, ...] | None:
@@ -122,11 +122,11 @@ class Scheduler:
             return False
         item = script[0]
         if isinstance(item, CheckpointBarrier):
-            # One checkpoint at a time, and each is announced to the task before any barrier is sent.
+            # One checkpoint at a time, and the task expects each before any barrier is sent.
             if any(done.checkpoint == item.checkpoint - 1 for done in self.open_barriers()):
                 return False
-            if item.checkpoint not in self.announced:
-                self.announced.add(item.checkpoint)
+            if item.checkpoint not in self.expected:
+                self.expected.add(item.checkpoint)
                 self.run.inbox.expect_barrier(item)
         if not self.run.put(port, item):
             return False
@@ -136,16 +136,16 @@ class Scheduler:
     def open_barriers(self) -> list[CheckpointBarrier]:
         """Return the barriers that were sent, or will be sent, and have not passed."""
         left = [item for script in self.scripts for item in script if isinstance(item, CheckpointBarrier)]
-        sent = [CheckpointBarrier(checkpoint) for checkpoint in sorted(self.announced)]
+        sent = [CheckpointBarrier(checkpoint) for checkpoint in sorted(self.expected)]
         return [item for item in [*left, *sent] if item.checkpoint not in self.run.snapshots and self.may_come(item)]
 
     def may_come(self, barrier: CheckpointBarrier) -> bool:
         """Return whether the task would pass the barrier: not if all channels end without it."""
-        return barrier.checkpoint in self.announced and not self.run.has_ended
+        return barrier.checkpoint in self.expected and not self.run.has_ended
 
     def check_nothing_keeps_a_barrier_waiting(self) -> None:
         """Check that the barrier passes for any wanted inputs, once all channels have it or have ended."""
-        for checkpoint in self.announced:
+        for checkpoint in self.expected:
             brought = all(
                 not _brings(left, checkpoint) if _brings(script, checkpoint) else not left
                 for left, script in zip(self.scripts, self.originals, strict=True)

@@ -16,9 +16,7 @@ from streamiter.iteration.coordinator import LoopCoordinator
 from streamiter.iteration.stamping_pace import StampingClock, StampingPace
 from streamiter.operators.operator import JobScope
 
-NO_DELAYS_S: Final = (0.0, 0.0, 0.0, 0.001)
 DELAYS_S: Final = (0.0, 0.001, 0.001, 0.003, 0.01, 0.1)
-
 
 Way = tuple[str, int]
 """The way of a message: ``"from"`` or ``"to"`` a member, and the number of the member."""

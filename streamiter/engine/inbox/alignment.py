@@ -47,7 +47,7 @@ class BarrierAlignment:
         open_ports = (port for port in self._ports if not port.is_blocked and not self._brought.has_ended(port.index))
         return [] if self._barrier is None else [port.channel.name for port in open_ports]
 
-    def expect(self, barrier: CheckpointBarrier, *, starts_here: bool = False) -> None:
+    def expect(self, barrier: CheckpointBarrier, *, starts_here: bool) -> None:
         """Note a barrier that the ports will bring. ``starts_here``: it starts here if no port can bring it."""
         if barrier.checkpoint > self._last:  # A channel from another process may have brought it before.
             self._expected = barrier
