@@ -10,7 +10,7 @@ import importlib
 import itertools
 import operator
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -119,19 +119,25 @@ async def check_asynchronous_example(case: Case, kills: int) -> None:
 # ---- the training of `training.py`, a flow with two outputs
 
 
+def killed_training(
+    case: Case, events: int, options: Mapping[str, Any], *, partitions: int = 1, commit: Sequence[Place] | None = None
+) -> KilledProgram:
+    """Return the training that is killed while this many events arrive; ``commit`` replaces the places of the case."""
+    return KilledProgram(
+        trainer(case, "killed", **options),
+        trainer(case, "killed", **options, stop="latest"),
+        Feed(case.topic("events"), training_pieces(events, partitions)),
+        seed(),
+        case.commit if commit is None else commit,
+    )
+
+
 async def check_synchronous(case: Case, kills: int) -> None:
     """Check that the updates of a single partition equal, byte for byte, those of a run that was never killed."""
     await create(case, "events", *(f"{name}-{run}" for name in ("updates", "read") for run in ("killed", "whole")))
     events = EVENTS_PER_LIFE * kills
     options = {"mode": "synchronous", "parallelism": 1}
-    program = KilledProgram(
-        trainer(case, "killed", **options),
-        trainer(case, "killed", **options, stop="latest"),
-        Feed(case.topic("events"), training_pieces(events, partitions=1)),
-        seed(),
-        case.commit,
-    )
-    await program.kill_and_finish(kills)
+    await killed_training(case, events, options).kill_and_finish(kills)
     await ended(trainer(case, "whole", **options, stop="latest"))
     expected = await updates_in(case.topic("updates-whole"))
     assert len(expected) == events // MINI_BATCH
@@ -146,14 +152,7 @@ async def check_asynchronous(case: Case, kills: int) -> None:
     await create(case, "updates-killed", "read-killed")
     events = EVENTS_PER_LIFE * kills
     options = {"mode": "asynchronous", "parallelism": 2}
-    program = KilledProgram(
-        trainer(case, "killed", **options),
-        trainer(case, "killed", **options, stop="latest"),
-        Feed(case.topic("events"), training_pieces(events, PARTITIONS)),
-        seed(),
-        case.commit,
-    )
-    await program.kill_and_finish(kills)
+    await killed_training(case, events, options, partitions=PARTITIONS).kill_and_finish(kills)
     await check_counted_once(case.topic("updates-killed"), "model", events)
     read = sorted(int(record.value or b"") for record in await committed(case.topic("read-killed")))
     assert read == list(range(events))
@@ -175,14 +174,7 @@ async def check_at_least_once(case: Case, kills: int) -> None:
     await create(case, "events", "updates-killed", "read-killed", "updates-whole", "read-whole")
     events = EVENTS_PER_LIFE * kills
     options = {"mode": "synchronous", "parallelism": 1, "delivery": "at_least_once"}
-    program = KilledProgram(
-        trainer(case, "killed", **options),
-        trainer(case, "killed", **options, stop="latest"),
-        Feed(case.topic("events"), training_pieces(events, partitions=1)),
-        seed(),
-        STORE_COMMIT,
-    )
-    await program.kill_and_finish(kills)
+    await killed_training(case, events, options, commit=STORE_COMMIT).kill_and_finish(kills)
     await ended(trainer(case, "whole", **options, stop="latest"))
     _, expected = await documents_in(case.topic("updates-whole"))
     assert len(expected) == events // MINI_BATCH
@@ -196,14 +188,7 @@ async def check_sums_on_disk(case: Case, kills: int) -> None:
     await create(case, "events", "read-killed", "read-whole")
     events = EVENTS_PER_LIFE * kills
     options = {"mode": "asynchronous", "parallelism": 1, "kind": "sums", "on_disk": True}
-    program = KilledProgram(
-        trainer(case, "killed", **options),
-        trainer(case, "killed", **options, stop="latest"),
-        Feed(case.topic("events"), training_pieces(events, partitions=1)),
-        seed(),
-        case.commit,
-    )
-    await program.kill_and_finish(kills)
+    await killed_training(case, events, options).kill_and_finish(kills)
     await ended(trainer(case, "whole", **{**options, "on_disk": False}, stop="latest"))
     expected = [record.value for record in await committed(case.topic("read-whole"))]
     assert len(expected) == events
@@ -216,14 +201,7 @@ async def check_windows(case: Case, kills: int, *, on_disk: bool = False) -> Non
     await create(case, "events", "updates-killed", "read-killed")
     events = EVENTS_PER_LIFE * kills
     options = {"mode": "asynchronous", "parallelism": 1, "kind": "windows", "on_disk": on_disk}
-    program = KilledProgram(
-        trainer(case, "killed", **options),
-        trainer(case, "killed", **options, stop="latest"),
-        Feed(case.topic("events"), training_pieces(events, partitions=1)),
-        seed(),
-        case.commit,
-    )
-    await program.kill_and_finish(kills)
+    await killed_training(case, events, options).kill_and_finish(kills)
     expected: dict[tuple[int, int], list[int]] = {}
     for number in range(events):
         expected.setdefault((number % KEYS, number // WINDOW_MS * WINDOW_MS), []).append(number)
@@ -239,13 +217,7 @@ async def check_changes(case: Case, kills: int) -> None:
     await create(case, "events", "updates-killed", "updates-whole")
     events = EVENTS_PER_LIFE * kills
     options = {"mode": "synchronous", "parallelism": 1, "kind": "changes"}
-    program = KilledProgram(
-        trainer(case, "killed", **options),
-        trainer(case, "killed", **options, stop="latest"),
-        Feed(case.topic("events"), training_pieces(events, partitions=1)),
-        seed(),
-        case.commit,
-    )
+    program = killed_training(case, events, options)
     seen: dict[int, bytes] = {}
     following = asyncio.ensure_future(follow_and_start_again(case.topic("updates-killed"), seen))
     try:

@@ -88,8 +88,8 @@ class StatesClock(msgspec.Struct, frozen=True):
 # ---- files of a snapshot
 
 
-class StoredFrames(Iterable[PlainValue]):
-    """The frames of a piece of state that is files, each of them a frame (``FramesInFiles``)."""
+class _StoredFiles:
+    """A piece of state that is files, and a few frames besides."""
 
     def __init__(
         self, stored: StoredSnapshot, part: str, number: int, files: Sequence[SharedFile], plain_data: PlainData
@@ -102,12 +102,22 @@ class StoredFrames(Iterable[PlainValue]):
         """The files in the store."""
         self._plain_data = plain_data
 
-    def fetch(self, folder: Path) -> None:
+    def _frames_besides(self) -> Iterator[PlainValue]:
+        return map(self._plain_data.decode, self._stored.frames(self._part, self._number))
+
+    def _fetch_files(self, folder: Path) -> None:
         for file in self.files:
             self._stored.fetch(file, folder / file.name)
 
+
+class StoredFrames(_StoredFiles, Iterable[PlainValue]):
+    """The frames of a piece of state that is files, each of them a frame (``FramesInFiles``)."""
+
+    def fetch(self, folder: Path) -> None:
+        self._fetch_files(folder)
+
     def __iter__(self) -> Iterator[PlainValue]:
-        yield from map(self._plain_data.decode, self._stored.frames(self._part, self._number))
+        yield from self._frames_besides()
         with tempfile.TemporaryDirectory(prefix="streamiter-") as name:
             for file in self.files:
                 path = Path(name) / file.name
@@ -119,27 +129,20 @@ class StoredFrames(Iterable[PlainValue]):
 # ---- databases of a snapshot
 
 
-class StoredDatabase(Iterable[StateFrame]):
+class StoredDatabase(_StoredFiles, Iterable[StateFrame]):
     """The states of one subtask in a snapshot: a database. It is also an iterable of frames, by key group."""
 
     def __init__(
         self, stored: StoredSnapshot, part: str, number: int, files: Sequence[SharedFile], plain_data: PlainData
     ) -> None:
-        """``number`` is the number of the deferred piece in its part; the piece has these ``files``."""
-        self._stored = stored
-        self._part = part
-        self._number = number
-        self.files = files
-        """The files in the store."""
-        self._plain_data = plain_data
+        super().__init__(stored, part, number, files, plain_data)
         clock, self._small = self._rest()
         self.clock: StatesClock = clock
         """The clock of its times of last use."""
 
     def _rest(self) -> tuple[StatesClock, dict[str, bytes]]:
-        frames = map(self._plain_data.decode, self._stored.frames(self._part, self._number))
         try:
-            [[clock, small]] = frames
+            [[clock, small]] = self._frames_besides()
             return StatesClock(*clock), dict(small)
         except (TypeError, ValueError) as error:
             raise CheckpointError(
@@ -153,8 +156,7 @@ class StoredDatabase(Iterable[StateFrame]):
 
     def _fetch(self, folder: Path) -> None:
         folder.mkdir(exist_ok=True)
-        for file in self.files:
-            self._stored.fetch(file, folder / file.name)
+        self._fetch_files(folder)
         for name, content in self._small.items():
             (folder / name).write_bytes(content)
 
