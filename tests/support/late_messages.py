@@ -1,4 +1,4 @@
-"""Messages between the members of a loop and its coordinator that are late, as between two processes."""
+"""Late messages, as between processes: of the members of a loop and its coordinator, and barriers to tasks."""
 
 from __future__ import annotations
 
@@ -12,14 +12,16 @@ from typing import Any, Final
 
 import pytest
 
+from streamiter.engine.tasks.task import Task
 from streamiter.iteration.coordinator import LoopCoordinator
 from streamiter.iteration.stamping_pace import StampingClock, StampingPace
 from streamiter.operators.operator import JobScope
+from streamiter.values.records import CheckpointBarrier
 
 DELAYS_S: Final = (0.0, 0.001, 0.001, 0.003, 0.01, 0.1)
 
-Way = tuple[str, int]
-"""The way of a message: ``"from"`` or ``"to"`` a member, and the number of the member."""
+Way = tuple[str, int | str]
+"""The way of a message: ``"from"`` or ``"to"``, and the number of a member or the name of a task."""
 
 Delays = Sequence[float] | Callable[[Way], float]
 """Seconds of which each message takes one by chance, or the function of the seconds that each way takes."""
@@ -72,7 +74,10 @@ class LateReports:
 
 
 def make_late(patch: pytest.MonkeyPatch, seed: object, delays_s: Delays = DELAYS_S) -> None:
-    """Let all messages of loops, and of steps that stamp by records or marks, be late from now on."""
+    """Let all messages of loops, and of steps that stamp by records or marks, be late from now on; barriers, too.
+
+    Each task hears of a barrier at another time. So members of a loop take their snapshots apart.
+    """
     get = JobScope.get
 
     def get_late(scope: JobScope, key: object, create: Callable[[], Any]) -> Any:
@@ -86,3 +91,10 @@ def make_late(patch: pytest.MonkeyPatch, seed: object, delays_s: Delays = DELAYS
         return get(scope, key, create_late if is_asked else create)
 
     patch.setattr(JobScope, "get", get_late)
+    barriers, expect_barrier = dict[asyncio.AbstractEventLoop, Late](), Task.expect_barrier
+
+    def expect_late(task: Task, barrier: CheckpointBarrier) -> None:
+        late = barriers.setdefault(asyncio.get_running_loop(), Late(f"barriers {seed}", delays_s))
+        late.call(("to", task.name), lambda: expect_barrier(task, barrier))
+
+    patch.setattr(Task, "expect_barrier", expect_late)
