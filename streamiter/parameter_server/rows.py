@@ -171,7 +171,6 @@ class MatrixAccess:
 
     def __init__(self, matrix: Matrix, partitioning: MatrixPartitioning, worker: int, *, with_own: bool) -> None:
         self._worker = worker
-        self._with_own = with_own
         self.matrix = matrix
         self.partitioning = partitioning
         self.shards = tuple(dict.fromkeys(block.shard for block in partitioning.blocks))

@@ -317,7 +317,8 @@ def awaited_edges(step: Step) -> list[Edge]:
 def read_to_end(steps: Iterable[Step]) -> dict[Step, None]:
     """Return the steps before tables that others wait for, whose sources tell when they have read to the end.
 
-    The end is the one that was found at the start. In a loop, the table ends, and its end says enough.
+    The records of the start are before that end, or the records that have replaced them meanwhile. In a loop, the table
+    ends, and its end says enough.
     """
     return upstream_of(edge for step in steps if step.loop is None for edge in awaited_edges(step))
 

@@ -80,7 +80,6 @@ class Job:
                 "call its own; give steps dead_letter=topic, which gets the refused records of all processes"
             )
         self._clock = options.clock
-        self._plain_data = plain_data
         follower = self._follower = JobFollower(flow, steps, plain_data, options, own)
         self._tasks, self._loops, self._scope = follower.tasks, follower.loops, follower.scope
         self._exchange, self._meeting = follower.exchange, follower.meeting

@@ -52,7 +52,7 @@ class Feeder:
         is_awaited: bool = False,
         note: StepNote | None = None,
     ) -> None:
-        """``is_awaited``: a step waits until the source has read to its end, or to the end found at the start."""
+        """``is_awaited``: a step waits until the source has read to its end, or to an end that it tells."""
         self.channel = channel
         self._clock = clock
         self.intake = Intake()
