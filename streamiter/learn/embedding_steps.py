@@ -53,7 +53,7 @@ from streamiter.learn.embedding_layers import (
     step_units,
 )
 from streamiter.learn.feature_steps import (
-    ADMIT,
+    NEW_ROW,
     FeatureArrays,
     feature_pointers,
     find_feature,
@@ -297,8 +297,8 @@ def _learn(
             # The step is made at once: a later feature of the row may take the entry, or its row.
             if counts:
                 entry = touch_feature(table, indices[place], now_ms, own.commons, common, SQUARES_AT_FIRST)
-                if table.counts[entry] == table.settings[ADMIT]:
-                    begin_vectors(table.rows, table.row_of[entry] * size, indices[place], EXPERTS * factors)
+                if table.facts[NEW_ROW] != 0:
+                    begin_vectors(table.rows, table.facts[NEW_ROW] * size, indices[place], EXPERTS * factors)
             else:
                 entry = find_feature(table, indices[place], now_ms)
                 if entry != 0:

@@ -113,7 +113,9 @@ class FeatureFiles:
 
     def _tidy(self) -> None:
         """Leave out files without features that count, and write few features of old files again."""
-        left = np.bincount(self._table.file_of(), minlength=self._made + 1).tolist()
+        table = self._table
+        left = np.bincount(table.file_of(), minlength=self._made + 1).tolist()
+        left[table.steps.NO_FILE] = 0  # Free entries, since all features are in files now.
         self._files = [file for file in self._files if left[file.number]]
         if not self._files:
             self._files.append(self._written(np.zeros(0, np.int32)))

@@ -23,8 +23,8 @@ whose time is more than ``expire_ms`` after its last one: such a row does not fi
 Features leave at the oldest end only, when they are expired, or when there is no room for another entry or row. So
 those that stay are the ones with the last changes. Which entry and row a feature has is of no influence.
 
-The functions get the arrays as pointers, see ``streamiter.learn.row_steps``, and check no bounds:
-``FeatureTable.check_room`` does. This module needs Numba to be fast, see ``streamiter.values.helpers.compiled``.
+The functions get the arrays as pointers, see ``streamiter.learn.row_steps``, and check no bounds. This
+module needs Numba to be fast, see ``streamiter.values.helpers.compiled``.
 """
 
 from __future__ import annotations
@@ -76,7 +76,9 @@ FREE_ROWS: Final = 7
 """The number of free rows among them, which are in ``free_rows``."""
 INDEX_MASK: Final = 8
 """The length of the index as it is now, a power of two, minus 1."""
-FACTS: Final = 9
+NEW_ROW: Final = 9
+"""The row that the last occurrence has given to its feature, or 0: most have given none."""
+FACTS: Final = 10
 
 # One more than an occurrence adds, so that expired features become fewer; not all of them at once, because a single row
 # with a wrong time, years ahead, would empty the table.
@@ -296,11 +298,12 @@ def touch_feature(table: FeatureArrays, key: int, now_ms: int, commons: Float32s
     """Count an occurrence in a row that is learned at this time; return the entry, which is the newest one now.
 
     A new feature begins with weights of 0. With its ``admit``-th occurrence it gets a row, which begins with
-    ``commons[first]`` and so on. All sums of squared gradients begin with ``squares``. Other entries may leave, but
-    none of those that were touched last.
+    ``commons[first]`` and so on; ``NEW_ROW`` is its number. All sums of squared gradients begin with ``squares``. Other
+    entries may leave, but none of those that were touched last.
     """
     settings = table.settings
     expire_ms = settings[EXPIRE_MS]
+    table.facts[NEW_ROW] = 0
     if expire_ms > 0:
         _remove_expired(table, now_ms)
     entry, last_ms = int(table.entries[_place(table, key)]), now_ms
@@ -327,7 +330,8 @@ def touch_feature(table: FeatureArrays, key: int, now_ms: int, commons: Float32s
     if table.row_of[entry] == 0 and table.counts[entry] >= settings[ADMIT]:
         _evict_until(table, ADMITTED, settings[ROWS_MAX])
         count = settings[WIDTH]
-        at = _take_row(table, entry) * 2 * count
+        table.facts[NEW_ROW] = _take_row(table, entry)
+        at = table.facts[NEW_ROW] * 2 * count
         for number in range(count):
             table.rows[at + number], table.rows[at + count + number] = commons[first + number], squares
     return entry

@@ -134,14 +134,6 @@ class FeatureTable:
         steps, facts = self.steps, self.arrays.facts
         return FeatureCounts(*facts[[steps.IN_USE, steps.ADMITTED, steps.EXPIRED, steps.EVICTED]].tolist())
 
-    def check_room(self, features: int) -> None:
-        """Raise ModelError unless a row with this many features has room: they must not replace each other."""
-        if features > self.rows_max:
-            raise ModelError(
-                f"FeatureTable: expected rows of at most {self.rows_max:,} features, given one of {features:,}; give "
-                "the table more memory"
-            )
-
     # ---- many keys at once
 
     def find(self, keys: npt.ArrayLike, times_ms: npt.ArrayLike) -> npt.NDArray[np.int32]:

@@ -17,6 +17,7 @@ from learn.online_support import trained
 from streamiter import Flow
 from streamiter.errors import ConfigurationError, GraphError, ModelError, OtherModel
 from streamiter.learn import AdaptiveLinearModel, Embeddings, SparseRows, compare_online, train_online
+from streamiter.learn.embedding_steps import begin_vectors
 from streamiter.models import LinearPredictor, model_updates
 from streamiter.topics import MemoryBroker
 
@@ -172,6 +173,29 @@ def test_a_feature_has_its_own_vector_from_its_third_row_on() -> None:
     assert (counts[2], counts[1]) == (1, 1)
     assert len(published["experts"][0]["weights"]) == 4
     assert all(expert["vectors"].shape == (2, SMALL.factors) for expert in published["experts"])
+
+
+def test_a_feature_gets_its_vectors_once_whatever_admit_was_before() -> None:
+    """A run with a larger ``admit`` drew learned vectors again; with a smaller one, they began as the common ones."""
+    rows, labels = [{"user": f"u{n % 3}", "item": "i"} for n in range(12)], [True, False] * 6
+    learned, waiting = new(replace(SMALL, admit=2), shapes=False), new(replace(SMALL, admit=20), shapes=False)
+    for model in (learned, waiting):
+        model.learn(rows, labels)
+    made = {}
+    for admit, earlier in ((2, learned), (5, learned), (3, waiting)):
+        model = made[admit] = new(replace(SMALL, admit=admit), shapes=False)
+        model.restore(earlier.state())
+        model.learn(rows[:3], [True] * 3, [1e-9] * 3)
+    same, raised, lowered = (vectors_of(made[admit]) for admit in (2, 5, 3))
+    for expert, other in zip(raised["experts"], same["experts"], strict=True):
+        assert np.array_equal(expert["vectors"], other["vectors"])
+    drawn = np.zeros((len(lowered["keys"]), 2 * SMALL.factors), np.float32)
+    for row, key in zip(drawn, lowered["keys"].tolist(), strict=True):
+        begin_vectors(row, 0, key, 2 * SMALL.factors)
+    assert (lowered["row_of"] > 0).all()
+    found = np.hstack([expert["vectors"] for expert in lowered["experts"]])
+    users = lowered["keys"] >> 52 == 1 + lowered["text_fields"].index("user")
+    assert found[users] == pytest.approx(drawn[users], abs=1e-6)
 
 
 def test_features_expire_by_the_times_of_records() -> None:

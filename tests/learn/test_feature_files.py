@@ -165,6 +165,24 @@ def test_a_snapshot_writes_what_has_changed_and_little_else(
     assert len(list(tmp_path.glob("runs/run-*/*.frame"))) == 2 * len(stored.files)
 
 
+def test_files_are_few_after_most_features_have_expired(tmp_path: Path, files_of: FilesOf) -> None:
+    """Free entries counted as features, so a table kept files as if it had as many features as on its best day."""
+    features, left = 20_000, 1_000
+    table = Settings(1, 1_000, 2 * features, 2 * features).table()
+    files = files_of(table, features_of_file=1_000)
+    table.touch(range(features), [0] * features, [0.0, 0.0], 0.25)
+    Stored(tmp_path / "first", frozen_by(files))
+    for number in range(40):
+        keys = range(number, left)
+        for _ in range(1 + features // left):  # Two features leave with each.
+            table.touch(keys, [2_000 + number] * len(keys), [0.0, 0.0], 0.25)
+        piece = frozen_by(files)
+        frames: list[Any] = [PLAIN.decode(frame) for frame in piece.frames()]
+        piece.release()
+        assert table.counts().features == left
+        assert sum(len(part["keys"]) for part in frames[1:]) <= 2 * left + 1_000
+
+
 def test_a_snapshot_that_is_being_written_keeps_its_files(tmp_path: Path, files_of: FilesOf) -> None:
     """Features changed while a slow store wrote a snapshot, whose files were deleted under it."""
     table = large_table(10)
