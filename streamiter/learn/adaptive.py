@@ -26,9 +26,9 @@ from streamiter.learn.embeddings import Embeddings, check_task_of_embeddings, se
 from streamiter.learn.expert_weights import ExpertWeights, check_published, check_task, checked_rates, fitted
 from streamiter.learn.labels import FIRST_LABELS, Label, LabelKind, LabelPart, LabelReader, Labels, LearningTask
 from streamiter.learn.losses import LossName, PlainLoss, checked_loss, loss_of_validation
+from streamiter.learn.mixed_weights import MixedWeights
 from streamiter.learn.model_rows import ASSUMED, BEHIND_KEYS, NO_FIELD, FieldNumbers, FirstRows, ModelRows, RowSteps
 from streamiter.learn.rows import BadRows, row_weights, rows_of_wrong_kind
-from streamiter.learn.shaped_weights import ShapedWeights
 from streamiter.models.documents import refused_state, state_in, with_state
 from streamiter.models.embedding_scores import HASH_BITS
 from streamiter.models.explanations import Effects, Explanation
@@ -212,7 +212,7 @@ class AdaptiveLinearModel(DeclaredState, Savable):
     @property
     def has_tables(self) -> bool:
         """Whether a published version has tables beside the linear model."""
-        return isinstance(self._weights, ShapedWeights) and bool(self._weights.members)
+        return isinstance(self._weights, MixedWeights) and bool(self._weights.members)
 
     @property
     def scores(self) -> int:
@@ -329,7 +329,7 @@ class AdaptiveLinearModel(DeclaredState, Savable):
         new_fields = 0 if self.embeddings is None else self._field_numbers.add(plain)
         if self._weights is not None and new_columns:
             self._weights.add_numeric(new_columns)
-        if isinstance(self._weights, ShapedWeights):
+        if isinstance(self._weights, MixedWeights):
             self._weights.left_out = self._numbers_of_crosses()
             self._weights.add_fields(new_fields)
         if self._sees_shapes:
@@ -460,7 +460,7 @@ class AdaptiveLinearModel(DeclaredState, Savable):
         places = self._places if hashed is None else hashed
         if self._sees_shapes or self.embeddings is not None:
             options: dict[str, Any] = {"shapes": self._sees_shapes, "embeddings": self.embeddings}
-            weights = ShapedWeights(kind, scores, places, self.rates, self._categories, **options)
+            weights = MixedWeights(kind, scores, places, self.rates, self._categories, **options)
             weights.left_out = self._numbers_of_crosses()
             weights.add_fields(len(self._field_numbers.names))
             return weights
@@ -586,7 +586,7 @@ class AdaptiveLinearModel(DeclaredState, Savable):
             "link": "log" if self._loss == _POISSON else self._link,
         }
         dead = self.fields.dead_columns()
-        if isinstance(self._weights, ShapedWeights):
+        if isinstance(self._weights, MixedWeights):
             shapes = self._weights.shapes(list(self.fields.columns), dead, published["places"])
             published |= {} if shapes is None else {"shapes": shapes.published()}
             vectors = self._weights.vectors(self._field_numbers.names, dead)
@@ -677,7 +677,7 @@ class AdaptiveLinearModel(DeclaredState, Savable):
 
         If it is ``frozen``, for a checkpoint, a large table of embeddings is a ``Deferred`` piece in it.
         """
-        if isinstance(self._weights, ShapedWeights):
+        if isinstance(self._weights, MixedWeights):
             return self._without_weights() | {"weights": self._weights.state(frozen=frozen)}
         return self._without_weights() | {"weights": None if self._weights is None else self._weights.state()}
 

@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from streamiter.learn.cell_columns import Categories
+from streamiter.learn.mixed_weights import MixedWeights
 from streamiter.learn.model_rows import ModelRows, RowSteps
-from streamiter.learn.shaped_weights import ShapedWeights
 from streamiter.values.numbers import Floats
 
 ROWS = 6_000
@@ -55,7 +55,7 @@ def categories_of_stream() -> Categories:
     return categories
 
 
-class Shaped(ShapedWeights):
+class Shaped(MixedWeights):
     """Weights that learn from a matrix; of four columns, the last one is a category."""
 
     name: str

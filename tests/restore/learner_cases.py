@@ -52,6 +52,7 @@ from streamiter.learn.feature_table import FeatureTable
 from streamiter.learn.item_sets import ChooseFrequent, CountItemSets
 from streamiter.learn.kept_questions import KeptQuestions
 from streamiter.learn.label_join import LabelJoin
+from streamiter.learn.mixed_weights import MixedWeights
 from streamiter.learn.model_owner import ModelOwner
 from streamiter.learn.model_rows import FirstRows
 from streamiter.learn.offline_workers import KeptExamples, OfflineWorker, ReplayedExamples
@@ -62,7 +63,6 @@ from streamiter.learn.row_reading import LabelFields, NumberMiniBatches, ReadsLa
 from streamiter.learn.row_training import RowOwner
 from streamiter.learn.rows import MiniBatches
 from streamiter.learn.server_training import ParameterServerWorker, Repeater, Versions
-from streamiter.learn.shaped_weights import ShapedWeights
 from streamiter.learn.table_weights import TableWeights
 from streamiter.learn.training import (
     BroadcastSteps,
@@ -452,7 +452,7 @@ BY_SPARSE_ROWS = (
     Validate,
     MeanComparison,
 )
-BY_ROWS = (*BY_SPARSE_ROWS, CellColumns, ShapedWeights, TableWeights)
+BY_ROWS = (*BY_SPARSE_ROWS, CellColumns, MixedWeights, TableWeights)
 ONLINE = (GradientWorker, OnlineWorker, ModelOwner, ParameterOwner, LinearModel, Validate)
 OFFLINE = (GradientWorker, OfflineWorker, ParameterOwner, MiniBatches)
 # Of a learner that has a case with all cuts, each of which is restored in a fresh process, too.

@@ -1,4 +1,4 @@
-"""``ShapedWeights``: the linear model, embeddings and models of tables, mixed by exponential weights of predictions.
+"""``MixedWeights``: the linear model, embeddings and models of tables, mixed by exponential weights of predictions.
 
 Each member predicts and learns each row by itself. Their predictions, probabilities or numbers, are then mixed step by
 step. The logarithmic loss is 1-mixable, so the loss of the mixture exceeds the loss of its best member by at most the
@@ -36,7 +36,7 @@ _BYTES_MAX: Final = 16_000_000
 _ROWS_AT_ONCE: Final = 512
 
 
-class ShapedWeights(ExpertWeights):
+class MixedWeights(ExpertWeights):
     """The linear model, which this is itself, with members that have embeddings, and two that have tables.
 
     The tables are of columns, and of pairs and trees. Predictions are mixed. The linear member learns as without the
