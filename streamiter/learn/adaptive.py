@@ -10,8 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
-from operator import attrgetter, methodcaller
+from operator import methodcaller
 from types import MappingProxyType
 from typing import Any, Final, Literal
 
@@ -21,30 +20,23 @@ import numpy.typing as npt
 from streamiter.errors import ConfigurationError, ModelError, OtherModel
 from streamiter.learn.asked_questions import AskedScores
 from streamiter.learn.cell_columns import Categories
-from streamiter.learn.cross_statistics import CrossStatistics
-from streamiter.learn.embeddings import Embeddings, check_task_of_embeddings, settings_of_embeddings
+from streamiter.learn.embeddings import Embeddings, check_task_of_embeddings
 from streamiter.learn.expert_weights import ExpertWeights, check_published, check_task, checked_rates, fitted
 from streamiter.learn.labels import FIRST_LABELS, Label, LabelKind, LabelPart, LabelReader, Labels, LearningTask
 from streamiter.learn.losses import LossName, PlainLoss, checked_loss, loss_of_validation
 from streamiter.learn.mixed_weights import MixedWeights
-from streamiter.learn.model_rows import ASSUMED, BEHIND_KEYS, NO_FIELD, FieldNumbers, FirstRows, ModelRows, RowSteps
-from streamiter.learn.rows import BadRows, row_weights, rows_of_wrong_kind
+from streamiter.learn.model_rows import ASSUMED, FirstRows, ModelRows, RowSteps
+from streamiter.learn.row_columns import AnyFeatures, RowColumns
+from streamiter.learn.rows import BadRows, row_weights
 from streamiter.models.documents import refused_state, state_in, with_state
-from streamiter.models.embedding_scores import HASH_BITS
 from streamiter.models.explanations import Effects, Explanation
 from streamiter.models.linear_predictor import LinearPredictor, probabilities_of_classes
 from streamiter.models.saved_objects import Savable
-from streamiter.operators.declared_state import NESTED, DeclaredState, Form, declared
+from streamiter.operators.declared_state import NESTED, Form, declared
 from streamiter.operators.definitions import Definition, changes, or_another
-from streamiter.values.crossed_rows import checked_crosses
 from streamiter.values.field_kinds import Kind
 from streamiter.values.helpers.notebooks import html_facts
-from streamiter.values.known_fields import KnownFields, of_reader
-from streamiter.values.named_rows import ABSENT, FieldReader, NamedRows, named_matrix
-from streamiter.values.numbers import Floats, whole_number
-from streamiter.values.records import Columns, columns_of_table
-from streamiter.values.sparse_rows import SparseRows, sparse_if_scipy
-from streamiter.values.tables import as_floats
+from streamiter.values.numbers import Floats
 
 _log = logging.getLogger("streamiter.learn")
 
@@ -52,7 +44,6 @@ _NAME: Final = "AdaptiveLinearModel"
 
 # 262,144 places: among 2,000 different texts about 8 pairs share one.
 _BITS: Final = 18
-_BITS_MAX: Final = 28
 
 _POISSON: Final[PlainLoss] = ("poisson", ())
 
@@ -63,11 +54,8 @@ _LINKS: Final[Mapping[LabelKind, str]] = MappingProxyType(
 # A slope times a weight is squared.
 _WEIGHT_MAX: Final = 1e30
 
-AnyFeatures = Any
-"""Records with named fields, ``NamedRows``, ``SparseRows``, or anything that numpy turns into a matrix."""
 
-
-class AdaptiveLinearModel(DeclaredState, Savable):
+class AdaptiveLinearModel(RowColumns, Savable):
     """A linear model for any stream: standardized columns, six learning rates side by side, mixed into one model.
 
     It predicts the probability of True, or of one of two labels; a probability for each of several classes; or a
@@ -126,25 +114,15 @@ class AdaptiveLinearModel(DeclaredState, Savable):
     (0.5, [1.0])
     """
 
-    bits: int = declared()
     rates: tuple[float, ...] | None = declared(form=Form(list, tuple))
     """The learning rates of AdaGrad; None: six rates side by side."""
     _loss: PlainLoss | None = declared(form=Form(list, lambda loss: (loss[0], tuple(loss[1]))))
     labels: LabelReader = declared(form=NESTED)
     """How labels are read."""
-    fields: KnownFields = declared(form=NESTED)
-    """The fields that the model knows, and what each is."""
-    _categories: Categories = declared(made=Categories, form=NESTED)
-    """The bins of texts."""
-    _crosses: CrossStatistics = declared(form=NESTED)
-    _field_numbers: FieldNumbers = declared(made=FieldNumbers, form=Form(attrgetter("names"), FieldNumbers))
-    """The numbers of fields of texts in the keys of embeddings."""
     _first_rows: FirstRows | None = declared(
         made=FirstRows.none, form=Form(methodcaller("state"), FirstRows.from_state)
     )
     """The rows of the first labels; None where the kind of labels is settled."""
-    _sparse_width: int | None = declared(None)
-    """The width of the ``SparseRows`` that were given; None for named rows."""
     _records = declared(0)
     _version = declared(0)
 
@@ -165,9 +143,6 @@ class AdaptiveLinearModel(DeclaredState, Savable):
         shapes: bool = True,
         embeddings: Embeddings | None = None,
     ) -> None:
-        if other_settings not in ("refuse", "keep"):
-            raise ConfigurationError(f'{_NAME}(other_settings=): expected "refuse" or "keep", given {other_settings!r}')
-        self._keeps = other_settings == "keep"
         if shapes not in (True, False):
             raise ConfigurationError(f"{_NAME}(shapes=): expected True or False, given {shapes!r}")
         self.shapes = shapes
@@ -179,20 +154,15 @@ class AdaptiveLinearModel(DeclaredState, Savable):
             )
         least = 0.0 if self._loss == _POISSON else None
         self.labels = LabelReader(_NAME, task if loss is None else "regression", classes, positive, least)
-        self.embeddings = embeddings
-        """The settings of embeddings, if there are any."""
         if embeddings is not None:
             check_task_of_embeddings(_NAME, embeddings, task, classes, None if self._loss is None else loss)
-        self.bits = whole_number("AdaptiveLinearModel(bits=)", bits, 1, _BITS_MAX)
+        super().__init__(_NAME, bits, crosses, kinds, time_zone, embeddings, other_settings)
         self.rates = None if rates is None else checked_rates(rates)
-        self._crosses = CrossStatistics(checked_crosses(_NAME, crosses), self.bits)
         self.predicted_again: Floats | None = None
         """Predictions of the first rows of earlier calls, if the last step has made them again: then it was decided
         that the label of all of them is positive."""
         self._weights: ExpertWeights | None = None
         """None before the first label."""
-        self.fields = KnownFields(_NAME, self._hash_bits, kinds or {}, time_zone)
-        self._reader = self.reader(_NAME)
 
     @property
     def records(self) -> int:
@@ -250,6 +220,10 @@ class AdaptiveLinearModel(DeclaredState, Savable):
         return reading.names[1] if reading is not None and reading.kind == "binary" else None
 
     @property
+    def _has_begun(self) -> bool:
+        return self._weights is not None
+
+    @property
     def _link(self) -> str:
         return _LINKS["binary" if self.labels.reading is None else self.labels.reading.kind]
 
@@ -262,15 +236,7 @@ class AdaptiveLinearModel(DeclaredState, Savable):
         """
         if self._weights is None:
             raise ModelError(f"{_NAME}: expected to have learned from a row first, given none so far")
-        named = self._named(features)
-        self._check_width(named)
-        if isinstance(named, SparseRows):
-            rows = self._by_column(named)
-        else:
-            times_ms = None if self.embeddings is None else named.times_ms
-            plain = self.fields.of(named, partial(rows_of_wrong_kind, record_of=_records_of(features)))
-            named = self._crosses.of(plain, self.fields.columns.keys() | self.fields.texts.keys())
-            rows = self._by_column(self._keyed(plain, named), times_ms)
+        rows = self._rows_to_predict(features)
         steps = RowSteps.one_each(rows.length, learns=False)
         found = self._weights.step(rows, steps, np.zeros(rows.length))
         return found if self._weights.task == "classes" else found[:, 0]
@@ -315,37 +281,13 @@ class AdaptiveLinearModel(DeclaredState, Savable):
         Raises ``BadRows`` for values that do not fit their field; ``record_of`` tells the record of a row. ``times_ms``
         are the times of the rows, for embeddings that expire; those of the field ``Embeddings(time=)`` come first.
         """
-        named = self._named(features)
-        self._check_width(named)
-        if isinstance(named, SparseRows):
-            self._crosses.refuse_sparse_rows()
-            self._sparse_width = named.width if len(named) else self._sparse_width
-            return self._by_column(named)
-        times_ms = None if self.embeddings is None else self.embeddings.times_of_rows(_NAME, named, times_ms)
-        refuse = partial(rows_of_wrong_kind, record_of=record_of or _records_of(features))
-        plain = self.fields.learn(named, refuse)
-        named = self._crosses.learn(plain)
-        new_columns = self.fields.add(named)
-        new_fields = 0 if self.embeddings is None else self._field_numbers.add(plain)
-        if self._weights is not None and new_columns:
-            self._weights.add_numeric(new_columns)
+        rows, new = self._rows_to_learn(features, record_of, times_ms, with_bins=self._sees_shapes)
+        if self._weights is not None and new.columns:
+            self._weights.add_numeric(new.columns)
         if isinstance(self._weights, MixedWeights):
             self._weights.left_out = self._numbers_of_crosses()
-            self._weights.add_fields(new_fields)
-        if self._sees_shapes:
-            crosses = set(named.text_fields).difference(plain.text_fields)
-            parts = self.fields.places_of_parts
-            places = named
-            if self.embeddings is not None:
-                mask = self._places - 1
-                places = replace(named, places=np.where(named.places == ABSENT, ABSENT, named.places & mask))
-                parts = {name: each & mask for name, each in parts.items()}
-            self._categories.learn(places, self._places, self.fields.texts, crosses, parts)
-        return self._by_column(self._keyed(plain, named), times_ms)
-
-    def _keyed(self, plain: NamedRows, named: NamedRows) -> NamedRows:
-        """Return the rows with crosses, with keys in place of hashes if there are embeddings."""
-        return named if self.embeddings is None else self._field_numbers.keyed(named, plain.places.shape[1])
+            self._weights.add_fields(new.fields)
+        return rows
 
     def step(self, rows: ModelRows, steps: RowSteps, labels: Labels, asked: AskedScores | None = None) -> Floats:
         """Make these steps, in order, with a label for each step that learns; return a prediction for each step.
@@ -466,103 +408,12 @@ class AdaptiveLinearModel(DeclaredState, Savable):
             return weights
         return ExpertWeights(kind, scores, places, self.rates, self._loss)
 
-    def _numbers_of_crosses(self) -> frozenset[int]:
-        """Return the numeric columns that are crosses."""
-        names = [" × ".join(cross) for cross in self._crosses.crosses]
-        return frozenset(self.fields.columns[name] for name in names if name in self.fields.columns)
-
     def compile(self) -> None:
         """Compile the arithmetic, where that is needed; it takes some seconds."""
         weights = self._new_weights("binary", 1, 1)
         weights.add_numeric(1)
         row = ModelRows(np.array([0, 1]), np.array([2 if self.embeddings is None else self._hashed + 1]), np.ones(1))
         weights.step(row, RowSteps.one_each(1, learns=True), np.zeros(1))
-
-    # ---- columns
-
-    def reader(self, owner: str, fields: Sequence[str] | None = None, without: Sequence[str] = ()) -> FieldReader:
-        """Return a reader of records for this model, as its own."""
-        asked, zone = of_reader(self.fields.asked), self.fields.zone
-        options: dict[str, Any] = {"without": without, "bits": self._hash_bits, "refuse": BadRows, "owner": owner}
-        time = None if self.embeddings is None else self.embeddings.time
-        return FieldReader(fields, kinds=asked, time_zone=zone, time=time, **options)
-
-    def reads_as(self, state: Mapping[str, Any]) -> bool:
-        """Whether rows that were read for the model of a :meth:`state` have texts hashed to as many bits."""
-        return bool(self._hash_bits == (state["bits"] if state.get("embeddings") is None else HASH_BITS))
-
-    @property
-    def _hash_bits(self) -> int:
-        """The number of bits of the hashes of texts that are read."""
-        return self.bits if self.embeddings is None else HASH_BITS
-
-    @property
-    def _places(self) -> int:
-        """The number of hashed columns of the linear model."""
-        return 2**self.bits if self._sparse_width is None else self._sparse_width
-
-    @property
-    def _hashed(self) -> int:
-        """The index behind those of hashed columns, or keys, in ``ModelRows``."""
-        return self._places if self.embeddings is None else BEHIND_KEYS
-
-    def _named(self, features: AnyFeatures) -> NamedRows | SparseRows:
-        features = sparse_if_scipy(features)
-        if isinstance(features, (NamedRows, SparseRows)):
-            return features
-        is_list = isinstance(features, list) and (not features or isinstance(features[0], Mapping))
-        if is_list or isinstance(features, Columns):
-            return self._reader.rows(features)
-        is_matrix = isinstance(features, (np.ndarray, list, tuple))
-        if not is_matrix and (table := columns_of_table(_NAME, features, ModelError)) is not None:
-            return self._reader.rows(table)
-        return named_matrix(as_floats(_NAME, "features", features))
-
-    def _check_width(self, named: NamedRows | SparseRows) -> None:
-        """Refuse sparse rows after records with fields, records after sparse rows, and another width."""
-        given = named.width if isinstance(named, SparseRows) else None
-        if given is not None and self.embeddings is not None:
-            raise ModelError(
-                f"{_NAME}(embeddings=): expected records with named fields, given sparse rows, whose columns belong to "
-                "no field; leave embeddings out, or give records"
-            )
-        has_fields = self.fields.columns or self.fields.texts
-        is_new = self._weights is None and self._sparse_width is None and not has_fields
-        if is_new or given == self._sparse_width or not len(named):
-            return
-        before, after = (
-            "records with fields" if width is None else f"sparse rows of width {width}"
-            for width in (self._sparse_width, given)
-        )
-        raise ModelError(f"{_NAME}: expected {before}, as in the first rows, given {after}")
-
-    def _by_column(self, named: NamedRows | SparseRows, times_ms: Floats | None = None) -> ModelRows:
-        """Return the rows by columns of the model; fields that it does not know are left out."""
-        if isinstance(named, SparseRows):
-            return ModelRows(named.indptr, named.indices, named.values)
-        known = self.fields.columns, self.fields.texts
-        return ModelRows.of_named(named, *known, first=self._hashed + 1, times_ms=times_ms)
-
-    def columns_from(self, earlier: AdaptiveLinearModel) -> Callable[[int], int | None]:
-        """Return the function from an index of an earlier model's :meth:`rows` to the index of this model's.
-
-        It returns None for a field that this model does not know, and for texts if these have other bits.
-        """
-        first, before, own, given = self._hashed + 1, earlier._hashed + 1, self.fields.columns, earlier.fields.columns
-        columns = {before + column: first + own[field] for field, column in given.items() if field in own}
-        if self.embeddings is not None and earlier.embeddings is not None:
-            columns[BEHIND_KEYS] = BEHIND_KEYS  # The time of a row.
-        return lambda index: columns.get(index) if index >= before - 1 else self._place_of(index, earlier)
-
-    def _place_of(self, index: int, earlier: AdaptiveLinearModel) -> int | None:
-        """Return the hashed column, or the key, of an earlier model's."""
-        if earlier.embeddings is None:
-            if self._places != earlier._places:
-                return None
-            return index if self.embeddings is None else NO_FIELD << HASH_BITS | index
-        if self.embeddings is None:
-            return index & (self._places - 1)
-        return self._field_numbers.number_in(earlier._field_numbers, index)
 
     # ---- publishing and state
 
@@ -580,9 +431,7 @@ class AdaptiveLinearModel(DeclaredState, Savable):
         if self._weights is None:
             raise ModelError(f"{_NAME}: expected to have learned from a row first, given none so far")
         published = self._weights.published() | {
-            **self._crosses.published(),
-            **self.fields.published(),
-            "bits": self.bits,
+            **self._published_columns(),
             "link": "log" if self._loss == _POISSON else self._link,
         }
         dead = self.fields.dead_columns()
@@ -593,8 +442,6 @@ class AdaptiveLinearModel(DeclaredState, Savable):
             published |= {} if vectors is None else {"embeddings": vectors}
         if dead:
             published |= {name: np.delete(published[name], dead, axis=0) for name in ("weights", "center", "limit")}
-        if self._sparse_width is not None:
-            published["width"] = self._sparse_width
         reading = self.labels.reading
         if self._weights.task == "number":
             lowest, highest = self._weights.range_of_predictions()
@@ -626,11 +473,7 @@ class AdaptiveLinearModel(DeclaredState, Savable):
                 f"{_NAME}.start_from: expected parameters of a model with the same loss, given {given}; make the model "
                 f"with loss={given[0]!r}, quantile={given[1]!r}"
             )
-        if parameters["bits"] != self.bits and not self._keeps:
-            raise OtherModel(
-                f"{_NAME}.start_from: expected parameters with bits={self.bits}, given {parameters['bits']}; make the "
-                f"model with {_NAME}(bits={parameters['bits']})"
-            )
+        self._check_bits(parameters["bits"])
         check_published(f"{_NAME}.start_from", parameters, 2 ** parameters["bits"])
         check_task(f"{_NAME}.start_from", kind, self.task)
         carried = state_in(parameters, _NAME, f"{_NAME}.start_from")
@@ -641,19 +484,12 @@ class AdaptiveLinearModel(DeclaredState, Savable):
         if state is not None:
             self._resume(state, parameters)
             return
-        self._crosses.start_from(parameters)
-        self.fields.start_from(parameters, keeps=self._keeps)
+        parameters = self._start_columns_from(parameters)
         self._records = records
-        self._sparse_width = parameters.get("width")
         scores = np.shape(parameters["weights"])[1] if kind == "classes" else 1
         classes = parameters.get("classes")
         self.labels.start_from(kind, classes, has_open_class=scores > len(classes or ()))
         self._first_rows = None
-        if self.embeddings is not None and (given := parameters.get("embeddings")) is not None:
-            if self.embeddings.fit(f"{_NAME}.start_from", settings_of_embeddings(given), keeps=self._keeps):
-                self._field_numbers = FieldNumbers(given["text_fields"])
-            else:
-                parameters = {name: value for name, value in parameters.items() if name != "embeddings"}
         self._weights = self._new_weights(kind, scores)
         self._weights.add_numeric(len(self.fields.columns))
         self._weights.start_from(parameters)
@@ -760,8 +596,3 @@ def _settings_of(state: Mapping[str, Any]) -> dict[str, Any]:
         "kinds": fields["kinds"],
         "time_zone": fields["time zone"],
     }
-
-
-def _records_of(features: AnyFeatures) -> Callable[[int], Any] | None:
-    """Return the function that returns the record of a row, if features are records."""
-    return features.__getitem__ if isinstance(features, (list, Columns)) else None

@@ -85,6 +85,7 @@ NO_STATE = {
     "streamiter.topics.topic.TopicReader": "the base of readers",
     "streamiter.topics.connecting.ReaderBehindLosses": "its positions are those of a reader",
     "streamiter.parameter_server.storage.block.ShardBlock": "the base of blocks",
+    "streamiter.learn.row_columns.RowColumns": "the base of the ready-made model, which has cases",
     "streamiter.service.page._Page": "its state is a document of the page",
     "streamiter.engine.job.job.Job": "collects the states of all tasks",
     "streamiter.engine.job.checkpointer.Checkpointer": "collects the states of all tasks",
