@@ -32,6 +32,8 @@ pointer_to = pointer_function()
 
 NO_TIME: Final = -(1 << 61)
 """The time of a row that has none: it is before all times."""
+UNKNOWN_TIME: Final = -NO_TIME
+"""The time of features for whose rows no time is known: after all others, until the feature is the oldest in order."""
 
 EXPERTS: Final = 2
 

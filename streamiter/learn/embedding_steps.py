@@ -42,6 +42,7 @@ from streamiter.learn.embedding_layers import (
     RATE_OF_WEIGHTS,
     SQUARES_AT_FIRST,
     TIME_MS,
+    UNKNOWN_TIME,
     EmbeddingArrays,
     RowRoom,
     embedding_pointers,
@@ -394,6 +395,8 @@ def step_embeddings(
                 now_ms = own.facts[TIME_MS]
             elif counts:
                 own.facts[TIME_MS] = now_ms
+        if now_ms == NO_TIME:
+            now_ms = UNKNOWN_TIME  # A run whose embeddings expire may follow.
         target, row_weight = targets[position], row_weights[position]
         _fill_in_slopes(task, room, target, row_weight, action, kept, max(question, 0) * EXPERTS, own.totals)
         _learn(table, own, room, index_of, now_ms, counts)

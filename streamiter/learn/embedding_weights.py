@@ -291,8 +291,7 @@ class EmbeddingWeights:
             arrays.layers[:] = np.concatenate(parts[:-1])
             for squares in (arrays.squares_of_fields, arrays.squares_of_numbers, arrays.squares_of_layers):
                 squares[:] = learned
-        # A feature whose last occurrence is not known is the latest of all until it is the oldest in order.
-        time_ms = published.get("time_ms", -self._layout.NO_TIME)
+        time_ms = published.get("time_ms", self._layout.UNKNOWN_TIME)
         arrays.facts[self._layout.TIME_MS] = published.get("time_ms", self._layout.NO_TIME)
         weights = np.stack([given["weights"] for given in experts], axis=1)
         vectors = np.concatenate([given["vectors"] for given in experts], axis=1)

@@ -198,6 +198,22 @@ def test_a_feature_gets_its_vectors_once_whatever_admit_was_before() -> None:
     assert found[users] == pytest.approx(drawn[users], abs=1e-6)
 
 
+def test_features_that_were_learned_without_times_are_as_new_as_the_first_row_with_one() -> None:
+    """A run that got ``expire``, or whose first rows had no time, began all features anew."""
+    records = views(600)
+    earlier, timed_later = new(shapes=False), new(replace(SMALL, expire=2_000, time="at"), shapes=False)
+    for model in (earlier, timed_later):
+        model.learn([{**record, "at": None} for record in records], labels_of(records))
+    expiring = new(replace(SMALL, expire=2_000, time="at"), shapes=False)
+    expiring.restore(earlier.state())
+    for model in (expiring, timed_later):
+        assert np.array_equal(model.predict(records), earlier.predict(records))
+        model.learn(records, labels_of(records))
+        assert vectors_of(model)["expired"] == 0
+        model.learn([{"user": f"late{n}", "at": 90_000 + 10 * n} for n in range(400)], [True, False] * 200)
+        assert vectors_of(model)["expired"] >= 100
+
+
 def test_features_expire_by_the_times_of_records() -> None:
     """A table of users that only grows needs memory for all users of all time."""
     days = [
