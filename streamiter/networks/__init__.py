@@ -11,12 +11,14 @@
 ``data``           ``LabelledRows``: rows with labels, from files and arrays; the mini-batches of an epoch
 ``sparse``         networks that store only the features that occur
 ``serving``        predictions, evaluation, saved and published networks, networks that follow a topic
+``embeddings``     embeddings of the ready-made learner, with the sizes of a network
 ``learner``        a network as a learner on the parameter server
 ``training``       ``train_network``, ``train_network_online`` and ``fit_network``
 =================  ========================================================================================
 """
 
 from streamiter.networks.data import LabelledRows, part, read_rows
+from streamiter.networks.embeddings import embeddings_from
 from streamiter.networks.learner import Published
 from streamiter.networks.network import ConfigurationWarning, Network
 from streamiter.networks.serving import (
@@ -45,6 +47,7 @@ __all__ = [
     "SavedNetwork",
     "ServedNetwork",
     "TrainedNetwork",
+    "embeddings_from",
     "fit_network",
     "load_network",
     "part",

@@ -180,6 +180,8 @@ def _check_network(document: SettingsDocument, learn: Mapping[str, Any]) -> None
     if learn.get("kind") == "multiclass":
         document.expect(("learn", "learner"), '"default" for multiclass', 'write "default"')
     given, label = learn["learner_settings"], learn.get("label")
+    if "network" in given:
+        _read_network(document, given)
     for name in ("hidden", "at_most"):
         try:
             Embeddings(**{name: given[name]} if name in given else {})
@@ -192,6 +194,21 @@ def _check_network(document: SettingsDocument, learn: Mapping[str, Any]) -> None
     if "expire" in given and "time" not in given and label is not None and label.event is None:
         remedy = 'add the field with the time of an event, as time = "at"'
         document.expect((*_SETTINGS, "expire"), "expire and time together", remedy, given="no time")
+
+
+def _read_network(document: SettingsDocument, settings: dict[str, Any]) -> None:
+    """Replace the name of the file of a network by the kind and the sizes that it has."""
+    path = (*_SETTINGS, "network")
+    if given := [name for name in ("kind", "factors", "hidden") if name in settings]:
+        document.expect(path, f"network without {', '.join(given)}, which the file says", "leave one of them out")
+    from streamiter.networks.embeddings import embeddings_from
+
+    try:
+        found = embeddings_from(settings.pop("network"))
+    except ConfigurationError as error:
+        document.refuse(path, f"expected the file of a network, given {error}")
+        return
+    settings |= {"kind": found.kind, "factors": found.factors, "hidden": list(found.hidden)}
 
 
 def _check_optimizer(document: SettingsDocument, learner: str) -> None:
@@ -259,6 +276,7 @@ _READY_MADE_KEYS: Final = {
 }
 _NETWORK_KEYS: Final = _READY_MADE_KEYS | {
     "kind": Setting(choice_of("fm", "deepfm", "wide and deep")),
+    "network": Setting(text_of),
     "factors": Setting(whole_of(1, 256)),
     "hidden": Setting(items_of(whole_of(1, 1024), "numbers of units, as [32, 16]")),
     "admit": Setting(whole_of(1, 1_000_000)),

@@ -24,6 +24,7 @@ from streamiter.errors import ConfigurationError
 from streamiter.learn.rows import BadRows
 from streamiter.networks.configuration import read_configuration
 from streamiter.networks.data import LabelledRows, PlaceHolder
+from streamiter.networks.embeddings import embeddings_from
 from streamiter.values.sparse_rows import SparseRows
 
 FILE = Path(__file__).with_name("refusals.txt")
@@ -70,6 +71,13 @@ async def of_a_deep_fm(code: str) -> object:
     raise of_file.value
 
 
+async def of_embeddings(code: str) -> object:
+    """Ask for embeddings with the sizes of a DeepFM that a function changes."""
+    document: dict[str, Any] = deep_fm()
+    eval(code, NAMES)(document)
+    return embeddings_from(document)
+
+
 async def of_a_document(code: str) -> object:
     return read_configuration(eval(code, NAMES))
 
@@ -105,6 +113,7 @@ def sparse(rows: list[dict[int, float]], width: int) -> SparseRows:
 NAMES |= {"math": math, "sparse": sparse}
 CALLS = {
     "a change of a DeepFM, read from a file and as a dict": of_a_deep_fm,
+    "embeddings with the sizes of a changed DeepFM": of_embeddings,
     "documents": of_a_document,
     "texts of a file": of_a_text,
     "rows and labels": where_written,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 from pathlib import Path
 from random import Random
@@ -12,6 +13,7 @@ import pytest
 from support.examples import random_examples
 
 from streamiter.errors import ConfigurationError
+from streamiter.service.features import embeddings_of
 from streamiter.service.settings import FieldComparison, LabelSettings, ServiceSettings
 from streamiter.service.settings_file import TABLES, changed, read_settings
 from streamiter.values.settings import SettingsError, WrongValue
@@ -394,6 +396,32 @@ PAGE = (Path(__file__).parents[2] / "docs" / "service.md").read_text(encoding="u
 def test_the_files_of_the_page_are_read(text: str) -> None:
     """A reader pasted a file of the page, and it had an error."""
     assert read_settings(text).name in ("late-flights", "clicks")
+
+
+def test_the_file_of_a_network_says_the_kind_and_the_sizes_of_embeddings(tmp_path: Path) -> None:
+    """Sizes of a file of Angel's form could not be used, or other keys beside it were left out without a word."""
+    vectors = {"type": "Embedding", "name": "e", "numfactors": 4, "outputdim": 8}
+    pairs = {"type": "BiInnerSumCross", "name": "pairs", "inputlayer": "e", "outputdim": 1}
+    loss = {"type": "SimpleLossLayer", "name": "loss", "lossfunc": "logloss", "inputlayer": "pairs"}
+    (file := tmp_path / "fm.json").write_text(json.dumps({"layers": [vectors, pairs, loss]}))
+    text = f"""
+service.name = "clicks"
+input.topic = "memory://in"
+publish.topic = "memory://out"
+learn.kind = "classification"
+learn.label = {{ field = "clicked" }}
+learn.learner = "network"
+learn.settings = {{ network = "{file}" }}
+"""
+    embeddings = embeddings_of(read_settings(text).learn)
+    assert embeddings is not None
+    assert (embeddings.kind, embeddings.factors) == ("fm", 4)
+    with pytest.raises(SettingsError) as both:
+        read_settings(text.replace("network =", 'kind = "deepfm", network ='))
+    assert "network without kind, which the file says" in str(both.value)
+    with pytest.raises(SettingsError) as missing:
+        read_settings(text.replace("fm.json", "fn.json"))
+    assert "learn.settings.network: expected the file of a network, given" in str(missing.value)
 
 
 def test_the_page_has_every_key_with_its_default() -> None:
