@@ -101,7 +101,8 @@ def refusal(problem: Problem) -> Response:
 def started_job(observations: Observations) -> Job:
     """Return the job that runs, or ran last; raise a Problem before the first one."""
     if observations.phase.phase == "following":
-        detail = "expected a service with a flow, given a replica, which follows its model only; ask the service itself"
+        given = f"a {observations.role}, which follows its model only"
+        detail = f"expected a service with a flow, given {given}; ask the service itself"
         raise Problem(404, "no-flow", detail)
     if observations.job is None:
         detail = f"expected a flow that has been started, but the service is {observations.phase.phase}; ask again"

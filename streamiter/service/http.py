@@ -14,7 +14,7 @@ import functools
 import logging
 import socket
 from collections.abc import AsyncIterator, Mapping
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import orjson
 
@@ -258,11 +258,16 @@ class Routes:
 
     async def livez(self, request: Request) -> Response:
         """Answer whether the process is alive."""
-        return _of_health(liveness(self._facts()))
+        return self._of_health(liveness(self._facts()))
 
     async def readyz(self, request: Request) -> Response:
         """Answer whether the service does its work now."""
-        return _of_health(readiness(self._facts()))
+        return self._of_health(readiness(self._facts()))
+
+    def _of_health(self, problems: tuple[HealthProblem, ...]) -> Response:
+        status: Literal["ok", "failing"] = "failing" if problems else "ok"
+        document: HealthDocument = {"status": status, "role": self._observations.role, "problems": problems}
+        return _json(document, 503 if problems else 200)
 
     def _facts(self) -> HealthFacts:
         return facts_of(self._observations, self._observations.statistics())
@@ -480,8 +485,3 @@ def _parameters(request: Request, *names: str) -> Mapping[str, str]:
         known = ", ".join(names)
         raise Problem(400, "wrong-parameter", f"expected parameters of the names {known}, given {unknown[0][:80]!r}")
     return given
-
-
-def _of_health(problems: tuple[HealthProblem, ...]) -> Response:
-    document: HealthDocument = {"status": "failing" if problems else "ok", "problems": problems}
-    return _json(document, 503 if problems else 200)

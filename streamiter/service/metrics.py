@@ -253,6 +253,9 @@ def _model(observations: Observations) -> Iterator[Metric]:
 def _process(observations: Observations, statistics: JobStatistics | None) -> Iterator[Metric]:
     is_ready = not readiness(facts_of(observations, statistics))
     yield _gauge("ready", "Whether /readyz answers 200: 1 or 0.", (), [((), int(is_ready))])
+    learns = [((observations.name, observations.role), int(observations.role in ("service", "leader")))]
+    text = "Whether this process learns: 1, or 0 for a standby or a replica."
+    yield _gauge("learns", text, ("model", "role"), learns)
     requests = (((route, str(code)), count) for (route, code), count in observations.requests.items())
     yield _counter("http_requests", "HTTP requests.", ("route", "code"), requests)
     text = "Seconds by which the event loop was late, ten times a second."

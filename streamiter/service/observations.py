@@ -29,7 +29,11 @@ if TYPE_CHECKING:
 Phase = JobState | Literal["starting", "restoring", "waiting", "stopping", "following"]
 """The state of the job, or ``starting``: it opens its topics; ``restoring``: it reads the state of a checkpoint;
 ``waiting``: it has ended by an outage of a topic, and starts again soon; ``stopping``: a signal has told it to stop;
-``following``: a replica, which has no job."""
+``following``: a replica or a standby, which has no job."""
+
+Role = Literal["service", "leader", "standby", "replica"]
+"""What the process is for: ``service``: it learns, and no other process does; ``leader``: it learns, and a standby
+would take over; ``standby``: it predicts, and would take over from the leader; ``replica``: it predicts."""
 
 # An hour of samples, at one a second: what the charts of the page show. A longer history is kept by Prometheus.
 HISTORY: Final = 3_600
@@ -221,9 +225,12 @@ class Observations:
         limits: HealthSettings | None = None,
         checkpoint_interval_s: float | None = None,
         clock: Clock | None = None,
+        role: Role = "service",
     ) -> None:
         self.name = name
         """The name of the service, of its flow and of its model."""
+        self.role = role
+        """What the process is for; that of a leader, and of its standbys, changes."""
         self.limits = limits or HealthSettings()
         """The limits of ``/livez`` and ``/readyz``."""
         self.checkpoint_interval_s = checkpoint_interval_s
@@ -290,6 +297,12 @@ class Observations:
         """Note the phase of the service, unless it is in this phase for the same reason."""
         if (self.phase.phase, self.phase.reason) != (phase, reason):
             self.phase = self._phase(phase, reason)
+
+    def follow(self) -> None:
+        """Note that the process has no job, or none any more, and predicts with what others publish."""
+        self.job = None
+        self.validation.clear()
+        self.enter("following")
 
     def validated(self, metrics: dict[str, float]) -> None:
         """Note a report of progressive validation; of several in a second the last one is kept."""

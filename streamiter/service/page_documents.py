@@ -29,6 +29,7 @@ from streamiter.service.observations import (
     Observations,
     QualityNow,
     RejectedRecord,
+    Role,
     Sample,
     TaskRates,
     ValidationReport,
@@ -108,6 +109,8 @@ class PageState:
     """All figures of now. None: not known."""
 
     service: str
+    role: Role
+    """What the process is for."""
     started_at_ms: int
     """When the process was started; another number tells that it was started again."""
     at_ms: int
@@ -225,12 +228,13 @@ def page_state(observations: Observations) -> PageState:
     facts, quality = facts_of(observations, statistics), observations.quality
     level, sentence, problems = _verdict(liveness(facts), readiness(facts), quality)
     if level == "well" and phase.phase == "following":
-        sentence = "All is well: this replica predicts with the newest version of the service"
+        sentence = f"All is well: this {observations.role} predicts with the newest version of the service"
     newest = observations.samples[-1] if observations.samples else None
     tasks = () if statistics is None else statistics.tasks
     update = observations.model
     return PageState(
         service=observations.name,
+        role=observations.role,
         started_at_ms=observations.started_at_ms,
         at_ms=observations.clock.now_ms(),
         phase=phase.phase,

@@ -26,11 +26,11 @@ class ServiceReplica(ServiceSurfaces):
     """
 
     def __init__(self, settings: ServiceSettings, *, clock: Clock | None = None) -> None:
-        super().__init__(settings, FeatureRows(settings.learn), clock=clock)
+        super().__init__(settings, FeatureRows(settings.learn), role="replica", clock=clock)
 
     async def _work(self) -> int:
         """Follow until a signal ends the process."""
-        self.observations.enter("following")
+        self.observations.follow()
         await asyncio.get_running_loop().create_future()
         raise AssertionError
 

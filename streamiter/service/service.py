@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Mapping, Sequence
+import secrets
+import socket
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, Literal
 
@@ -27,6 +29,7 @@ from streamiter.flow.flow import Flow
 from streamiter.flow.stream import Stream
 from streamiter.learn import OnlineTraining
 from streamiter.models import Rollbacks, initial_model
+from streamiter.service.leadership import Leadership
 from streamiter.service.learning import ServiceLearning, decoder_of, rejections_of
 from streamiter.service.observations import LoopBlock
 from streamiter.service.settings import ServiceSettings
@@ -71,8 +74,16 @@ class OnlineLearningService(ServiceSurfaces):
         """``without_checkpoint``: start from the last version, and read the input from its ``start`` on."""
         self.learning = ServiceLearning(settings)
         super().__init__(
-            settings, self.learning.features, clock=clock, checkpoint_interval_s=settings.checkpoints.interval_s
+            settings,
+            self.learning.features,
+            role="service" if settings.standby_s is None else "standby",
+            clock=clock,
+            checkpoint_interval_s=settings.checkpoints.interval_s,
         )
+        self._leadership: Leadership | None = None
+        if settings.standby_s is not None:
+            process = f"{socket.gethostname()}-{secrets.token_hex(6)}"
+            self._leadership = Leadership(self._updates, self.name, process, settings.standby_s, self._clock)
         self._restore: Literal["last"] | None = None if without_checkpoint else "last"
         self.flow = Flow(self.name)
         """The flow; it has the name of the service."""
@@ -191,7 +202,35 @@ class OnlineLearningService(ServiceSurfaces):
             with contextlib.suppress(StreamiterError):  # job.wait() raises it, too.
                 await job.stop("abort")
 
+    def _meanwhile(self) -> dict[str, Coroutine[Any, Any, None]]:
+        return {} if self._leadership is None else {"signs_of_life": self._leadership.tell()}
+
+    async def _lead(self) -> None:
+        """Wait until this process leads, if there may be several."""
+        if self._leadership is not None and not self._leadership.leads:
+            self.observations.role = "standby"
+            self.observations.follow()
+            _log.info("a standby: it predicts, and learns as soon as no other process does")
+            why = await self._leadership.win()
+            self.observations.role = "leader"
+            _log.info("the leader: it learns from now on, since %s", why)
+
+    def _is_standby_again(self, error: StreamiterError) -> bool:
+        """Whether another process has taken over, from which this one may take over again."""
+        if self._leadership is None or self._stops or not is_taken_over(error):
+            return False
+        _log.warning("%s", error)
+        self._leadership.leads = False
+        return True
+
     async def _work(self) -> int:
+        try:
+            return await self._run_again_and_again()
+        finally:
+            if self._leadership is not None:
+                await self._leadership.leave()
+
+    async def _run_again_and_again(self) -> int:
         """Run the job; start it again after an outage."""
         given = self.settings.checkpoints
         options = {"checkpoints": Checkpoints(given.store, interval_s=given.interval_s, keep=given.keep)}
@@ -199,9 +238,12 @@ class OnlineLearningService(ServiceSurfaces):
         while True:
             began_s = self._clock.monotonic_s()
             try:
+                await self._lead()
                 restore = {"restore": self._restore}
                 statistics = await run_jobs(self._start, options | restore, while_running=self._while_running)
             except StreamiterError as error:
+                if self._is_standby_again(error):
+                    continue
                 if self._ended_by is not None and not is_taken_over(error):
                     _log.warning("%s", error)
                     self.observations.enter("aborted")

@@ -20,7 +20,16 @@ from streamiter.errors import ConfigurationError
 from streamiter.parameter_server.optimizers import FTRL, SGD, AdaDelta, AdaGrad, Adam, Momentum, Optimizer, RMSProp
 from streamiter.topics.urls import with_secrets
 from streamiter.values.field_kinds import Kind, time_zone_of
-from streamiter.values.settings import WrongValue, any_of, choice_of, pattern_of, shown_value, size_of, text_of
+from streamiter.values.settings import (
+    WrongValue,
+    any_of,
+    choice_of,
+    duration_of,
+    pattern_of,
+    shown_value,
+    size_of,
+    text_of,
+)
 from streamiter.values.times import in_seconds
 
 LearningKind = Literal["classification", "regression", "multiclass"]
@@ -147,6 +156,18 @@ _decoder_of: Final = pattern_of(
     '"default", "json", "predictions", or a decoder of your own as "module:name"',
     "write one of them in quotes",
 )
+
+
+def standby_of(value: Any) -> float:
+    """Parse the time after which a standby takes over; a shorter one than 2 s would mistake a pause for an end."""
+    seconds = duration_of(value)
+    if seconds < _STANDBY_S_MIN:
+        raise WrongValue(f"a time of at least {_STANDBY_S_MIN:g} s", 'write "5s"')
+    return seconds
+
+
+# Brokers answer a standby that waits for signs of life after half a second, and the signs are five in this time.
+_STANDBY_S_MIN: Final = 2.0
 
 
 def _address_of(value: Any) -> str:
@@ -454,7 +475,7 @@ class LogSettings(_Table):
 
 
 @dataclass(frozen=True)
-class ServiceSettings:
+class ServiceSettings(_Table):
     """All settings of a service; :func:`~streamiter.service.settings_file.read_settings` reads them from a file."""
 
     name: str
@@ -467,5 +488,8 @@ class ServiceSettings:
     http: HttpSettings = HttpSettings()
     health: HealthSettings = HealthSettings()
     log: LogSettings = LogSettings()
+    standby_s: float | None = None
+    """After so many seconds without a sign of life of the process that learns, another process of this file learns.
+    None: the newest process learns, and those before it end."""
     source: str = field(default="settings", compare=False)
     """The name of the file, for messages."""

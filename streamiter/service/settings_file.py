@@ -28,6 +28,7 @@ from streamiter.service.settings import (
     ServiceSettings,
     label_value_of,
     service_name_of,
+    standby_of,
 )
 from streamiter.service.toml_document import toml_document
 from streamiter.topics import topic
@@ -58,11 +59,16 @@ def _key_of(field: str) -> str:
 
 
 TABLES: Final[Mapping[str, tuple[type[Any], Mapping[str, Setting]]]] = MappingProxyType(
-    {"service": (ServiceSettings, {"name": Setting(service_name_of, is_required=True)})}
+    {
+        "service": (
+            ServiceSettings,
+            {"name": Setting(service_name_of, is_required=True), "standby": Setting(standby_of, "standby_s")},
+        )
+    }
     | {
         name: (kind, setting_keys(kind, _key_of))
         for name, kind in get_type_hints(ServiceSettings).items()
-        if name not in ("name", "source")
+        if name not in ("name", "standby_s", "source")
     }
 )
 """The tables of the file: the class of each, and its keys."""
@@ -441,7 +447,7 @@ def changed(before: ServiceSettings, after: ServiceSettings) -> list[SettingChan
 
 def _by_key(settings: ServiceSettings) -> dict[str, object]:
     """Return the value of each key of the file; those of ``[learn.settings]`` one by one."""
-    values: dict[str, object] = {"service.name": settings.name}
+    values: dict[str, object] = {"service.name": settings.name, "service.standby": settings.standby_s}
     for table, (_, keys) in TABLES.items():
         if table != "service":
             of_table = getattr(settings, table)

@@ -8,7 +8,7 @@ import contextlib
 import logging
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from typing import Any, Final
 
 from streamiter.engine.job.running import run_in_own_loop, running_meanwhile, signal_handlers
@@ -18,7 +18,7 @@ from streamiter.service.access import Access
 from streamiter.service.features import FeatureRows
 from streamiter.service.http import serving
 from streamiter.service.logs import apply_level, log_figures, logging_to
-from streamiter.service.observations import SAMPLE_S, LoopBlock, Observations
+from streamiter.service.observations import SAMPLE_S, LoopBlock, Observations, Role
 from streamiter.service.prediction_log import PredictionLog
 from streamiter.service.settings import ServiceSettings
 from streamiter.service.settings_file import SettingChange, read_settings
@@ -49,6 +49,7 @@ class ServiceSurfaces(abc.ABC):
         settings: ServiceSettings,
         features: FeatureRows,
         *,
+        role: Role = "service",
         clock: Clock | None = None,
         checkpoint_interval_s: float | None = None,
     ) -> None:
@@ -58,7 +59,7 @@ class ServiceSurfaces(abc.ABC):
         self._features = features
         self._clock = clock or SystemClock()
         self.observations = Observations(
-            self.name, limits=settings.health, checkpoint_interval_s=checkpoint_interval_s, clock=self._clock
+            self.name, limits=settings.health, checkpoint_interval_s=checkpoint_interval_s, clock=self._clock, role=role
         )
         """All that is known about the service."""
         self.observations.texts_at = features.reader.texts_at
@@ -76,6 +77,10 @@ class ServiceSurfaces(abc.ABC):
     @abc.abstractmethod
     def _end_of_wait(self) -> None:
         """Note that a signal has ended the process while no job ran."""
+
+    def _meanwhile(self) -> dict[str, Coroutine[Any, Any, None]]:
+        """Return what else runs for as long as the process does, by name."""
+        return {}
 
     def run(self) -> int:
         """Run in an event loop of its own; return the exit code of the process, see :meth:`serve`."""
@@ -102,6 +107,7 @@ class ServiceSurfaces(abc.ABC):
                         tokens_and_certificate=self._access.watch(self._clock),
                         samples=self._sample(),
                         figures_in_the_log=self._log_figures(),
+                        **self._meanwhile(),
                     ),
                 ):
                     return await self._work()

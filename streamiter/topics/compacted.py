@@ -45,29 +45,37 @@ async def ensure_commit_topic(beside: Topic) -> Topic:
     MemoryTopic('streamiter-commits')
     """
     commits = beside.beside(COMMIT_TOPIC)
-    settings = {**commits.compaction_settings, **commits.eager_compaction_settings}
-    try:
-        description = await _described_or_created(commits, settings)
-    except TopicDenied as denied:
-        raise TopicDenied(
-            f"topic {COMMIT_TOPIC!r}, in which flows that write to {beside.url} keep their commits: {denied}. "
-            f"Have it created with 1 partition and {_listed(settings)}, and allow this user to describe, read "
-            "and write it"
-        ) from denied
-    _warn_of_deletion(commits, description)
+    purpose = f"in which flows that write to {beside.url} keep their commits"
+    _warn_of_deletion(commits, await ensure_compacted(commits, purpose))
     return commits
 
 
-async def _described_or_created(commits: Topic, settings: Mapping[str, str]) -> TopicDescription:
+async def ensure_compacted(topic: Topic, purpose: str) -> TopicDescription:
+    """Create a topic of one partition that keeps the last record of each key, unless it exists; return what it is.
+
+    Several programs may create it at once. Raises :class:`~streamiter.errors.TopicDenied` where it may not be created;
+    the message has the ``purpose``, and says how to create it.
+    """
+    settings = {**topic.compaction_settings, **topic.eager_compaction_settings}
+    try:
+        return await _described_or_created(topic, settings)
+    except TopicDenied as denied:
+        raise TopicDenied(
+            f"topic {topic.name!r}, {purpose}: {denied}. Have it created with 1 partition and {_listed(settings)}, "
+            "and allow this user to describe, read and write it"
+        ) from denied
+
+
+async def _described_or_created(topic: Topic, settings: Mapping[str, str]) -> TopicDescription:
     # Creates first: this does not change an existing topic, and describing a missing topic would wait for it.
     try:
-        await commits.create(partitions=1, settings=settings)
+        await topic.create(partitions=1, settings=settings)
     except TopicDenied as denied:
         try:
-            return await commits.describe()
+            return await topic.describe()
         except TopicNotFound:
             raise denied from None
-    return await commits.describe()
+    return await topic.describe()
 
 
 def _warn_of_deletion(commits: Topic, description: TopicDescription) -> None:

@@ -158,7 +158,8 @@ function drawFigures() {
   write("service", state.service);
   $("verdict").dataset.level = state.level;
   write("sentence", `${state.sentence}.`);
-  write("since", `${state.phase} since ${time(state.phase_since_ms)}`);
+  const role = state.role === "service" ? "" : `${state.role}, `;
+  write("since", `${role}${state.phase} since ${time(state.phase_since_ms)}`);
   const more = state.problems.slice(1);
   $("problems").hidden = more.length === 0;
   $("problems").replaceChildren(...more.map((problem) => html("li", {}, problem.detail)));
