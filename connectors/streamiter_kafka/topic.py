@@ -6,6 +6,7 @@ and delete topics are here too.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
@@ -173,6 +174,20 @@ class KafkaTopic(Topic):
             await cluster.persist(lambda: _add_partitions(cluster, self.name, partitions))
             await cluster.persist(lambda: _check_usable(cluster, self.name, partitions))
 
+    def settings_to_keep(self, seconds: float) -> Mapping[str, str]:
+        return {**self.compaction_settings, _COMPACTION_LAG: _milliseconds(seconds), "segment.bytes": _SEGMENT_BYTES}
+
+    def early_deletion(self, settings: Mapping[str, str], seconds: float) -> str | None:
+        better = settings_that_keep(settings, seconds)
+        if not better:
+            return None
+        given = ", ".join(f"{name}={settings.get(name, 'unknown')}" for name in better)
+        changed = ",".join(f"{name}={value}" for name, value in better.items())
+        return (
+            f"it has {given}; change that with: kafka-configs.sh --bootstrap-server {self._address.cluster} --alter "
+            f"--entity-type topics --entity-name {self.name} --add-config {changed}"
+        )
+
     async def describe(self) -> TopicDescription:
         """Return the offsets of each partition, and the settings; none without the right to see them."""
         async with self._cluster() as cluster:
@@ -209,6 +224,40 @@ class KafkaTopic(Topic):
 # Not one of Kafka's settings, but the name that every other tool uses.
 _REPLICATION: Final = "replication.factor"
 _BROKER_DEFAULT: Final = -1
+
+_COMPACTION_LAG: Final = "min.compaction.lag.ms"
+_LONGEST_LAG: Final = "max.compaction.lag.ms"
+# Brokers compact closed segments only, and close one by default at 1 GiB, or after 7 days. Not less than 16 MiB: each
+# segment is a file.
+_SEGMENT_BYTES: Final = str(16 << 20)
+
+
+def settings_that_keep(settings: Mapping[str, str], seconds: float) -> dict[str, str]:
+    """Return what to change in the settings of a topic, so that each record is kept for so many seconds.
+
+    >>> settings_that_keep({"cleanup.policy": "compact", "min.compaction.lag.ms": "0"}, 3600)
+    {'min.compaction.lag.ms': '3600000'}
+    >>> settings_that_keep({"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}, 3600)
+    {}
+    """
+    wanted, better = _milliseconds(seconds), {}
+    policies = settings.get("cleanup.policy", "").split(",")
+    if "compact" in policies and int(settings.get(_COMPACTION_LAG, 0)) < int(wanted):
+        better[_COMPACTION_LAG] = wanted
+        # A broker refuses a longest lag below the shortest one.
+        if int(settings.get(_LONGEST_LAG, wanted)) < int(wanted):
+            better[_LONGEST_LAG] = wanted
+    if "delete" in policies:
+        if 0 <= int(settings.get("retention.ms", -1)) < int(wanted):
+            better["retention.ms"] = wanted
+        if int(settings.get("retention.bytes", -1)) >= 0:
+            better["retention.bytes"] = "-1"
+    return better
+
+
+def _milliseconds(seconds: float) -> str:
+    return str(math.ceil(1000 * seconds))
+
 
 _REFUSALS: Final = frozenset(
     {

@@ -193,6 +193,14 @@ class SqliteTopic(Topic):
         async with self._connected(create=True) as database:
             await database.run(add_topic, self._name, partitions, checked)
 
+    def early_deletion(self, settings: Mapping[str, str], seconds: float) -> str | None:
+        limits = [name for name in (COMPACTION_SETTING, *RETENTION_SETTINGS) if settings.get(name, "0") != "0"]
+        is_long = float(settings.get("retention_ms", 0)) >= 1000 * seconds
+        if not (early := [name for name in limits if name != "retention_ms" or not is_long]):
+            return None
+        given = ", ".join(f"{name}={settings[name]}" for name in early)
+        return f"it has {given}, and a topic keeps its settings: use another topic without them"
+
     async def describe(self) -> TopicDescription:
         async with self._connected() as database:
             return await database.run(_describe, self._name)

@@ -30,8 +30,13 @@ PARTITIONS = int(os.environ.get("PARTITIONS", "1"))
 
 # Kafka keeps a day of events, and deletes them in files of 64 MB.
 EVENTS_SETTINGS = {"retention.ms": "86400000", "segment.bytes": "67108864"}
-# Kafka keeps the last update for ever, and earlier updates until a file of 16 MB is full.
-UPDATES_SETTINGS = {"cleanup.policy": "compact", "segment.bytes": "16777216", "max.compaction.lag.ms": "3600000"}
+# Kafka keeps the last update for ever, and earlier ones for a day, so that one can roll back to yesterday's model.
+UPDATES_SETTINGS = {
+    "cleanup.policy": "compact",
+    "segment.bytes": "16777216",
+    "min.compaction.lag.ms": "86400000",
+    "max.compaction.lag.ms": "90000000",
+}
 
 
 class Departure(msgspec.Struct, tag_field="event", tag="departure"):

@@ -94,6 +94,7 @@ def _check(file: Path) -> None:
 
 
 def _init(file: Path, url: str, answers: str | None) -> None:
+    from streamiter.service.checks import creating
     from streamiter.service.proposal import proposal_of, sample_of_topic
     from streamiter.service.settings import topic_url_of
     from streamiter.service.settings_file import read_settings
@@ -129,8 +130,8 @@ def _init(file: Path, url: str, answers: str | None) -> None:
     for note in proposal.notes:
         say(f"- {note}", hanging=2)
     typer.echo("Then create its topics, and check it:")
-    for created in (settings.publish.topic, settings.input.dead_letter):
-        typer.echo(f"  streamiter topics create {shlex.quote(str(created))}")
+    typer.echo(f"  {creating(settings.publish.topic, settings.publish.roll_back_s)}")
+    typer.echo(f"  {creating(str(settings.input.dead_letter))}")
     typer.echo(f"  streamiter serve --check {shlex.quote(str(file))}")
 
 

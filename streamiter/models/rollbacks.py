@@ -26,7 +26,7 @@ from streamiter.models.update import (
 from streamiter.models.versions import publish_again
 from streamiter.operators.operator import Context
 from streamiter.topics.source_and_sink import ConsumerGroup
-from streamiter.topics.topic import Topic
+from streamiter.topics.topic import Topic, TopicDescription
 from streamiter.values.helpers.clock import Clock, SystemClock
 
 _log = logging.getLogger("streamiter.models")
@@ -48,6 +48,19 @@ class Rollbacks:
 
     def __post_init__(self) -> None:
         check_model_name(self.model)
+
+
+def early_deletion(topic: Topic, description: TopicDescription, seconds: float) -> str | None:
+    """Return why one can perhaps not roll back for so many seconds, and what to do; None if one can, or if unknown.
+
+    >>> from streamiter.topics import topic
+    >>> early_deletion(topic("memory://models"), TopicDescription("models", {}), 86_400) is None
+    True
+    """
+    early = topic.early_deletion(description.settings, seconds)
+    if early is None:
+        return None
+    return f"versions may be deleted before {seconds / 3600:g} h are over, and one cannot roll back to them: {early}"
 
 
 async def import_model(topic: Topic, model: str, given: ModelUpdate, *, clock: Clock | None = None) -> ModelUpdate:

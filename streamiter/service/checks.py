@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -15,6 +16,7 @@ from streamiter.engine.storage.store import blobs_at, is_url
 from streamiter.errors import ConfigurationError, ModelError, StreamiterError, TopicNotFound, described, did_you_mean
 from streamiter.learn import BadRows
 from streamiter.learn.labels import LabelReader
+from streamiter.models.rollbacks import early_deletion
 from streamiter.service.features import FeatureRows
 from streamiter.service.labels import label_of, shares_of_labels, task_of
 from streamiter.service.learning import decoder_of
@@ -94,14 +96,22 @@ class SettingsCheck:
             found = topic(url)
             description = await found.describe()
         except TopicNotFound:
-            create = f"streamiter topics create '{url}'"
-            self._document.refuse(path, f"expected a topic that exists, given {found.url}, which does not; {create}")
+            kept_s = self._settings.publish.roll_back_s if path == ("publish", "topic") else None
+            missing = f"expected a topic that exists, given {found.url}, which does not"
+            self._document.refuse(path, f"{missing}; {creating(url, kept_s)}")
             return False
         except StreamiterError as error:
             self._document.refuse(path, str(error))
             return False
         partitions = "1 partition" if description.partitions == 1 else f"{description.partitions} partitions"
-        self._found[".".join(path)] = f"{found.url}: {partitions}, {description.records:,} records"
+        said = f"{found.url}: {partitions}, {description.records:,} records"
+        if path == ("publish", "topic"):
+            said += (
+                f"; {early}"
+                if (early := early_deletion(found, description, self._settings.publish.roll_back_s))
+                else ""
+            )
+        self._found[".".join(path)] = said
         return True
 
     def _check_http(self, http: HttpSettings) -> None:
@@ -208,6 +218,13 @@ class SettingsCheck:
 _NAMES_SHOWN: Final = 10
 # More records than these are refused because of the file, and not because they are damaged.
 _REFUSED_SHARE: Final = 0.1
+
+
+def creating(url: str, kept_s: float | None = None) -> str:
+    """Return the command that creates a topic; of a topic of versions, these are kept for so many seconds."""
+    settings = {} if kept_s is None else topic(url).settings_to_keep(kept_s)
+    options = "".join(f" --setting {name}={value}" for name, value in settings.items())
+    return f"streamiter topics create {shlex.quote(url)}{options}"
 
 
 def checked_store(store: str) -> str:

@@ -13,7 +13,7 @@ from typing import Final
 
 from streamiter.engine.graph.statistics import JobStatistics, StalledTask
 from streamiter.errors import ModelError
-from streamiter.service.observations import Observations, Phase
+from streamiter.service.observations import Observations, Phase, QualityNow
 from streamiter.service.settings import HealthSettings
 
 # A checkpoint that fails, or that is slower than the interval, is followed by the next one. Five in a row are trouble.
@@ -49,6 +49,9 @@ class HealthFacts:
     checkpoint_age_s: float | None = None
     """The age of the last checkpoint, or of the job before its first one; None for a job without checkpoints."""
     checkpoint_interval_s: float | None = None
+    worse_s: float = 0.0
+    """For how many seconds predictions have been worse than always predicting the mean of the labels."""
+    quality: QualityNow | None = None
     model_trouble: str | None = None
     """Why no model answers, or an outdated one; None if the newest one does, or if no predictions are served."""
     without_model_s: float | None = None
@@ -60,7 +63,7 @@ class HealthProblem:
     """A condition that does not hold."""
 
     condition: str
-    """``event loop``, ``job``, ``step``, ``source``, ``checkpoint`` or ``model``."""
+    """``event loop``, ``job``, ``step``, ``source``, ``checkpoint``, ``quality`` or ``model``."""
     detail: str
     """What is wrong, with its figure."""
     for_s: float | None
@@ -92,6 +95,8 @@ def facts_of(observations: Observations, statistics: JobStatistics | None) -> He
             else None
         ),
         checkpoint_interval_s=observations.checkpoint_interval_s,
+        worse_s=observations.worse_s,
+        quality=observations.quality,
         model_trouble=_model_trouble(observations),
         without_model_s=(
             None if observations.model is not None else observations.clock.monotonic_s() - observations.started_s
@@ -147,6 +152,7 @@ def readiness(facts: HealthFacts) -> tuple[HealthProblem, ...]:
         problems += _stalls(facts, "topic")
         problems += _source_problems(facts)
         problems += _checkpoint_problems(facts)
+        problems += _quality_problems(facts)
     elif facts.phase != "following":
         told = "" if facts.reason is None else f", {facts.reason}"
         detail = f"{facts.phase}, {facts.seconds_in_phase:.1f} s{told}"
@@ -194,3 +200,10 @@ def _checkpoint_problems(facts: HealthFacts) -> Iterator[HealthProblem]:
     if age_s is not None and interval_s is not None and age_s > _INTERVALS_MAX * interval_s:
         detail = f"the last checkpoint is {age_s:.1f} s old, more than {_INTERVALS_MAX} intervals of {interval_s:g} s"
         yield HealthProblem("checkpoint", detail, age_s)
+
+
+def _quality_problems(facts: HealthFacts) -> Iterator[HealthProblem]:
+    if facts.worse_s > facts.limits.quality_limit_s and facts.quality is not None:
+        loss = f"a {facts.quality.measure} of {facts.quality.loss:.4g}, where it has {facts.quality.baseline:.4g}"
+        detail = f"predictions have been worse than the mean of the labels for {facts.worse_s:.0f} s: {loss}"
+        yield HealthProblem("quality", detail, facts.worse_s)

@@ -237,6 +237,9 @@ def _model(observations: Observations) -> Iterator[Metric]:
         ]
         if rows:
             yield _gauge(f"model_{family}", text, ("model", "window"), rows)
+    if metrics:
+        text = "For how many seconds predictions have been worse than always predicting the mean of the labels."
+        yield _gauge("model_worse_seconds", text, ("model",), [((name,), observations.worse_s)])
     drifts = (((name, detector), count) for detector, count in observations.drift_counts.items())
     yield _counter("drift", "Drifts that a detector has found.", ("model", "detector"), drifts)
     predicted = (((name, outcome), count) for outcome, count in observations.predictions.items())

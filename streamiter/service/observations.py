@@ -44,6 +44,9 @@ CHECKPOINTS_MAX: Final = 20
 VERSIONS_MAX: Final = 20
 # Each is a mark in the chart of the page.
 DRIFTS_MAX: Final = 100
+# Fewer rows say little about a model; and a model of labels that nothing predicts is as good as their mean, not better.
+_JUDGED_ROWS: Final = 1_000
+_WORSE: Final = 1.02
 # Weights of now are compared with those of one to two minutes ago: at each second, few would have moved.
 _COMPARED_MS: Final = 60_000
 # The loop is asked ten times a second, so that a delay of a tenth of a second is seen at its full length.
@@ -122,6 +125,13 @@ class QualityNow:
     rows: float | None
     """The number of rows in this window."""
     at_ms: int
+
+    @property
+    def is_worse(self) -> bool:
+        """Whether always predicting the mean of the labels would clearly have been better."""
+        if self.loss is None or self.baseline is None or (self.rows or 0.0) < _JUDGED_ROWS:
+            return False
+        return self.loss > _WORSE * self.baseline
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,6 +258,8 @@ class Observations:
         self.rates: tuple[TaskRates, ...] = ()
         """The work of each task at the last sample; empty while it is not known."""
         self.validation: deque[ValidationReport] = deque(maxlen=HISTORY)
+        self._worse_since_ms: int | None = None
+        """Since when all reports have told that predictions are worse than the mean of the labels."""
         self.drifts: deque[DriftFound] = deque(maxlen=DRIFTS_MAX)
         self.drift_counts: Counter[str] = Counter()
         """The number of drifts by detector, since the start of the process."""
@@ -287,6 +299,12 @@ class Observations:
         return quality_of(self.validation[-1]) if self.validation else None
 
     @property
+    def worse_s(self) -> float:
+        """For how many seconds reports have told that predictions are worse than the mean of the labels."""
+        since_ms = self._worse_since_ms
+        return 0.0 if since_ms is None or not self.validation else (self.validation[-1].at_ms - since_ms) / 1000
+
+    @property
     def seconds_in_phase(self) -> float:
         """How long the service has been in its phase."""
         return self.clock.monotonic_s() - self.phase.since_s
@@ -302,6 +320,7 @@ class Observations:
         """Note that the process has no job, or none any more, and predicts with what others publish."""
         self.job = None
         self.validation.clear()
+        self._worse_since_ms = None
         self.enter("following")
 
     def validated(self, metrics: dict[str, float]) -> None:
@@ -310,6 +329,10 @@ class Observations:
         if self.validation and report.at_ms // 1000 == self.validation[-1].at_ms // 1000:
             self.validation.pop()
         self.validation.append(report)
+        if not quality_of(report).is_worse:
+            self._worse_since_ms = None
+        elif self._worse_since_ms is None:
+            self._worse_since_ms = report.at_ms
 
     def drifted(self, event: Any) -> None:
         """Note a ``DriftEvent``."""

@@ -29,6 +29,7 @@ from streamiter.flow.flow import Flow
 from streamiter.flow.stream import Stream
 from streamiter.learn import OnlineTraining
 from streamiter.models import Rollbacks, initial_model
+from streamiter.models.rollbacks import early_deletion
 from streamiter.service.leadership import Leadership
 from streamiter.service.learning import ServiceLearning, decoder_of, rejections_of
 from streamiter.service.observations import LoopBlock
@@ -224,11 +225,19 @@ class OnlineLearningService(ServiceSurfaces):
         return True
 
     async def _work(self) -> int:
+        await self._warn_of_deletion()
         try:
             return await self._run_again_and_again()
         finally:
             if self._leadership is not None:
                 await self._leadership.leave()
+
+    async def _warn_of_deletion(self) -> None:
+        """Warn if the topic of the model does not keep versions for as long as the settings say."""
+        with contextlib.suppress(StreamiterError):  # The job tells what is wrong with the topic.
+            description = await self._updates.describe()
+            if early := early_deletion(self._updates, description, self.settings.publish.roll_back_s):
+                _log.warning("%s: %s", self._updates.url, early)
 
     async def _run_again_and_again(self) -> int:
         """Run the job; start it again after an outage."""

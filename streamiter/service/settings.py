@@ -332,6 +332,8 @@ class PublishSettings(_Table):
     """The number of learned records from one version to the next, at least."""
     state: bool = True
     """Whether a version carries the state of its learner."""
+    roll_back_s: float = 86_400.0
+    """For how long one must be able to roll back to a version; a start warns if the topic may delete it earlier."""
     changes: bool = False
     """Whether a version has only the difference to the version before it, where that is smaller."""
 
@@ -459,6 +461,8 @@ class HealthSettings(_Table):
     """A step with input must handle a record within this time, unless it is held."""
     source_limit_s: float = 30.0
     """Each source must have an answer within this time; an empty answer counts."""
+    quality_limit_s: float = 900.0
+    """Recent predictions may be worse than the mean of the labels for this time."""
     exit_when_stalled: bool = False
     """Whether a stalled step ends the service, with exit code 3."""
 

@@ -352,6 +352,32 @@ async def test_settings_are_described_and_wrong_ones_refused(kafka_topic: MakeTo
         await kafka_topic("other").create(partitions=0)
 
 
+async def test_settings_that_delete_too_early_are_told_with_the_command_that_changes_them(
+    kafka_topic: MakeTopic,
+) -> None:
+    """After a wrong day one could not roll back, since the broker had kept the newest version of the model only."""
+    seconds = 86_400.0
+
+    async def told(name: str, **settings: str) -> str | None:
+        topic = await created(kafka_topic(name), settings={n.replace("_", "."): v for n, v in settings.items()})
+        return topic.early_deletion((await topic.describe()).settings, seconds)
+
+    compacted = await told("compacted", cleanup_policy="compact", max_compaction_lag_ms="3600000")
+    assert compacted is not None
+    changed = "min.compaction.lag.ms=86400000,max.compaction.lag.ms=86400000"
+    assert compacted.startswith("it has min.compaction.lag.ms=0, max.compaction.lag.ms=3600000; change that with: ")
+    assert compacted.endswith(f"-compacted --add-config {changed}")
+    # The broker takes what is told, and what is created so is kept.
+    assert (
+        await told("changed", cleanup_policy="compact", **dict(each.split("=") for each in changed.split(","))) is None
+    )
+    assert await told("good", **kafka_topic().settings_to_keep(seconds)) is None
+    deleted = await told("deleted", retention_ms="3600000", retention_bytes="1000000")
+    assert deleted is not None
+    assert deleted.endswith("retention.ms=86400000,retention.bytes=-1")
+    assert await told("long", retention_ms="172800000") is None
+
+
 async def test_a_topic_can_be_used_as_soon_as_it_is_created(kafka_topic: MakeTopic) -> None:
     """A new topic refused the first records, because its partitions had no leader yet."""
     for number in range(5):

@@ -10,6 +10,7 @@ import pytest
 from support.certificates import Authority
 from support.kafka_server import free_ports
 
+from streamiter.service import OnlineLearningService
 from streamiter.service.checks import Findings, SettingsCheck
 from streamiter.service.settings_file import read_document
 from streamiter.topics import OutgoingBatch, topic
@@ -72,6 +73,23 @@ async def test_what_fits_is_told_with_figures(case: Case) -> None:
         "learn.label": "40 labels in the newest 42 records; 2 have none (no field 'late'), 25.0% are true",
         "publish.topic": f"{case.url}-updates: 1 partition, 0 records",
     }
+
+
+async def test_a_topic_that_keeps_versions_for_too_short_a_time_is_told(
+    case: Case, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The page of operations told to roll back to yesterday's version, which the topic had deleted at noon."""
+    await case.write({"late": True, "km": 1})
+    short = f"{case.url}-short"
+    await topic(short).create(settings={"retention_ms": "3600000", "compact": "1"})
+    more = f'publish = {{ topic = "{short}", roll_back = "2h" }}\n'
+    text = FILE.replace('publish.topic = "{url}-updates"\n', more.replace("{", "{{").replace("}", "}}"))
+    made = text.format(url=case.url, folder=case.folder, label='{ field = "late" }', features='"all"', answers="")
+    found = await SettingsCheck(*read_document(made)).run()
+    told = "versions may be deleted before 2 h are over, and one cannot roll back to them: it has compact=1"
+    assert told in found["publish.topic"]
+    await OnlineLearningService(read_document(made)[0])._warn_of_deletion()
+    assert told in caplog.text
 
 
 async def test_answers_in_a_topic_of_their_own_are_checked_with_the_questions(case: Case) -> None:

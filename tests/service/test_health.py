@@ -18,7 +18,7 @@ from streamiter.engine.graph.statistics import StalledTask
 from streamiter.engine.plan.job_settings import ChannelLimits
 from streamiter.models import ServedModel
 from streamiter.service.health import HealthFacts, SourceFacts, facts_of, liveness, readiness
-from streamiter.service.observations import LoopBlock, Observations
+from streamiter.service.observations import LoopBlock, Observations, QualityNow
 from streamiter.service.settings import HealthSettings
 from streamiter.testing import VirtualClock
 from streamiter.topics import TopicWriter
@@ -46,6 +46,8 @@ def any_facts(random: Random) -> HealthFacts:
         ),
         checkpoint_age_s=random.choice([None, 0.0, 5.0, 5.1]),
         checkpoint_interval_s=random.choice([None, 1.0]),
+        worse_s=random.choice([0.0, 900.0, 901.0]),
+        quality=QualityNow("log loss", 0.7, 0.6, None, 10_000, 0),
         model_trouble=random.choice([None, "none was published"]),
     )
 
@@ -89,6 +91,7 @@ def test_the_conditions_are_those_of_the_documents(facts: HealthFacts) -> None:
         is_old = facts.checkpoint_age_s == 5.1 and facts.checkpoint_interval_s is not None
         expected += ["step"] * (stalls.count("step") + stalls.count("topic"))
         expected += ["source"] * sum(source.unanswered_s > 30 for source in facts.sources) + ["checkpoint"] * is_old
+        expected += ["quality"] * (facts.worse_s == 901.0)
     else:
         expected += ["job"]
     expected += ["model"] * (facts.model_trouble is not None)
@@ -138,6 +141,34 @@ async def test_a_step_that_waits_for_a_topic_is_told_from_one_that_hangs() -> No
     fed, flow = Fed(), Flow("hangs")
     flow.from_source(lambda: fed, name="in").process(lambda: Valve(asyncio.Event()), name="hang")
     assert await stalled_causes(flow, fed) == {"in[0]": "step", "hang[0]": "step"}
+
+
+async def test_a_model_that_is_worse_than_the_share_for_long_is_not_ready() -> None:
+    """A field got another unit, and a model that was worse than none answered for a week."""
+    clock = VirtualClock()
+    observations = Observations("clicks", clock=clock)
+    observations.enter("running")
+
+    async def problems(loss: float, *, seconds: int, rows: float = 2_000.0) -> list[str]:
+        """Report a loss again and again; return what readiness says then."""
+        for _ in range(seconds // 60):
+            observations.validated({"window_loss": loss, "window_baseline_loss": 0.5, "window_count": rows})
+            await clock.advance(60)
+        return told()
+
+    def told() -> list[str]:
+        return [each.detail for each in readiness(facts_of(observations, None)) if each.condition == "quality"]
+
+    assert await problems(0.9, seconds=7200, rows=999) == []  # The first rows say little.
+    assert await problems(0.509, seconds=7200) == []
+    assert await problems(0.6, seconds=900) == []
+    assert await problems(0.5, seconds=60) == []
+    assert await problems(0.6, seconds=960) == []
+    await clock.advance(86_400)  # A night without labels tells nothing new.
+    assert told() == []
+    [detail] = await problems(0.6, seconds=60)
+    assert re.fullmatch(r"predictions have been worse .* for \d+ s: a log loss of 0.6, where it has 0.5", detail)
+    assert await problems(0.4, seconds=60) == []
 
 
 async def test_facts_of_a_service_without_a_job() -> None:

@@ -73,6 +73,8 @@ NAMES: dict[str, set[str]] = {
     "streamiter_model_published_timestamp_seconds": {"model"},
     "streamiter_model_log_loss": {"model", "window"},
     "streamiter_model_auc": {"model", "window"},
+    "streamiter_model_worse_seconds": {"model"},
+    "streamiter_learns": {"model", "role"},
     "streamiter_model_baseline_log_loss": {"model", "window"},
     "streamiter_drift_total": {"model", "detector"},
     "streamiter_predictions_total": {"model", "outcome"},

@@ -107,6 +107,8 @@ class Stack:
             (self._folder / name).mkdir()
         settings = re.sub(r"(kafka://[^/]*/)", rf"\1{self._prefix}", (EXAMPLE / "service.toml").read_text())
         settings = settings.replace('name = "late-flights"', f'name = "{self.model}"')
+        # A service that is started after a kill waits for this time.
+        settings = settings.replace('standby = "5s"', 'standby = "2s"')
         (self._folder / "service.toml").write_text(self.placed(settings))
         shutil.copytree(EXAMPLE / "prometheus", self._folder / "prometheus")
         configuration = self._folder / "prometheus" / "prometheus.yaml"

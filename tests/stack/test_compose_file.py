@@ -78,6 +78,18 @@ def test_the_file_of_the_settings_can_be_changed_while_the_service_runs() -> Non
     assert f"./{file.parent}:{folder}/{file.parent}:ro" in SERVICES["service"]["volumes"]
 
 
+def test_the_standby_is_the_service_and_starts_only_if_asked_for() -> None:
+    """A standby had checkpoints of its own, and began to learn from the beginning when it took over."""
+    others = {"profiles", "ports"}
+    standby, service = ({name: value for name, value in SERVICES[each].items() if name not in others} for each in PAIR)
+    assert standby == service
+    assert SERVICES["standby"]["profiles"] == ["standby"]
+    assert "standby" in tomllib.loads((EXAMPLE / "service.toml").read_text(encoding="utf-8"))["service"]
+
+
+PAIR = ("standby", "service")
+
+
 def test_all_volumes_are_used() -> None:
     """The data of a service was in a volume that no container mounted, and was lost with the container."""
     assert {source for name in SERVICES for source in mounts_of(name).values() if "/" not in source} == set(
@@ -90,7 +102,7 @@ def test_a_service_is_restarted_and_has_time_to_stop(service: str) -> None:
     """The service was killed ten seconds after SIGTERM, during its last checkpoint."""
     config = SERVICES[service]
     assert config["restart"] in ("on-failure", "unless-stopped")
-    longest_s = LONGEST_STOP_S if service == "service" else 20
+    longest_s = LONGEST_STOP_S if service in ("service", "standby") else 20
     assert int(config["stop_grace_period"].removesuffix("s")) >= longest_s
 
 
@@ -153,7 +165,7 @@ def test_the_token_reaches_those_who_need_it_and_no_others() -> None:
     """Prometheus had no right to read the token, so each scrape was refused; or the consumer had it for no reason."""
     folder = Path(environment_of("prepare")["TOKEN_FILE"]).parent
     with_token = {name for name in SERVICES if "token" in mounts_of(name).values()}
-    assert with_token == {"prepare", "service", "prometheus"}
+    assert with_token == {"prepare", "service", "standby", "prometheus"}
     assert all(mounts_of(name)[str(folder)] == "token" for name in with_token)
     writers = [name for name in with_token if "token:/run/streamiter" in SERVICES[name]["volumes"]]
     assert writers == ["prepare"]
@@ -172,7 +184,7 @@ def test_the_broker_of_the_file_is_published_and_checked_on_its_own_ports() -> N
     assert listeners["EXTERNAL"] == f":{container}"
     assert advertised["INTERNAL"] == f"kafka{listeners['INTERNAL']}"
     assert f"--bootstrap-server {advertised['INTERNAL']} " in SERVICES["kafka"]["healthcheck"]["test"][1]
-    given: list[Any] = [environment_of(name).get("KAFKA") for name in PROGRAMS if name != "service"]
+    given: list[Any] = [environment_of(name).get("KAFKA") for name in PROGRAMS if name not in ("service", "standby")]
     assert given == [advertised["INTERNAL"]] * len(given)
     settings = (EXAMPLE / "service.toml").read_text(encoding="utf-8")
     assert set(re.findall(r"kafka://([^/]*)/", settings)) == {advertised["INTERNAL"]}

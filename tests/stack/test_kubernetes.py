@@ -37,11 +37,13 @@ def test_the_check_of_the_schema_finds_an_error() -> None:
         kubernetes_validate.validate(wrong, "1.30", strict=True)
 
 
-def test_one_service_runs_at_a_time() -> None:
+def test_two_pods_are_standbys_of_each_other_and_see_the_same_checkpoints() -> None:
     """An update started the new service before the old one had ended; each took over from the other for ever."""
     spec = BY_KIND["Deployment"]["spec"]
-    assert (spec["replicas"], spec["strategy"]) == (1, {"type": "Recreate"})
-    assert BY_KIND["PersistentVolumeClaim"]["spec"]["accessModes"] == ["ReadWriteOncePod"]
+    assert (spec["replicas"], spec["strategy"]["type"]) == (2, "RollingUpdate")
+    assert "standby" in tomllib.loads(BY_KIND["ConfigMap"]["data"]["service.toml"])["service"]
+    assert BY_KIND["PersistentVolumeClaim"]["spec"]["accessModes"] == ["ReadWriteMany"]
+    assert POD["topologySpreadConstraints"][0]["labelSelector"] == spec["selector"]
     assert POD["terminationGracePeriodSeconds"] >= LONGEST_STOP_S
 
 
