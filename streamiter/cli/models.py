@@ -6,7 +6,7 @@ import sys
 from base64 import b64encode
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 import numpy as np
 import orjson
@@ -31,6 +31,7 @@ from streamiter.models import (
     read_model,
     roll_back,
 )
+from streamiter.models.differences import texts_of_records, with_texts
 from streamiter.models.documents import EMBEDDINGS, SHAPES, members_in
 from streamiter.models.embedding_scores import EmbeddingFigures
 from streamiter.models.explanations import EFFECT_OF, Effects
@@ -158,6 +159,16 @@ def diff(
         str | None, typer.Argument(metavar="[NEW]", help="The newest, unless one is given.", show_default=False)
     ] = None,
     count: CountOption = 20,
+    records: Annotated[
+        str | None,
+        typer.Option(
+            "--records",
+            metavar="URL",
+            help="A topic that the model learns from: texts of its newest records get their names, instead of the "
+            "places of their hashes.",
+            show_default=False,
+        ),
+    ] = None,
     as_json: UpdatesAsJson = False,
 ) -> None:
     """Compare two versions of a model: metrics, and the weights and scales that changed most.
@@ -168,7 +179,11 @@ def diff(
     async def two(source: Topic) -> tuple[ModelUpdate, ModelUpdate]:
         return await find_update(source, model, old), await find_update(source, model, new)
 
-    changed = model_difference(*run_in_own_loop(two(lasting_topic(url))), count)
+    versions = run_in_own_loop(two(lasting_topic(url)))
+    sample = [] if records is None else run_in_own_loop(newest_records(lasting_topic(records)))
+    changed = with_texts(model_difference(*versions, count), texts_of_records(sample, versions[1].parameters))
+    if records is None and any(each.name.startswith("place ") for each in changed.weights):
+        say("Texts are known by the places of their hashes; --records URL names those of a topic's records.", err=True)
     if as_json:
         typer.echo(_json(changed))
         return
@@ -183,6 +198,13 @@ def diff(
     rows += [(f"{name} is different",) for name in changed.other]
     cells = [[str(name), *map(_figure, values), *[""] * (3 - len(values))] for name, *values in rows]
     print_rows(["", *names, "moved"], cells, numbers=[*names, "moved"])
+
+
+async def newest_records(source: Topic) -> list[Any]:
+    """Return the newest records of a topic, without those that cannot be read."""
+    from streamiter.service.proposal import sample_of_topic  # Only with --records.
+
+    return (await sample_of_topic(source)).records
 
 
 def _labelled(name: str, label: object) -> str:
@@ -400,6 +422,7 @@ models_app = command_group(
         diff,
         "streamiter models diff kafka://127.0.0.1:9092/models 2.17 --model ctr",
         "streamiter models diff kafka://127.0.0.1:9092/models 2.17 2.40 -m ctr --json",
+        "streamiter models diff kafka://127.0.0.1:9092/models 2.17 -m ctr --records kafka://127.0.0.1:9092/clicks",
     ),
     compare=(
         compare,

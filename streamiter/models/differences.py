@@ -5,9 +5,11 @@ Both are pure. The columns of linear models are compared by name; of other model
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -17,6 +19,8 @@ from streamiter.models.documents import EMBEDDINGS, SHAPES, Parameters, without_
 from streamiter.models.linear_predictor import LinearPredictor
 from streamiter.models.update import ModelUpdate
 from streamiter.models.versions import ModelVersion
+from streamiter.values.known_fields import of_reader, published_fields
+from streamiter.values.named_rows import FieldReader, place_of_missing
 from streamiter.values.numbers import Array, Floats
 
 
@@ -106,6 +110,58 @@ def model_difference(old: ModelUpdate, new: ModelUpdate, count: int = 20) -> Mod
         scales,
         sorted({_whole(name) for name in _different(*arrays) if name not in handled}),
     )
+
+
+TextsAt = Callable[[Collection[int]], Mapping[int, str]]
+"""Returns the texts that are known at these places, with their fields: ``carrier = UA``."""
+
+
+def with_texts(difference: ModelDifference, texts_at: TextsAt) -> ModelDifference:
+    """Return the difference with texts in place of the places of their weights and scales, where they are known."""
+    changes = (*difference.weights, *difference.scales)
+    names = names_with_texts((each.name for each in changes), texts_at)
+    return replace(
+        difference,
+        weights=[replace(each, name=names.get(each.name, each.name)) for each in difference.weights],
+        scales=[replace(each, name=names.get(each.name, each.name)) for each in difference.scales],
+    )
+
+
+def names_with_texts(names: Iterable[str], texts_at: TextsAt) -> dict[str, str]:
+    """Return for each name the same name with the text in place of its place, if the text is known.
+
+    >>> names_with_texts(["place 7 (2 more)", "place 8", "km"], lambda places: {7: "carrier = UA"})
+    {'place 7 (2 more)': 'carrier = UA (2 more)'}
+    """
+    found = {name: match for name in names if (match := _PLACE.match(name))}
+    places = {name: int(match[match.lastindex or 0]) for name, match in found.items()}
+    texts = texts_at(places.values())
+    return {name: texts[places[name]] + name[match.end() :] for name, match in found.items() if places[name] in texts}
+
+
+_PLACE: Final = re.compile(r"place (\d+)|weights\[(\d+)\]")
+
+
+def texts_of_records(records: Iterable[Any], parameters: Parameters) -> TextsAt:
+    """Return what tells the texts of records by their places, as a model of named fields reads them.
+
+    Missing values of the model's fields are told, too. Records that the model would refuse are left out.
+
+    >>> given = {"bits": 8, "fields": ["km"], "text_fields": ["carrier"]}
+    >>> texts_of_records([{"carrier": "UA"}, "no record"], given)([219, 7])
+    {219: 'carrier = UA'}
+    """
+    if not isinstance(parameters, dict) or "bits" not in parameters or "text_fields" not in parameters:
+        return lambda _: {}
+    bits = int(parameters["bits"])  # type: ignore[call-overload]
+    known = published_fields("texts", bits, parameters)
+    reader = FieldReader(bits=bits, kinds=of_reader(known.kinds), time_zone=known.zone)
+    for record in records:
+        with contextlib.suppress(ModelError):
+            reader.rows([record])
+    names = {*parameters["fields"], *parameters["text_fields"]}  # type: ignore[misc]
+    missing = {place_of_missing(name, bits): f"{name} is missing" for name in sorted(names)}
+    return lambda places: {place: missing[place] for place in places if place in missing} | reader.texts_at(places)
 
 
 def model_comparison(updates: Sequence[ModelUpdate | ModelVersion]) -> dict[str, list[float | None]]:

@@ -22,6 +22,7 @@ from streamiter.errors import ConfigurationError, TopicError
 from streamiter.flow.drawing.formats import svg
 from streamiter.flow.drawing.picture import picture_of
 from streamiter.models import NoModel, NoSuchVersion, ServedModel, find_update, model_difference, model_versions
+from streamiter.models.differences import with_texts
 from streamiter.models.update import shown_rank
 from streamiter.service.access import Access, permits
 from streamiter.service.health import HealthFacts, HealthProblem, facts_of, liveness, readiness
@@ -364,7 +365,8 @@ class Routes:
                 await find_update(served.topic, self._observations.name, request.query_params.get(name))
                 for name in ("old", "new")
             ]
-            return _json(await in_thread(model_difference, old, new, count))
+            difference = await in_thread(model_difference, old, new, count)
+            return _json(await in_thread(with_texts, difference, self._observations.texts_at))
 
     async def flow(self, request: Request) -> Response:
         """Describe the graph with live statistics, or draw it."""

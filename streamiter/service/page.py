@@ -21,21 +21,14 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from streamiter.engine.graph.graph import Step
-from streamiter.models.differences import ModelDifference, model_difference
+from streamiter.models.differences import ModelDifference, model_difference, with_texts
 from streamiter.models.documents import SHAPES, members_in
 from streamiter.models.explanations import Effects
 from streamiter.models.linear_predictor import LinearPredictor
 from streamiter.models.update import ModelUpdate
 from streamiter.service.answers import FRESH, Problem, RawEndpoint, json_answer, started_job
 from streamiter.service.observations import SAMPLE_S, Observations
-from streamiter.service.page_documents import (
-    effects_shown,
-    flow_drawing,
-    page_details,
-    page_history,
-    page_state,
-    with_texts,
-)
+from streamiter.service.page_documents import effects_shown, flow_drawing, page_details, page_history, page_state
 from streamiter.values.helpers.files import in_thread
 
 EVENTS_PATH: Final = "/api/events"
@@ -165,7 +158,7 @@ class _Page:
             return self._weights[1]
 
     def _compare(self, old: ModelUpdate, new: ModelUpdate) -> ModelDifference:
-        return with_texts(model_difference(old, new, _WEIGHTS), self._observations)
+        return with_texts(model_difference(old, new, _WEIGHTS), self._observations.texts_at)
 
     async def _effects_now(self) -> Effects | None:
         """Return the effects of fields, computed at most once in some seconds for all clients."""

@@ -6,8 +6,7 @@ Figures that are not known are None. The schemas are in the OpenAPI document.
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from statistics import fmean
@@ -18,7 +17,7 @@ from streamiter.engine.graph.statistics import JobStatistics, TaskStatistics
 from streamiter.flow.drawing.formats import svg_path
 from streamiter.flow.drawing.layout import lay_out
 from streamiter.flow.drawing.picture import Picture, picture_of
-from streamiter.models.differences import ModelDifference
+from streamiter.models.differences import ModelDifference, names_with_texts
 from streamiter.models.embedding_scores import EmbeddingFigures
 from streamiter.models.explanations import Effects
 from streamiter.models.versions import ModelVersion
@@ -383,34 +382,15 @@ def page_details(observations: Observations, weights: ModelDifference | None, ef
     )
 
 
-def with_texts(difference: ModelDifference, observations: Observations) -> ModelDifference:
-    """Return the difference with texts in place of the places of their weights, where the texts are known."""
-    names = _texts_of((each.name for each in difference.weights), observations)
-    return replace(
-        difference, weights=[replace(each, name=names.get(each.name, each.name)) for each in difference.weights]
-    )
-
-
 def effects_shown(effects: Effects, observations: Observations) -> Effects:
     """Return the strongest effects, with texts in place of the places of their bins, where the texts are known."""
     columns = effects.columns[:_EFFECTS]
-    names = _texts_of((each.name for column in columns for each in column.bins), observations)
+    names = names_with_texts((each.name for column in columns for each in column.bins), observations.texts_at)
     shown = [
         replace(column, bins=tuple(replace(each, name=names.get(each.name, each.name)) for each in column.bins))
         for column in columns
     ]
     return replace(effects, columns=shown, pairs=effects.pairs[:_EFFECTS])
-
-
-def _texts_of(names: Iterable[str], observations: Observations) -> dict[str, str]:
-    """Return for each name the same name with the text in place of its place, if the text is known."""
-    found = {name: match for name in names if (match := _PLACE.match(name))}
-    places = {name: int(match[match.lastindex or 0]) for name, match in found.items()}
-    texts = observations.texts_at(places.values())
-    return {name: texts[places[name]] + name[match.end() :] for name, match in found.items() if places[name] in texts}
-
-
-_PLACE: Final = re.compile(r"place (\d+)|weights\[(\d+)\]")
 
 
 def flow_drawing(flow: str, steps: Sequence[Step]) -> FlowDrawing:

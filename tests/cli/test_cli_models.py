@@ -5,6 +5,7 @@ import re
 import signal
 
 import numpy as np
+import orjson
 import pytest
 from cli.program import on_terminal, started, streamiter
 from models.embedding_cases import embedded
@@ -14,7 +15,7 @@ from support.waiting import PATIENCE_S
 from streamiter.errors import ModelError
 from streamiter.learn import AdaptiveLinearModel
 from streamiter.models import LinearPredictor, ModelSnapshot, ModelUpdateEncoder, last_update, read_model
-from streamiter.topics import topic
+from streamiter.topics import OutgoingBatch, topic
 from streamiter.values.helpers.clock import SystemClock
 
 UPDATES = "sqlite:///models.db?topic=updates"
@@ -254,6 +255,30 @@ async def test_two_versions_are_compared(tmp_path):
     code, shown = on_terminal("models", "diff", UPDATES, "1", "-m", "ctr", cwd=tmp_path, width=60)
     assert code == 0
     assert "1.3" in shown
+
+
+async def test_texts_that_moved_have_their_names(tmp_path):
+    """After a wrong day the weight of "place 141" had moved, and no one knew which town that is."""
+    model, versions = AdaptiveLinearModel(bits=12, kinds={"hour": "category"}), []
+    rows = [{"town": ("Rome", "Oslo")[n % 2], "hour": n % 5, "km": float(n % 7)} for n in range(200)]
+    for late in (lambda row: row["town"] == "Rome", lambda row: row["town"] != "Rome" and row["km"] > 2):
+        model.learn(rows, [late(row) for row in rows])
+        versions.append(ModelSnapshot(model.parameters(), 200))
+    await published_as_given(tmp_path, versions)
+    events = topic(f"sqlite:///{tmp_path}/models.db?topic=events")
+    await events.create()
+    writer = await events.open_writer()
+    await writer.write(OutgoingBatch([b"{", b"3", *map(orjson.dumps, rows)]))
+    await writer.close()
+    command = ("models", "diff", UPDATES, "1.1", "-m", "ctr")
+    without = streamiter(*command, cwd=tmp_path)
+    assert "--records URL names" in without.stderr
+    assert "place " in without.stdout
+    told = streamiter(*command, "--records", "sqlite:///models.db?topic=events", cwd=tmp_path)
+    names = {line.split("\t")[0] for line in told.stdout.splitlines()}
+    assert told.stderr == ""
+    assert {"town = Rome", "town = Oslo", "hour = 4", "km"} <= names
+    assert "place " not in told.stdout
 
 
 async def test_champion_and_challenger_are_compared(tmp_path):

@@ -30,7 +30,7 @@ from streamiter.errors import ModelError
 from streamiter.learn import AdaptiveLinearModel, BadRows, LogisticRegression
 from streamiter.models import LinearPredictor, ModelUpdateEncoder, roll_back
 from streamiter.models.embedding_scores import EmbeddingKind
-from streamiter.topics import topic
+from streamiter.topics import OutgoingBatch, topic
 from streamiter.values.helpers.clock import SystemClock
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "consumers"
@@ -337,6 +337,33 @@ async def test_a_consumer_tells_a_gap_between_changes_and_takes_the_next_whole_v
     assert len(lost) == 1
 
 
+def wrong_records(good: OutgoingBatch) -> list[OutgoingBatch]:
+    """Return records that say they are versions of the model, and are not: each breaks another reader."""
+    headers = dict(good.headers[0]) if good.headers else {}
+
+    def record(value: bytes, **changes: bytes | None) -> OutgoingBatch:
+        given = {name: text for name, text in {**headers, **changes}.items() if text is not None}
+        return OutgoingBatch([value], keys=good.keys, headers=[tuple(given.items())])
+
+    value, tensors = good.values[0] or b"", b"application/vnd.safetensors"
+    return [
+        record(b"{"),
+        record(b"[]"),
+        record(b"null"),
+        record(b'{"model": "m"}'),
+        record(value.replace(b'"parameters"', b'"parameter"')),
+        record(value, generation=None),
+        record(value, version=b"one"),
+        record(value, content_type=None),
+        record(b"", content_type=tensors),
+        record(b"\xff" * 8, content_type=tensors),
+        record((1 << 40).to_bytes(8, "little") + b"{}", content_type=tensors),
+        record((2).to_bytes(8, "little") + b"{}", content_type=tensors),
+        record(value, format=b"4", base=b"1.1", follows=None),
+        record(value, chunk_index=b"0", chunk_count=b"-1", sha256=b"0"),
+    ]
+
+
 async def test_a_consumer_skips_what_is_older_incomplete_or_of_another_format(
     command: Command, kafka_broker: KafkaServer | GivenKafka, topic_prefix: str
 ) -> None:
@@ -358,10 +385,12 @@ async def test_a_consumer_skips_what_is_older_incomplete_or_of_another_format(
             update(1, 99, 3.0),
             selected(cut, *range(1, len(cut))),
             replace(later, headers=[(*later.headers[0], ("format", b"9"))]),
-            replace(later, values=[b"{"]),
+            *wrong_records(later),
             update(3, 1, 4.0, record_bytes_max=500),
         )
         assert [(await consumer.line())["generation"] for _ in range(2)] == [2, 3]
+        for _ in range(1 + len(wrong_records(later))):  # And each of them is told.
+            await consumer.trouble()
         await roll_back(models, "m", "2.10")
         rolled_back = await consumer.line()
         assert rolled_back["generation"] > 7  # A run begins after every rank in the topic, also an incomplete one.

@@ -124,6 +124,9 @@ async def test_versions_are_listed_and_compared() -> None:
         assert (compared["old"]["version"], compared["new"]["version"]) == (1, 3)
         assert compared["metrics"]["log_loss"] == [1.0, pytest.approx(1 / 3)]
         assert len(compared["weights"]) == 1
+        service.observations.texts_at = lambda places: dict.fromkeys(places, "sky = rain")
+        named = (await service.client.get("/models/late/compare?old=2.1&count=20")).json()["weights"]
+        assert "sky = rain" in [each["name"] for each in named]
 
 
 async def test_the_flow_is_a_document_and_a_drawing() -> None:

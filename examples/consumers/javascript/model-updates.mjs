@@ -60,6 +60,11 @@ export class UpdateReader {
     const checksum = text("chain") && sha256(Buffer.from(isChange ? this.#chain.checksum : "", "hex"), whole);
     if (checksum !== text("chain")) throw new Error("a damaged update, or a change of another one");
     const { changes, ...document } = decode(text("content_type"), whole);
+    // Before its rank counts: otherwise no later update would be newer than a damaged one.
+    const isOf = document.model === this.model && `${document.generation}.${document.version}` === rank.join(".");
+    if (!isOf || (isChange ? changes : document.parameters) === undefined) {
+      throw new Error("a damaged document, or that of another update");
+    }
     if (isChange) document.parameters = applied(this.#chain.parameters, changes);
     this.#chain = checksum ? { rank: rank.join("."), parameters: document.parameters, checksum } : null;
     this.#isGapTold = false;

@@ -38,6 +38,8 @@ public final class ModelConsumer {
       answer.set("prediction", now.model.predict(JSON.readTree(line)));
     } catch (IOException | IllegalArgumentException error) {
       answer.put("error", error.getMessage());
+    } catch (RuntimeException error) { // A row of a kind that the model does not take.
+      answer.put("error", error.toString());
     }
     return answer;
   }
@@ -64,8 +66,8 @@ public final class ModelConsumer {
       current = new Current(update.rank(), new LinearModel(update.document().get("parameters")));
       JsonNode metrics = update.document().get("metrics");
       System.out.println(named(update.rank()).set("metrics", metrics));
-    } catch (IOException | IllegalArgumentException error) {
-      System.err.printf("partition %d, offset %d: %s%n", record.partition(), record.offset(), error.getMessage());
+    } catch (IOException | RuntimeException error) { // Whatever is in a record: following goes on.
+      System.err.printf("partition %d, offset %d: %s%n", record.partition(), record.offset(), error);
     }
   }
 

@@ -66,6 +66,12 @@ final class UpdateReader {
       throw new IOException("a damaged update, or a change of another one");
     }
     JsonNode document = decode(text(headers, "content_type"), whole);
+    // Before its rank counts: otherwise no later update would be newer than a damaged one.
+    Rank own = new Rank(document.path("generation").asLong(), document.path("version").asLong());
+    boolean isOf = document.path("model").asText().equals(model) && own.equals(rank);
+    if (!isOf || !document.has(isChange ? "changes" : "parameters")) {
+      throw new IOException("a damaged document, or that of another update");
+    }
     if (isChange) {
       JsonNode changes = ((ObjectNode) document).remove("changes");
       ((ObjectNode) document).set("parameters", Changes.applied(chain.parameters, changes));
