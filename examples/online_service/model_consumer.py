@@ -18,6 +18,7 @@ import msgspec
 import numpy as np
 from service import MODEL, Arrival, Departure, created_topics, until_terminated
 
+from streamiter.errors import ModelError
 from streamiter.models import NoModel, ServedModel
 from streamiter.topics import ReadRequest, TopicBatch, TopicReader
 
@@ -50,6 +51,10 @@ async def predict(reader: TopicReader, model: ServedModel) -> None:
             reason = model.statistics().last_error or "none has been published"
             print(f"no model yet ({reason}): {unanswered} departures without a prediction", flush=True)
             continue
+        except ModelError:  # A row does not fit the model; the others do.
+            if not (departures := those_that_fit(model, departures)):
+                continue
+            prediction = model.predict(departures)
         predicted += len(departures)
         reported += prediction.value.tolist()
         if len(reported) >= REPORT_EVERY:
@@ -59,6 +64,18 @@ async def predict(reader: TopicReader, model: ServedModel) -> None:
                 flush=True,
             )
             reported.clear()
+
+
+def those_that_fit(model: ServedModel, departures: list[dict[str, object]]) -> list[dict[str, object]]:
+    """Return the departures that the model takes; say why it does not take the others."""
+    fitting = []
+    for departure in departures:
+        try:
+            model.predict(departure)
+            fitting.append(departure)
+        except ModelError as error:
+            print(f"a departure without a prediction: {error}", flush=True)
+    return fitting
 
 
 def departures_of(batch: TopicBatch) -> list[dict[str, object]]:
