@@ -118,8 +118,8 @@ TextsAt = Callable[[Collection[int]], Mapping[int, str]]
 
 def with_texts(difference: ModelDifference, texts_at: TextsAt) -> ModelDifference:
     """Return the difference with texts in place of the places of their weights and scales, where they are known."""
-    changes = (*difference.weights, *difference.scales)
-    names = names_with_texts((each.name for each in changes), texts_at)
+    changed = [each.name for each in difference.weights] + [each.name for each in difference.scales]
+    names = names_with_texts(changed, texts_at)
     return replace(
         difference,
         weights=[replace(each, name=names.get(each.name, each.name)) for each in difference.weights],
@@ -153,13 +153,13 @@ def texts_of_records(records: Iterable[Any], parameters: Parameters) -> TextsAt:
     """
     if not isinstance(parameters, dict) or "bits" not in parameters or "text_fields" not in parameters:
         return lambda _: {}
-    bits = int(parameters["bits"])  # type: ignore[call-overload]
+    bits = int(parameters["bits"])
     known = published_fields("texts", bits, parameters)
     reader = FieldReader(bits=bits, kinds=of_reader(known.kinds), time_zone=known.zone)
     for record in records:
         with contextlib.suppress(ModelError):
             reader.rows([record])
-    names = {*parameters["fields"], *parameters["text_fields"]}  # type: ignore[misc]
+    names = {*parameters["fields"], *parameters["text_fields"]}
     missing = {place_of_missing(name, bits): f"{name} is missing" for name in sorted(names)}
     return lambda places: {place: missing[place] for place in places if place in missing} | reader.texts_at(places)
 

@@ -31,7 +31,7 @@ Phase = JobState | Literal["starting", "restoring", "waiting", "stopping", "foll
 ``waiting``: it has ended by an outage of a topic, and starts again soon; ``stopping``: a signal has told it to stop;
 ``following``: a replica or a standby, which has no job."""
 
-Role = Literal["service", "leader", "standby", "replica"]
+ProcessRole = Literal["service", "leader", "standby", "replica"]
 """What the process is for: ``service``: it learns, and no other process does; ``leader``: it learns, and a standby
 would take over; ``standby``: it predicts, and would take over from the leader; ``replica``: it predicts."""
 
@@ -235,7 +235,7 @@ class Observations:
         limits: HealthSettings | None = None,
         checkpoint_interval_s: float | None = None,
         clock: Clock | None = None,
-        role: Role = "service",
+        role: ProcessRole = "service",
     ) -> None:
         self.name = name
         """The name of the service, of its flow and of its model."""

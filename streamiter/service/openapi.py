@@ -16,7 +16,7 @@ from streamiter.models.versions import ModelVersion
 from streamiter.service.answers import CONTENT_TYPE, ProblemDocument
 from streamiter.service.candidates import CandidateRequest
 from streamiter.service.health import HealthProblem
-from streamiter.service.observations import Role, TaskRates
+from streamiter.service.observations import ProcessRole, TaskRates
 from streamiter.service.page_documents import FlowDrawing, PageDetails, PageHistory, PageState
 from streamiter.service.predictions import PredictionAnswer
 from streamiter.service.settings import HttpSettings
@@ -52,7 +52,9 @@ class HealthDocument(TypedDict):
     """Whether the service is alive, or ready."""
 
     status: Literal["ok", "failing"]
-    role: Annotated[Role, Meta(description="What the process is for: a leader learns, a standby would take over")]
+    role: Annotated[
+        ProcessRole, Meta(description="What the process is for: a leader learns, a standby would take over")
+    ]
     problems: Annotated[tuple[HealthProblem, ...], Meta(description="Each condition that does not hold")]
 
 

@@ -26,9 +26,9 @@ from streamiter.service.observations import (
     CheckpointSeen,
     DriftFound,
     Observations,
+    ProcessRole,
     QualityNow,
     RejectedRecord,
-    Role,
     Sample,
     TaskRates,
     ValidationReport,
@@ -108,7 +108,7 @@ class PageState:
     """All figures of now. None: not known."""
 
     service: str
-    role: Role
+    role: ProcessRole
     """What the process is for."""
     started_at_ms: int
     """When the process was started; another number tells that it was started again."""

@@ -18,7 +18,7 @@ from streamiter.service.access import Access
 from streamiter.service.features import FeatureRows
 from streamiter.service.http import serving
 from streamiter.service.logs import apply_level, log_figures, logging_to
-from streamiter.service.observations import SAMPLE_S, LoopBlock, Observations, Role
+from streamiter.service.observations import SAMPLE_S, LoopBlock, Observations, ProcessRole
 from streamiter.service.prediction_log import PredictionLog
 from streamiter.service.settings import ServiceSettings
 from streamiter.service.settings_file import SettingChange, read_settings
@@ -49,7 +49,7 @@ class ServiceSurfaces(abc.ABC):
         settings: ServiceSettings,
         features: FeatureRows,
         *,
-        role: Role = "service",
+        role: ProcessRole = "service",
         clock: Clock | None = None,
         checkpoint_interval_s: float | None = None,
     ) -> None:
