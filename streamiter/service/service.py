@@ -263,6 +263,8 @@ class OnlineLearningService(ServiceSurfaces):
                     outages = 0
                 wait_s = _WAITS_S[min(outages, len(_WAITS_S) - 1)]
                 outages += 1
+                if self._leadership is not None and _is_of_store(error):
+                    await self._leadership.leave()  # Another process may reach the store; of a topic none could tell.
                 _log.warning("%s; trying again in %g s", error, wait_s)
                 self.observations.enter("waiting", str(error))
                 await self._clock.sleep(wait_s)
@@ -312,6 +314,10 @@ def is_outage(error: BaseException) -> bool:
     """Whether a job failed because a topic or the store did not answer, so that the next one may succeed."""
     outages = (TopicUnavailable, StoreUnavailable)
     return any(isinstance(cause, outages) for cause in causes_of(error)) and not is_taken_over(error)
+
+
+def _is_of_store(error: BaseException) -> bool:
+    return any(isinstance(cause, StoreUnavailable) for cause in causes_of(error))
 
 
 def remedy_of(error: BaseException) -> str | None:

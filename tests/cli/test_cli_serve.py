@@ -73,7 +73,8 @@ def test_a_topic_becomes_a_service_in_three_commands(trips: str, tmp_path: Path)
     made = streamiter("serve", "--init", trips, cwd=tmp_path)
     assert (made.returncode, made.stderr) == (0, "")
     assert made.stdout.splitlines()[0] == f"Wrote service.toml from 600 records of {trips}. Read it, and correct it:"
-    assert f"\n  streamiter topics create {trips}-model-updates\n" in made.stdout
+    kept = "--setting cleanup.policy=compact --setting min.compaction.lag.ms=86400000"
+    assert f"\n  streamiter topics create {trips}-model-updates {kept}" in made.stdout
     file = tmp_path / "service.toml"
     [port] = free_ports(1)
     file.write_text(file.read_text().replace("127.0.0.1:8080", f"127.0.0.1:{port}"))

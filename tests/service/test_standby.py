@@ -20,6 +20,7 @@ from support.kafka_server import KafkaServer, free_ports
 from support.processes import async_process
 from support.waiting import PATIENCE_S
 
+from streamiter.errors import StoreUnavailable
 from streamiter.models import last_update
 from streamiter.models.update import Rank, UpdateHeaders
 from streamiter.service.leadership import LEADERS, Leadership
@@ -27,6 +28,7 @@ from streamiter.testing import VirtualClock
 from streamiter.topics import MemoryBroker, OutgoingBatch, ReadRequest, topic
 from streamiter.topics.memory import MemoryReader
 from streamiter.values.helpers.files import is_free
+from streamiter.values.settings import SettingsError
 
 
 class Processes:
@@ -114,6 +116,8 @@ async def test_a_leader_that_ends_in_order_is_followed_at_once(tmp_path: Path) -
     place = Place(tmp_path)
     await place.create("flights", "updates")
     await place.write(rows(500))
+    with pytest.raises(SettingsError, match=r"service\.standby: expected a time of at least 2 s, given .1s."):
+        place.service(service={"standby": "1s"})
     # A standby that waits for this time fails the test by its limit.
     first, second = (place.service(service={"standby": "7d"}) for _ in range(2))
     async with AsyncExitStack() as stack:
@@ -133,6 +137,27 @@ async def test_a_leader_that_ends_in_order_is_followed_at_once(tmp_path: Path) -
         await until(ended.done)
         await until(lambda: second.observations.phase.phase == "running")
         assert second.observations.role == "leader"
+
+
+async def test_a_leader_that_does_not_reach_its_checkpoints_lets_another_process_lead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The leader tried again and again to read a disk that was gone, and told that it lived; the standby waited."""
+    place = Place(tmp_path)
+    await place.create("flights", "updates")
+    await place.write(rows(100))
+    first, second = (place.service(service={"standby": "7d"}) for _ in range(2))
+
+    async def fails(**_: Any) -> None:
+        raise StoreUnavailable("the store does not answer")
+
+    monkeypatch.setattr(first, "_start", fails)
+    async with running(first):
+        await until(lambda: first.observations.role == "leader")
+        async with running(second):
+            await until(lambda: second.observations.phase.phase == "running")
+            await until(lambda: first.observations.phase.phase == "following")
+            assert (first.observations.role, second.observations.role) == ("standby", "leader")
 
 
 PROGRAM = (
