@@ -20,6 +20,8 @@ from support.kafka_server import KafkaServer, free_ports
 from support.processes import async_process
 from support.waiting import PATIENCE_S
 
+from streamiter.engine.storage.flow_record import checkpoint_of
+from streamiter.engine.storage.snapshot import CheckpointId
 from streamiter.errors import StoreUnavailable
 from streamiter.models import last_update
 from streamiter.models.update import Rank, UpdateHeaders
@@ -210,15 +212,23 @@ class Pair:
                 assert update is None or update.records is None or update.records < self.rows
                 await asyncio.sleep(0.05)
 
-    async def pause(self, process: Any) -> None:
-        """Stop a process, but not while it has locked the folder: the standby would wait for the folder then."""
+    def snapshots(self) -> set[CheckpointId]:
+        """Return the checkpoints in the folder."""
+        names = [each.name for each in (self.folder / "checkpoints").glob("*/*")]
+        return {checkpoint for name in names if (checkpoint := checkpoint_of(name)) is not None}
+
+    async def pause(self, process: Any) -> set[CheckpointId]:
+        """Stop a process, but not while it has locked the folder: the standby would wait for the folder then.
+
+        Returns the checkpoints that it has taken until then.
+        """
         [folder] = [each for each in (self.folder / "checkpoints").iterdir() if each.is_dir()]
         while True:
             process.send_signal(signal.SIGSTOP)
             while "State:\tT" not in Path(f"/proc/{process.pid}/status").read_text(encoding="utf-8"):  # noqa: ASYNC240
                 await asyncio.sleep(0.01)
             if is_free(folder / "lock"):
-                return
+                return self.snapshots()
             process.send_signal(signal.SIGCONT)
 
     async def ranks(self) -> list[Rank]:
@@ -242,12 +252,14 @@ async def test_a_leader_that_is_paused_or_killed_is_replaced_and_commits_nothing
         await pair.learned()
         async with pair.process(1) as second:
             await pair.until(1, "standby")
-            await pair.pause(first)
+            taken = await pair.pause(first)
             await pair.learned()
             await pair.until(1, "leader")
             first.send_signal(signal.SIGCONT)
             await pair.until(0, "standby")
             await pair.learned()
+            [paused] = {each.run for each in taken}
+            assert {each for each in pair.snapshots() if each.run == paused} <= taken
             second.send_signal(signal.SIGKILL)
             await pair.learned()
             await pair.until(0, "leader")
