@@ -56,6 +56,8 @@ class Leadership:
         self._one_at_a_time = asyncio.Lock()
         self.leads = False
         """Whether this process leads, as far as it knows; its owner clears this when a newer run has fenced its own."""
+        self.has_heard = False
+        """Whether another process has led while this one waited."""
 
     async def win(self) -> str:
         """Wait until this process leads; return why it does. Raises the errors of the topic."""
@@ -82,6 +84,7 @@ class Leadership:
         while silent_s < self._after_s:
             began_s = self._clock.monotonic_s()
             signs = await self._signs(reader, began_s + self._sign_s)
+            self.has_heard = self.has_heard or bool(signs)
             now_s, asked_s = self._clock.monotonic_s(), reader.unanswered_since_s()
             if signs and signs[-1].is_last:
                 return "the leader has ended"

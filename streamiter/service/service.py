@@ -213,6 +213,8 @@ class OnlineLearningService(ServiceSurfaces):
             self.observations.follow()
             _log.info("a standby: it predicts, and learns as soon as no other process does")
             why = await self._leadership.win()
+            if self._leadership.has_heard:  # Its checkpoints are newer than the wish to start without one.
+                self._restore = "last"
             self.observations.role = "leader"
             _log.info("the leader: it learns from now on, since %s", why)
 

@@ -121,7 +121,9 @@ async def test_a_leader_that_ends_in_order_is_followed_at_once(tmp_path: Path) -
     with pytest.raises(SettingsError, match=r"service\.standby: expected a time of at least 2 s, given .1s."):
         place.service(service={"standby": "1s"})
     # A standby that waits for this time fails the test by its limit.
-    first, second = (place.service(service={"standby": "7d"}) for _ in range(2))
+    first = place.service(service={"standby": "7d"})
+    # It would begin without what the first one has learned since.
+    second = place.service(service={"standby": "7d"}, without_checkpoint=True)
     async with AsyncExitStack() as stack:
         ended = await stack.enter_async_context(running(first))
         await until(lambda: first.observations.phase.phase == "running")
@@ -139,6 +141,10 @@ async def test_a_leader_that_ends_in_order_is_followed_at_once(tmp_path: Path) -
         await until(ended.done)
         await until(lambda: second.observations.phase.phase == "running")
         assert second.observations.role == "leader"
+        statistics = second.observations.statistics()
+        assert statistics is not None
+        assert statistics.checkpoints is not None
+        assert statistics.checkpoints.restored is not None
 
 
 async def test_a_leader_that_does_not_reach_its_checkpoints_lets_another_process_lead(
