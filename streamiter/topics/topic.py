@@ -125,17 +125,11 @@ class Topic(abc.ABC):
         """Create the topic if it does not exist, and add the partitions that it lacks."""
 
     def settings_to_keep(self, seconds: float) -> Mapping[str, str]:
-        """Return settings for ``create`` that keep all records for this time, and the last of each key for ever.
-
-        Empty where a topic without settings keeps all records for ever.
-        """
+        """Return settings for ``create`` that keep all records for this time, and the last of each key for ever."""
         return {}
 
     def early_deletion(self, settings: Mapping[str, str], seconds: float) -> str | None:
-        """Return which settings may delete a record before this time is over, and how to change them; None if none do.
-
-        ``settings`` are those of a description of the topic.
-        """
+        """Return which ``settings`` may delete a record before this time is over, and what to do; None if none do."""
         return None
 
     @abc.abstractmethod
