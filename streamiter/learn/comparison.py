@@ -270,7 +270,7 @@ class _Told(TypedDict, total=False):
     model: ModelSnapshot
 
 
-def _matrix(rows: PredictedRows) -> Floats:
+def row_matrix(rows: PredictedRows) -> Floats:
     """Return predictions, targets, weights, classes, numbers and, by number, the record or question of each row.
 
     A record settles several questions where waits end, so its number does not say which row is which.
@@ -285,41 +285,90 @@ def _of_learner(learner: str, what: str, record: Any) -> dict[str, Any]:
     return {"learner": learner, what: record}
 
 
+_COLUMNS: Final = 6
+_NUMBERS: Final = 4
+WHICH: Final = 5
+"""The row of :func:`row_matrix` that says which record, or question, each prediction is of."""
+
 # At most this many records of a learner wait: 32 MB of predictions.
 _AHEAD_MAX: Final = 1_000_000
 
 
-class Compare(DeclaredOperator):
-    """Compares learners on the rows that all of them have predicted: emits metrics, and the best model as :data:`BEST`.
+class SameRows(DeclaredOperator):
+    """The base of operators that compare learners: predictions wait until all learners have passed their record.
 
-    A block is ``report_every`` records of the stream. It is counted when each learner has predicted its last record, or
-    a later one. A new learner would number its rows from 0, and never meet the others.
+    A learner that joins later would number its rows from 0, and never meet the others, unless it learns from the
+    mini-batches of another training (``train_online(beside=)``).
     """
 
     starts_alone = False
+
+    _next: dict[str, int] = declared(form=COPIED)
+    """For each learner the number after its last record."""
+    _waiting: dict[str, list[Floats]] = declared(form=LISTS_BY_KEY)
+    """For each learner matrices of rows that wait, with the rows of ``row_matrix``."""
+    _has_warned = declared(False)
+
+    def __init__(self, learners: Sequence[str]) -> None:
+        self._learners = list(learners)
+        self._next = dict.fromkeys(self._learners, 0)
+        self._waiting = {learner: [] for learner in self._learners}
+
+    def keep_rows(self, learner: str, columns: Floats, block: int) -> None:
+        """Let rows wait; a learner that is further behind than the memory has room for, and ``block``, is not waited
+        for.
+        """
+        self._waiting[learner].append(columns)
+        self._next[learner] = int(columns[_NUMBERS, -1]) + 1
+        limit = self._next[learner] - block - _AHEAD_MAX
+        for slow, following in self._next.items():
+            if following < limit:
+                self._next[slow] = limit
+                if not self._has_warned:
+                    self._has_warned = True
+                    _log.warning(
+                        "compare_online: %r is %d records ahead of %r, so these records are not compared; see the "
+                        "records that the steps of %r reject",
+                        learner,
+                        _AHEAD_MAX,
+                        slow,
+                        slow,
+                    )
+
+    def take_rows(self, learner: str, stop: int) -> Floats:
+        """Return the rows of a learner before ``stop``; they wait no longer."""
+        waiting = self._waiting[learner]
+        whole = next((place for place, rows in enumerate(waiting) if rows[_NUMBERS, -1] >= stop), len(waiting))
+        taken, self._waiting[learner] = waiting[:whole], waiting[whole:]
+        if whole < len(waiting):
+            at = int(np.searchsorted(waiting[whole][_NUMBERS], stop))
+            taken.append(waiting[whole][:, :at])
+            self._waiting[learner][0] = waiting[whole][:, at:]
+        return np.concatenate([np.empty((_COLUMNS, 0)), *taken], axis=1)
+
+
+class Compare(SameRows):
+    """Compares learners on the rows that all of them have predicted: emits metrics, and the best model as :data:`BEST`.
+
+    A block is ``report_every`` records of the stream. It is counted when each learner has predicted its last record, or
+    a later one.
+    """
 
     _best: str = declared()
     _models: dict[str, ModelSnapshot] = declared(made=dict, form=COPIED)
     """The last version of each learner."""
     _start = declared(0)
     """The number of the first record of the block."""
-    _next: dict[str, int] = declared(form=COPIED)
-    """For each learner the number after its last record."""
-    _waiting: dict[str, list[Floats]] = declared(form=LISTS_BY_KEY)
-    """For each learner matrices of rows that wait, with the rows of ``_matrix``."""
     _earlier_targets: tuple[float, float] | None = declared(None)
     """What labels seemed to be before they were numbers (see ``PredictedRows``)."""
     _validations: dict[str, ProgressiveValidation] = declared(made=dict, form=NESTED_BY_KEY)
-    _has_warned = declared(False)
 
     def __init__(self, learners: Sequence[str], *, margin: float, window: int, report_every: int) -> None:
-        self._learners = list(learners)
+        super().__init__(learners)
         self._margin = margin
         self._window = window
         self._report_every = report_every
         self._best = self._learners[0]
-        self._next = dict.fromkeys(self._learners, 0)
-        self._waiting = {learner: [] for learner in self._learners}
 
     def process(self, told: _Told, out: Output) -> None:
         """Take over predictions or a version of a learner."""
@@ -335,12 +384,10 @@ class Compare(DeclaredOperator):
         if rows["task"] == "regression":
             self._earlier_targets = rows.get("earlier_targets", self._earlier_targets)
         self._check_kind(learner, rows)
-        columns = _matrix(rows)
+        columns = row_matrix(rows)
         if rows["task"] == "classification" and self._earlier_targets is not None:
             columns = rows_as("regression", columns, self._earlier_targets)
-        self._waiting[learner].append(columns)
-        self._next[learner] = int(rows["numbers"][-1]) + 1
-        self._leave_behind(learner)
+        self.keep_rows(learner, columns, self._report_every)
         while min(self._next.values()) >= self._start + self._report_every:
             self._end_block(out)
 
@@ -376,30 +423,13 @@ class Compare(DeclaredOperator):
                     f"{learner!r} with {own.loss}, which cannot be compared; give them the same loss="
                 )
 
-    def _leave_behind(self, learner: str) -> None:
-        """Let no learner wait for more records than the memory has room for."""
-        limit = self._next[learner] - self._report_every - _AHEAD_MAX
-        for slow, following in self._next.items():
-            if following < limit:
-                self._next[slow] = limit
-                if not self._has_warned:
-                    self._has_warned = True
-                    _log.warning(
-                        "compare_online: %r is %d records ahead of %r, so these records are not compared; see the "
-                        "records that the steps of %r reject",
-                        learner,
-                        _AHEAD_MAX,
-                        slow,
-                        slow,
-                    )
-
     def _end_block(self, out: Output) -> None:
         """Count the rows of the block that all learners have predicted."""
         self._start += self._report_every
-        blocks = {learner: self._taken(learner, self._start) for learner in self._learners}
+        blocks = {learner: self.take_rows(learner, self._start) for learner in self._learners}
         # A learner that has predicted no row of the block does not keep the others from being compared.
         blocks = {learner: block for learner, block in blocks.items() if block.shape[1]}
-        shared = reduce(np.intersect1d, [block[5] for block in blocks.values()]) if blocks else np.empty(0)
+        shared = reduce(np.intersect1d, [block[WHICH] for block in blocks.values()]) if blocks else np.empty(0)
         if not len(shared):
             return
         for learner, (predictions, targets, weights, classes, _, rows) in blocks.items():
@@ -420,17 +450,6 @@ class Compare(DeclaredOperator):
         baseline = {name: some[own] for name, own in names.items() if own in some}
         report: ComparedMetrics = {"best": self._best, "learners": metrics, "baseline": baseline}
         out.emit(report)
-
-    def _taken(self, learner: str, stop: int) -> Floats:
-        """Return the rows of a learner before ``stop``; they wait no longer."""
-        waiting = self._waiting[learner]
-        whole = next((place for place, rows in enumerate(waiting) if rows[4, -1] >= stop), len(waiting))
-        taken, self._waiting[learner] = waiting[:whole], waiting[whole:]
-        if whole < len(waiting):
-            at = int(np.searchsorted(waiting[whole][4], stop))
-            taken.append(waiting[whole][:, :at])
-            self._waiting[learner][0] = waiting[whole][:, at:]
-        return np.concatenate([np.empty((6, 0)), *taken], axis=1)
 
     def _publish(self, out: Output) -> None:
         if (model := self._models.get(self._best)) is not None:

@@ -14,7 +14,7 @@ from streamiter.errors import ConfigurationError
 from streamiter.learn.drift import DriftDetector, DriftWatch
 from streamiter.learn.validation import PREDICTIONS, PredictedRows
 from streamiter.models.documents import state_in, with_state
-from streamiter.models.rollbacks import Rollbacks, RollbackWatch
+from streamiter.models.rollbacks import Rollbacks, RollbackWatch, since_rollback
 from streamiter.models.update import ModelSnapshot, ModelUpdate
 from streamiter.operators.declared_state import NESTED, DeclaredOperator, Form, declared
 from streamiter.operators.definitions import Definition
@@ -249,3 +249,37 @@ class ModelOwner(DeclaredOperator, IterationListener, abc.ABC):
         super().restore(state)
         if (ago_s := state["published ago"]) is not None:
             self._published_at_s = self._context.clock.monotonic_s() - ago_s
+
+
+class OneStart(DeclaredOperator):
+    """Passes on the one record that training starts from, and refuses any other number of records.
+
+    A rollback of the model replaces it: the newest version since then.
+    """
+
+    _passed = declared(0)
+
+    def __init__(self, rollbacks: Rollbacks | None = None, owner: str = "train_online") -> None:
+        self._rollbacks = rollbacks
+        self._owner = owner
+
+    def open(self, context: Context) -> None:
+        self._context = context
+
+    async def process(self, parameters: Any, out: Output) -> None:
+        """Refuse a second record: the owner and the workers would start from different parameters."""
+        self._passed += 1
+        if self._passed > 1:
+            raise ConfigurationError(
+                f"{self._owner}(initial=): expected a stream of one record, given a second; choose the one to start "
+                "from"
+            )
+        found = None if self._rollbacks is None else await since_rollback(self._rollbacks, self._context)
+        out.emit(parameters if found is None else found)
+
+    def finish(self, out: Output) -> None:
+        if not self._passed:
+            raise ConfigurationError(
+                f"{self._owner}(initial=): expected a stream of one record, given none; to start with the model's own "
+                "parameters, give the record None"
+            )

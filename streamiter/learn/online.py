@@ -41,7 +41,7 @@ from streamiter.learn.labels import Label, LearningTask
 from streamiter.learn.late_labels import EventReader
 from streamiter.learn.linear import LinearModel
 from streamiter.learn.losses import LossName, checked_loss
-from streamiter.learn.model_owner import MODELS, OwnerOptions, PublishSchedule
+from streamiter.learn.model_owner import MODELS, OneStart, OwnerOptions, PublishSchedule
 from streamiter.learn.online_workers import DelayedLabelsWorker, OnlineWorker, OnlineWorkerOptions, function_of_features
 from streamiter.learn.row_reading import (
     LabelFields,
@@ -56,11 +56,10 @@ from streamiter.learn.row_training import RowOwner
 from streamiter.learn.rows import Examples, Extract, Refusals
 from streamiter.learn.training import BroadcastSteps, EpochSteps, MakeModel, ParameterOwner, check_makes_model
 from streamiter.learn.validation import PREDICTIONS, Validate
-from streamiter.models.rollbacks import Rollbacks, since_rollback
-from streamiter.operators.declared_state import DeclaredOperator, declared
+from streamiter.models.rollbacks import Rollbacks
 from streamiter.operators.definitions import function_in_words
-from streamiter.operators.operator import Context, Operator
-from streamiter.operators.output import Output, RejectionPolicy
+from streamiter.operators.operator import Operator
+from streamiter.operators.output import RejectionPolicy
 from streamiter.operators.steps import Identity
 from streamiter.topics.topic import Topic
 from streamiter.values.crossed_rows import checked_crosses, crossed_fields
@@ -82,6 +81,10 @@ class OnlineTraining:
     """``PredictedRows`` for each mini-batch with labels: its predictions, made before learning, targets and weights."""
     drifts: Stream
     """A ``DriftEvent`` for each drift that ``drift=`` finds: a dict of row, loss before and since, and detector."""
+    mini_batches: Stream | None = None
+    """The numbered mini-batches of a training row by row, which ``train_online(beside=)`` learns from, too."""
+    is_timed: bool = False
+    """Whether they are in the order of event time."""
 
 
 @all_or_nothing
@@ -110,6 +113,7 @@ def train_online(
     drift: DriftDetector | None = None,
     on_drift: Literal["report", "raise rates"] = "report",
     rollbacks: Rollbacks | None = None,
+    beside: OnlineTraining | None = None,
     publish_every: int | PublishSchedule | None = None,
     publish_every_s: Seconds | None = None,
     publish_state: bool = False,
@@ -160,8 +164,9 @@ def train_online(
     mini-batch with a drift, the ready-made model multiplies its rates of AdaGrad by almost 6. With
     ``rollbacks=Rollbacks(topic, model)`` the owner resumes from a version that :func:`~streamiter.models.roll_back`
     publishes again; a run without a checkpoint starts from the newest version since the last rollback, unless it is
-    started with ``restore=None``. Rows that are not examples follow ``on_error`` or go to ``dead_letter``. ``name`` is
-    put in front of the names of the steps.
+    started with ``restore=None``. ``beside`` is another training of these ``examples``, row by row, too: this one
+    learns from its mini-batches, so both number the rows alike, whenever this one joins. Rows that are not examples
+    follow ``on_error`` or go to ``dead_letter``. ``name`` is put in front of the names of the steps.
 
     Raises GraphError for options that cannot be used.
 
@@ -236,12 +241,16 @@ def train_online(
     times = numbers_of_event_time(examples)
     if labels is not None:
         labels = with_schedule(labels, cast(MakeModel, model or own)())
+    if beside is not None:
+        _check_beside(beside, is_by_row=is_by_row and not isinstance(model, ForeignModel), synchronous=synchronous)
+        examples, is_timed, workers = cast(Stream, beside.mini_batches), beside.is_timed, 1
+    elif labels is not None:
         examples, is_timed = in_order_of_events(
             examples, labels, named, synchronous=synchronous, in_columns=model is None
         )
     data = epochs_every(examples, records=mini_batch, name=named("epochs")) if synchronous else examples
     policy: Refusals = {"on_error": on_error, "dead_letter": dead_letter}
-    shared = _TrainingOptions(mini_batch, workers, policy, labels, is_timed, owner, named)
+    shared = _TrainingOptions(mini_batch, workers, policy, labels, is_timed, owner, named, beside is not None)
     if isinstance(model, ForeignModel):
         if synchronous:
             raise GraphError(
@@ -283,13 +292,13 @@ def train_online(
     start = initial or flow.from_items([None], name=named("start"), parallelism=1)
     if initial is not None or rollbacks is not None:
         start = start.process(lambda: OneStart(rollbacks), name=named("initial"), parallelism=1)
-    models, predictions, drifts = iterate_unbounded_streams([start], [data], body, config)
+    models, predictions, drifts, *numbered = iterate_unbounded_streams([start], [data], body, config)
     validation = predictions.process(
         lambda: Validate(window=window, report_every=report_every, report_every_s=report_every_s),
         name=named("validate"),
         parallelism=1,
     )
-    return OnlineTraining(models, validation, predictions, drifts)
+    return OnlineTraining(models, validation, predictions, drifts, numbered[0] if numbered else None, is_timed)
 
 
 # A step with the mean gradient of more rows would be one step for all of them.
@@ -320,6 +329,8 @@ class _TrainingOptions(NamedTuple):
     """Whether the stream has event time."""
     owner: OwnerOptions
     named: Callable[[str], str]
+    is_beside: bool
+    """Whether the data are the mini-batches of another training."""
 
 
 def _schedule(publish_every: int | PublishSchedule | None, publish_every_s: Seconds | None) -> PublishSchedule:
@@ -341,11 +352,11 @@ def _rows_of_mini_batch(model: object, *, is_by_row: bool, synchronous: bool) ->
     return _ROWS_AN_EPOCH if synchronous else _ROWS_A_MINI_BATCH
 
 
-def _outputs(owner: Stream, predictions: Stream) -> IterationBodyResult:
+def _outputs(owner: Stream, predictions: Stream, *more: Stream) -> IterationBodyResult:
     """Return the feedback and the outputs of a loop."""
     return IterationBodyResult(
         feedback_variable_streams=[owner],
-        output_streams=[owner.side_output(MODELS), predictions, owner.side_output(DRIFTS)],
+        output_streams=[owner.side_output(MODELS), predictions, owner.side_output(DRIFTS), *more],
     )
 
 
@@ -400,20 +411,21 @@ def _by_rows(
 
     def make_owner() -> RowOwner:
         join = None if labels is None else LabelJoin(labels, is_timed=shared.is_timed)
-        return RowOwner(make_model, shared.owner, join)
+        return RowOwner(make_model, shared.owner, join, joins_later=shared.is_beside)
 
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
         # Where labels come later, the owner handles the events in the order of the stream, so one subtask numbers them.
         one = None if labels is None else 1
-        mini_batches = data[0].batch(shared.mini_batch, timeout_s, parallelism=one, name=named("mini-batches"))
-        numbered = mini_batches.process(NumberMiniBatches, name=named("number"))
-        if shared.workers is not None:
-            numbered = numbered.rebalance()
-        rows = numbered.process(make_reader, name=named("read"), parallelism=shared.workers, **shared.policy)
+        numbered = data[0]
+        if not shared.is_beside:
+            mini_batches = data[0].batch(shared.mini_batch, timeout_s, parallelism=one, name=named("mini-batches"))
+            numbered = mini_batches.process(NumberMiniBatches, name=named("number"))
+        divided = numbered if shared.workers is None else numbered.rebalance()
+        rows = divided.process(make_reader, name=named("read"), parallelism=shared.workers, **shared.policy)
         owner = connect(start=variables[0], rows=rows.rebalance()).process(
             make_owner, name=named("learn"), parallelism=1, **shared.policy
         )
-        return _outputs(owner, owner.side_output(PREDICTIONS))
+        return _outputs(owner, owner.side_output(PREDICTIONS), *([] if shared.is_beside else [numbered]))
 
     return body
 
@@ -493,6 +505,17 @@ def _check_options(
     if mode not in ("asynchronous", "synchronous"):
         raise GraphError(
             f'train_online: expected mode "asynchronous" or "synchronous", given {mode!r}; choose one of them'
+        )
+
+
+def _check_beside(beside: OnlineTraining, *, is_by_row: bool, synchronous: bool) -> None:
+    """Raise GraphError unless both trainings learn row by row, asynchronously, from mini-batches of one subtask."""
+    numbered = beside.mini_batches
+    if numbered is None or numbered.parallelism > 1 or not is_by_row or synchronous:
+        raise GraphError(
+            "train_online(beside=): expected two trainings of the ready-made model on a stream of one subtask, in the "
+            f"mode asynchronous, given {'another model or mode' if numbered is not None else 'one of another model'}; "
+            "leave model= and mode= out, or use compare_online for other learners"
         )
 
 
@@ -582,37 +605,3 @@ def _check_features(option: str, features: object, takes: str) -> None:
         isinstance(features, (list, tuple)) and all(isinstance(name, str) for name in features)
     ):
         raise GraphError(f"{option}: expected the names of fields or a function, given {features!r}")
-
-
-class OneStart(DeclaredOperator):
-    """Passes on the one record that training starts from, and refuses any other number of records.
-
-    A rollback of the model replaces it: the newest version since then.
-    """
-
-    _passed = declared(0)
-
-    def __init__(self, rollbacks: Rollbacks | None = None, owner: str = "train_online") -> None:
-        self._rollbacks = rollbacks
-        self._owner = owner
-
-    def open(self, context: Context) -> None:
-        self._context = context
-
-    async def process(self, parameters: Any, out: Output) -> None:
-        """Refuse a second record: the owner and the workers would start from different parameters."""
-        self._passed += 1
-        if self._passed > 1:
-            raise ConfigurationError(
-                f"{self._owner}(initial=): expected a stream of one record, given a second; choose the one to start "
-                "from"
-            )
-        found = None if self._rollbacks is None else await since_rollback(self._rollbacks, self._context)
-        out.emit(parameters if found is None else found)
-
-    def finish(self, out: Output) -> None:
-        if not self._passed:
-            raise ConfigurationError(
-                f"{self._owner}(initial=): expected a stream of one record, given none; to start with the model's own "
-                "parameters, give the record None"
-            )

@@ -22,8 +22,7 @@ from streamiter.iteration.config import IterationBodyResult, IterationConfig
 from streamiter.iteration.stamping import epochs_every
 from streamiter.learn.centroids import OnlineKMeans, offsets_by_cluster
 from streamiter.learn.gradients import Gradient
-from streamiter.learn.model_owner import MODELS, OwnerOptions
-from streamiter.learn.online import OneStart
+from streamiter.learn.model_owner import MODELS, OneStart, OwnerOptions
 from streamiter.learn.online_workers import OnlineWorker, OnlineWorkerOptions
 from streamiter.learn.rows import Refusals, blaming_rows, of_good_rows
 from streamiter.learn.training import EpochSteps, GradientSum, LearnMiniBatches, MakeModel, ParameterOwner

@@ -90,8 +90,8 @@ class RowOwner(ModelOwner, KeepsRecords):
     _version_published: int = declared()
     _held: list[RowsToLearn | EventsToLearn] = declared(made=list, form=COPIED)
     """The mini-batches of the epoch under way, or the mini-batches that have overtaken others."""
-    _next_event = declared(0)
-    """The number of the next event of the stream, where labels come later."""
+    _next_event: int | None = declared(0)
+    """The number of the next event of the stream, where labels come later; None: that of the first to come."""
     _labels: LabelJoin | None = declared(form=NESTED)
     _answers = declared(made=Answers, form=NESTED)
     _forgotten = declared(0)
@@ -103,15 +103,25 @@ class RowOwner(ModelOwner, KeepsRecords):
     )
 
     def __init__(
-        self, make_model: Callable[[], AdaptiveLinearModel], options: OwnerOptions, labels: LabelJoin | None = None
+        self,
+        make_model: Callable[[], AdaptiveLinearModel],
+        options: OwnerOptions,
+        labels: LabelJoin | None = None,
+        *,
+        joins_later: bool = False,
     ) -> None:
-        """``labels`` joins questions with labels that come later."""
+        """``labels`` joins questions with labels that come later.
+
+        ``joins_later``: the numbers of the events do not begin with 0, and one worker has read them.
+        """
         super().__init__(options)
         self._make_model = make_model
         self._model = make_model()
         self._positive = self._model.get_params()["positive"]
         self._in_epochs = self.needs_epochs = self.epochs_in_order = self.any_order = options.in_epochs
         self._labels = labels
+        if joins_later:
+            self._next_event = None
         self._raises_rates = options.raises_rates
         self._effects: tuple[float, dict[str, float]] = -math.inf, {}
         """The metrics of effects, and when they were found."""
@@ -177,7 +187,7 @@ class RowOwner(ModelOwner, KeepsRecords):
 
     def _whose_turn(self) -> int | None:
         """Return the place of the mini-batch that is next in the stream, if it has arrived: workers differ in speed."""
-        places = (place for place, given in enumerate(self._held) if given["position"][1] == self._next_event)
+        places = (place for place, given in enumerate(self._held) if self._next_event in (None, given["position"][1]))
         return next(places, None)
 
     def on_timer(self, payload: object, out: Output) -> None:
@@ -347,7 +357,7 @@ class RowOwner(ModelOwner, KeepsRecords):
             found = self._model.labels.as_now(made.predictions_of(settled, predictions, priors, self._model))
             weights = made.weights_of(settled)
             labels = made.labels[settled].tolist()
-            of_events = made.numbers_of(settled, numbers, self._next_event - given["count"])
+            of_events = made.numbers_of(settled, numbers, (self._next_event or 0) - given["count"])
         made.keep_waiting(numbers, predictions, priors)
         if len(settled):
             self._tell(found, labels, weights, of_events, out)

@@ -44,6 +44,7 @@ from streamiter.models.update import (
     chunk_key,
     deletion_headers,
     format_of,
+    learner_in,
     shown_rank,
     update_key,
 )
@@ -143,11 +144,14 @@ class _NotOpenYet:
         raise NotImplementedError
 
 
-def initial_model(topic: Topic, *, model: str, default: object, state: bool = True) -> InitialModel:
+def initial_model(
+    topic: Topic, *, model: str, default: object, state: bool = True, learner: str | None = None
+) -> InitialModel:
     """Return a source of one record for a warm start: the last published parameters, or ``default`` if there are none.
 
     If the version carries the state of its learner, a training continues exactly; with ``state=False`` it starts from
-    the weights alone, with new learning rates. The log ``streamiter.models`` says which version it is.
+    the weights alone, with new learning rates. The log ``streamiter.models`` says which version it is. Where several
+    learners publish under the name, the last version counts if it is of this ``learner`` (see ``Rollbacks``).
 
     >>> from streamiter import Flow
     >>> from streamiter.models import initial_model
@@ -156,7 +160,7 @@ def initial_model(topic: Topic, *, model: str, default: object, state: bool = Tr
     >>> updates = MemoryBroker().topic("model-updates")
     >>> initial = flow.from_source(initial_model(updates, model="ctr", default=[0.0]), parallelism=1)
     """
-    return InitialModel(topic, model, default, state)
+    return InitialModel(topic, model, default, state, learner)
 
 
 class InitialModel:
@@ -164,8 +168,10 @@ class InitialModel:
 
     bounded = True
 
-    def __init__(self, topic: Topic, model: str, default: object, state: bool = True) -> None:
-        self._given = topic, model, default, state
+    def __init__(
+        self, topic: Topic, model: str, default: object, state: bool = True, learner: str | None = None
+    ) -> None:
+        self._given = topic, model, default, state, learner
         self.__name__ = f"initial {model}"
 
     def __call__(self) -> Source:
@@ -173,7 +179,8 @@ class InitialModel:
 
 
 class _InitialModelSource(Source):
-    def __init__(self, topic: Topic, model: str, default: object, state: bool) -> None:
+    def __init__(self, topic: Topic, model: str, default: object, state: bool, learner: str | None) -> None:
+        self._learner = learner
         self._topic = topic
         self._model = model
         self._default = default
@@ -188,7 +195,7 @@ class _InitialModelSource(Source):
             return None
         self._given = True
         update = await last_update(self._topic, self._model)
-        if update is None:
+        if update is None or self._learner not in (None, learner_in(update.parameters)):
             return SourceBatch([self._default], {"given": True})
         parameters = update.parameters if self._state else without_state(update.parameters)
         _log.info(

@@ -15,15 +15,18 @@ from streamiter.errors import ModelError
 from streamiter.models.reader import last_update
 from streamiter.models.served import Follower
 from streamiter.models.update import (
+    LEARNER,
     NO_RANK,
+    PROMOTED,
     ModelSnapshot,
     ModelUpdate,
     Rank,
     UpdateHeaders,
     check_model_name,
+    learner_in,
     shown_rank,
 )
-from streamiter.models.versions import publish_again
+from streamiter.models.versions import find_update, publish_again
 from streamiter.operators.operator import Context
 from streamiter.topics.source_and_sink import ConsumerGroup
 from streamiter.topics.topic import Topic, TopicDescription
@@ -45,6 +48,13 @@ class Rollbacks:
     """The topic of the updates."""
     model: str
     """The name of the model."""
+    learner: str | None = None
+    """Only rollbacks to versions of this learner count, where several learners publish under the name: the entry
+    ``learner`` of the parameters, ``""`` for versions without it. None: all count."""
+
+    def concern(self, update: ModelUpdate) -> bool:
+        """Whether a rollback to this update counts."""
+        return self.learner in (None, learner_in(update.parameters))
 
     def __post_init__(self) -> None:
         check_model_name(self.model)
@@ -73,6 +83,24 @@ async def import_model(topic: Topic, model: str, given: ModelUpdate, *, clock: C
     return await publish_again(topic, replace(given, model=model), None, clock or SystemClock())
 
 
+async def promote(
+    topic: Topic, model: str, challenger: str, version: str | None = None, *, clock: Clock | None = None
+) -> ModelUpdate:
+    """Publish a version of a challenger as a new version of ``model``, later than all others; return the new update.
+
+    None: the newest version. A service whose challenger it is publishes the versions of the challenger from then on.
+    The parameters get the entries ``learner``, the challenger's name, and ``promoted``, the version. To go back, roll
+    back to a version of before.
+    """
+    check_model_name(model)
+    given = await find_update(topic, challenger, version)
+    if not isinstance(given.parameters, dict):
+        raise ModelError(f"model {challenger!r}: expected a version with named parameters to promote, given an array")
+    parameters = {**given.parameters, LEARNER: challenger, PROMOTED: shown_rank(given.rank)}
+    update = replace(given, model=model, parameters=parameters)
+    return await publish_again(topic, update, None, clock or SystemClock())
+
+
 # ---- trainers
 
 
@@ -82,7 +110,7 @@ async def since_rollback(rollbacks: Rollbacks, context: Context) -> ModelSnapsho
     A job that is told to begin anew (``restore=None``) begins without it. Raises the errors of the topic.
     """
     update = await last_update(rollbacks.topic, rollbacks.model, on_error="skip", clock=context.clock)
-    if update is None or update.since_rollback is None:
+    if update is None or update.since_rollback is None or not rollbacks.concern(update):
         return None
     subject, rollback = _subject(rollbacks), shown_rank(update.since_rollback)
     if context.scope.get(ConsumerGroup, ConsumerGroup).ignores_positions(context.name):
@@ -105,6 +133,8 @@ class RollbackWatch:
         self._rollbacks = rollbacks
         self._follower: Follower | None = None
         self._newest: ModelUpdate | None = None
+        self._of_others = NO_RANK
+        """The last rollback to a version of another learner, whose updates are not decoded."""
         self.taken: Rank | None = None if rollbacks is None else NO_RANK
         """The rank of the last rollback that the trainer has taken over; None for a trainer that follows none."""
 
@@ -114,8 +144,11 @@ class RollbackWatch:
             return
         topic, model = self._rollbacks.topic, self._rollbacks.model
         self._newest = await last_update(topic, model, on_error="skip", clock=clock)
-        if self._newest is not None and self._newest.since_rollback is not None:
-            self.taken = self._newest.since_rollback
+        if self._newest is not None and (since := self._newest.since_rollback) is not None:
+            if self._rollbacks.concern(self._newest):
+                self.taken = since
+            else:
+                self._newest, self._of_others = None, since
         self._follower = Follower(topic, model, clock, self._keep, lambda error: None, self._is_later)
         self._follower.start()
 
@@ -153,10 +186,15 @@ class RollbackWatch:
         return True
 
     def _keep(self, update: ModelUpdate) -> None:
-        self._newest = update
+        assert self._rollbacks is not None
+        if self._rollbacks.concern(update):
+            self._newest = update
+        elif update.since_rollback is not None:
+            self._of_others = update.since_rollback
 
     def _is_later(self, headers: UpdateHeaders) -> bool:
-        return headers.since_rollback is not None and self._is_new(headers.since_rollback)
+        since = headers.since_rollback
+        return since is not None and since > self._of_others and self._is_new(since)
 
     def _is_new(self, rollback: Rank) -> bool:
         return self.taken is not None and rollback > self.taken

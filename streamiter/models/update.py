@@ -276,6 +276,22 @@ def chain_checksum(before: str | None, value: bytes) -> str:
     return digest.hexdigest()
 
 
+LEARNER: Final = "learner"
+"""The entry of parameters with the name of their learner, where several learners publish under one name."""
+
+PROMOTED: Final = "promoted"
+"""The entry of parameters with the version of their learner that was promoted, such as ``"3.17"``."""
+
+
+def learner_in(parameters: Any) -> str:
+    """Return the name of the learner that parameters are of; empty where one learner publishes alone.
+
+    >>> learner_in({"weights": [0.5], "learner": "wide"}), learner_in([0.5])
+    ('wide', '')
+    """
+    return str(parameters.get(LEARNER, "")) if isinstance(parameters, dict) else ""
+
+
 def shown_rank(rank: Rank) -> str:
     """Return a rank as headers and messages have it.
 

@@ -56,14 +56,20 @@ class ServiceLearning:
         rollbacks: Rollbacks | None = None,
         initial: Stream | None = None,
         answers: Stream | None = None,
+        *,
+        beside: OnlineTraining | None = None,
     ) -> OnlineTraining:
-        """Add the training to the flow; ``answers`` are those of a topic of their own."""
+        """Add the training to the flow; ``answers`` are those of a topic of their own.
+
+        ``beside`` is the training of the same events that this one challenges: it refuses what is wrong for both.
+        """
         learn = self._settings.learn
-        rejections = rejections_of(self._settings.input)
+        rejections: dict[str, Any] = rejections_of(self._settings.input) if beside is None else {"on_error": "skip"}
         detectors = {"adwin": ADWIN, "page-hinkley": PageHinkley}
         options: dict[str, Any] = {"label": label_of(learn), "features": self.features, "weight": learn.weight}
         if learn.label.event is not None:
-            events = questions_and_answers(events, answers, learn.label, rejections)
+            if beside is None:
+                events = questions_and_answers(events, answers, learn.label, rejections)
             options = {"labels": delayed_labels_of(learn, self.features)}
         return train_online(
             events,
@@ -77,6 +83,8 @@ class ServiceLearning:
             drift=detectors[learn.drift]() if learn.drift else None,
             report_every_s=_REPORT_EVERY_S,
             rollbacks=rollbacks,
+            beside=beside,
+            name=None if beside is None else challenger_step(self._settings.name),
             **options,
             **rejections,
         )
@@ -105,6 +113,19 @@ class ServiceLearning:
         optimizer: Optimizer = SERVICE_OPTIMIZERS[learn.learner](**given)
         width = self.features.width
         return lambda: kind(width, optimizer=optimizer)
+
+
+CHALLENGER_STEPS: Final = "challenger "
+"""The names of all steps of a challenger, and of no others, begin so."""
+
+
+def challenger_step(name: str) -> str:
+    """Return how the names of the steps of a challenger begin.
+
+    >>> challenger_step("late-flights-b")
+    'challenger late-flights-b'
+    """
+    return f"{CHALLENGER_STEPS}{name}"
 
 
 def _learning_rate(settings: LearnSettings) -> float | None:

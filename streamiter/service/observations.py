@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from streamiter.engine.graph.statistics import CheckpointStatistics, Histogram, JobState, JobStatistics, TaskStatistics
 from streamiter.errors import shortened
+from streamiter.models.update import learner_in
 from streamiter.models.versions import ModelVersion
 from streamiter.operators import DeadLetter, Origin
 from streamiter.service.settings import HealthSettings
@@ -24,6 +25,7 @@ from streamiter.values.origins import BatchOrigin
 if TYPE_CHECKING:
     from streamiter.engine.job.job import Job
     from streamiter.models import ModelUpdate, ServedModel
+    from streamiter.service.challenger import Challenger
     from streamiter.service.prediction_log import PredictionLog
 
 Phase = JobState | Literal["starting", "restoring", "waiting", "stopping", "following"]
@@ -252,6 +254,8 @@ class Observations:
         """The job that runs, or ran last."""
         self.served: ServedModel | None = None
         """Follows the published model; None before the service has started."""
+        self.challenger: Challenger | None = None
+        """Follows the challenger, and says for which rows it answers; None if there is none."""
         self.loop_lag = LoopLag(self.clock, lambda: self.limits.loop_limit_s, self.busiest_task)
         self.samples: deque[Sample] = deque(maxlen=HISTORY)
         """One each second, oldest first, as all the lists here."""
@@ -323,8 +327,13 @@ class Observations:
         self._worse_since_ms = None
         self.enter("following")
 
-    def validated(self, metrics: dict[str, float]) -> None:
-        """Note a report of progressive validation; of several in a second the last one is kept."""
+    def validated(self, metrics: dict[str, float], *, learner: str = "") -> None:
+        """Note a report of progressive validation; of several in a second the last one is kept.
+
+        Where there is a challenger, reports of the ``learner`` whose versions are served count.
+        """
+        if self.challenger is not None and self.model is not None and learner_in(self.model.parameters) != learner:
+            return
         report = ValidationReport(self.clock.now_ms(), metrics)
         if self.validation and report.at_ms // 1000 == self.validation[-1].at_ms // 1000:
             self.validation.pop()

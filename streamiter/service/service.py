@@ -9,6 +9,7 @@ import secrets
 import socket
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final, Literal
 
 from streamiter.engine.graph.statistics import JobStatistics
@@ -17,6 +18,7 @@ from streamiter.engine.job.running import causes_of, run_jobs
 from streamiter.engine.storage.store import Checkpoints
 from streamiter.errors import (
     CheckpointError,
+    JobFailed,
     OffsetOutOfRange,
     OtherModel,
     ProducerFenced,
@@ -28,10 +30,11 @@ from streamiter.errors import (
 from streamiter.flow.flow import Flow
 from streamiter.flow.stream import Stream
 from streamiter.learn import OnlineTraining
+from streamiter.learn.challengers import challenged
 from streamiter.models import Rollbacks, initial_model
 from streamiter.models.rollbacks import early_deletion
 from streamiter.service.leadership import Leadership
-from streamiter.service.learning import ServiceLearning, decoder_of, rejections_of
+from streamiter.service.learning import CHALLENGER_STEPS, ServiceLearning, challenger_step, decoder_of, rejections_of
 from streamiter.service.observations import LoopBlock
 from streamiter.service.settings import ServiceSettings
 from streamiter.service.settings_file import SettingChange, changed
@@ -93,15 +96,20 @@ class OnlineLearningService(ServiceSurfaces):
         of_answers = settings.input.answers
         self.answers: Stream | None = None if of_answers is None else self._read(of_answers, "answers")
         """The decoded records of the topic of answers; None if there is none."""
+        # Without a challenger, a version of a challenger that was promoted is one to start from.
+        own = None if settings.challenger.file is None else ""
         # A run without a checkpoint starts from the last version.
-        last = initial_model(self._updates, model=self.name, default=None)
+        last = initial_model(self._updates, model=self.name, default=None, learner=own)
         newest = self.flow.from_source(last, name="last version", parallelism=1)
-        rollbacks = Rollbacks(self._updates, self.name)
+        rollbacks = Rollbacks(self._updates, self.name, own)
         self.training: OnlineTraining = self.learning.train(self.events, rollbacks, newest, self.answers)
         """The streams of the training: models, validation, predictions, drifts."""
-        self.training.models.publish_model(
-            self._updates, model=self.name, changes=settings.publish.changes, name="publish"
+        self.challenger: OnlineTraining | None = None
+        """The same streams of the challenger; None if there is none."""
+        served = (
+            self.training.models if settings.challenger.file is None else self._challenged(settings.challenger.file)
         )
+        served.publish_model(self._updates, model=self.name, changes=settings.publish.changes, name="publish")
         self.training.validation.map(self.observations.validated, name="observe validation")
         self.training.drifts.map(self.observations.drifted, name="observe drifts")
         self._traces = Traces()
@@ -120,6 +128,21 @@ class OnlineLearningService(ServiceSurfaces):
             name=name,
             **rejections_of(given),
         )
+
+    def _challenged(self, given: ServiceSettings) -> Stream:
+        """Add the training of the challenger, and publish its versions; return the versions of the one that serves."""
+        step, rollbacks = challenger_step(given.name), Rollbacks(self._updates, self.name, given.name)
+        last = initial_model(self._updates, model=given.name, default=None)
+        newest = self.flow.from_source(last, name=f"{step}: last version", parallelism=1)
+        self.challenger = ServiceLearning(given).train(self.events, rollbacks, newest, beside=self.training)
+        after = self.settings.challenger.after
+        both = challenged(self.training, self.challenger, rollbacks, after=after, name=step)
+        both.challengers.publish_model(
+            self._updates, model=given.name, changes=given.publish.changes, name=f"{step}: publish"
+        )
+        validated = partial(self.observations.validated, learner=given.name)
+        self.challenger.validation.map(validated, name=f"{step}: observe validation")
+        return both.served
 
     # -- the run -----------------------------------------------------------------------------------------
 
@@ -287,13 +310,21 @@ class OnlineLearningService(ServiceSurfaces):
     async def _start(self, **options: Any) -> Job:
         """Start the job. While a checkpoint is read, the phase names it."""
         self.observations.enter("starting")
-        return await self.flow.start(
+        start = partial(
+            self.flow.start,
             clock=self._clock,
             stall_after_s=self.settings.health.stall_limit_s,
             on_rejected=self.observations.refused,
             on_restore=lambda number: self.observations.enter("restoring", f"checkpoint {number}"),
             **options,
         )
+        try:
+            return await start()
+        except CheckpointError as error:
+            if not concerns_challenger(error):
+                raise
+            # A challenger has come, or has gone, since the checkpoint: all other steps keep their state.
+            return await start(changed_steps=list(error.changes))
 
     @contextlib.asynccontextmanager
     async def _while_running(self, job: Job, stops: Sequence[StopMode]) -> AsyncIterator[None]:
@@ -310,6 +341,11 @@ class OnlineLearningService(ServiceSurfaces):
                 except TimeoutError:
                     await self._abort_late()
             raise
+
+
+def concerns_challenger(error: CheckpointError) -> bool:
+    """Whether only steps of challengers are others than in the checkpoint."""
+    return bool(error.changes) and all(name.startswith(CHALLENGER_STEPS) for name in error.changes)
 
 
 def is_outage(error: BaseException) -> bool:
@@ -330,6 +366,13 @@ def remedy_of(error: BaseException) -> str | None:
             "the input has deleted records that were not read, or it is another topic than that of the checkpoint; to "
             'keep the model and read on, write on_lost = "skip" in [input]'
         )
+    if any(isinstance(cause, CheckpointError) and concerns_challenger(cause) for cause in causes):
+        return (
+            "the settings of the challenger were changed: write its [learn] as before, or give its file another "
+            "service.name; it then learns from the beginning, and the service resumes"
+        )
+    if any(isinstance(cause, JobFailed) and cause.step.startswith(CHALLENGER_STEPS) for cause in causes):
+        return "the challenger has failed: without [challenger] in its file, the service resumes from its checkpoint"
     if any(_says_another_model(cause) for cause in causes):
         return (
             "what the service has learned is of other settings in [learn]: write these again, or give it another name "

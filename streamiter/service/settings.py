@@ -29,6 +29,7 @@ from streamiter.values.settings import (
     shown_value,
     size_of,
     text_of,
+    whole_of,
 )
 from streamiter.values.times import in_seconds
 
@@ -357,6 +358,20 @@ class PredictionSettings(_Table):
 
 
 @dataclass(frozen=True)
+class ChallengerSettings:
+    """The table ``[challenger]``: a second service whose learner learns beside the first, and is compared with it."""
+
+    file: Annotated[ServiceSettings | None, any_of] = None
+    """The settings in the file of the second service; None: no challenger."""
+    after: Annotated[int, whole_of(0)] = 1_000
+    """The number of records that the challenger learns first; they do not count in the comparison."""
+    share: Annotated[float | None, _share_of] = None
+    """The share of the keys that the challenger answers for; None: it answers no request."""
+    key: str | None = None
+    """The field of a row that has the key, such as a user."""
+
+
+@dataclass(frozen=True)
 class CheckpointSettings(_Table):
     """The table ``[checkpoints]``."""
 
@@ -488,6 +503,7 @@ class ServiceSettings(_Table):
     learn: LearnSettings
     publish: PublishSettings
     predictions: PredictionSettings = PredictionSettings()
+    challenger: ChallengerSettings = ChallengerSettings()
     checkpoints: CheckpointSettings = CheckpointSettings()
     http: HttpSettings = HttpSettings()
     health: HealthSettings = HealthSettings()

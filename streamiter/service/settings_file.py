@@ -24,7 +24,9 @@ from streamiter.service.settings import (
     SERVICE_OPTIMIZERS,
     FieldComparison,
     HttpSettings,
+    InputSettings,
     LabelSettings,
+    LearnSettings,
     ServiceSettings,
     label_value_of,
     service_name_of,
@@ -109,6 +111,7 @@ def read_document(given: str | os.PathLike[str] | Mapping[str, object]) -> tuple
     _check_publish(document, tables["publish"])
     _check_http(document, tables["http"])
     _check_topics(document, tables)
+    _check_challenger(document, tables)
     _check_store(document, tables)
     document.check()
     made = {name: kind(**tables[name]) for name, (kind, _) in TABLES.items() if name != "service"}
@@ -398,6 +401,46 @@ def _check_topics(document: SettingsDocument, given: dict[str, dict[str, Any]]) 
             # A service may learn from its own log.
             if url == other and path not in (("input", "topic"), ("input", name), ("predictions", "log")):
                 document.expect(path, f"another topic than input.{name}", "choose one of its own", given="the same")
+
+
+def _check_challenger(document: SettingsDocument, given: dict[str, dict[str, Any]]) -> None:
+    """Read the file of the challenger; refuse one that is of other rows, labels or losses, which cannot be compared."""
+    challenger, path = given["challenger"], ("challenger", "file")
+    for name, needed in (("share", "key"), ("key", "share"), ("share", "file"), ("after", "file")):
+        if name in challenger and needed not in challenger:
+            document.expect(("challenger", name), f"it with {needed} only", f"add {needed}", given=f"no {needed}")
+    if "file" not in challenger:
+        return
+    try:
+        other = challenger["file"] = read_document(challenger["file"])[0]
+    except ConfigurationError as error:
+        document.refuse(path, f"expected the file of a service, given one with errors: {' '.join(str(error).split())}")
+        return
+    if any(document.is_wrong((name,)) for name in ("service", "input", "learn", "publish")):
+        return
+    learn, of_input = LearnSettings(**given["learn"]), InputSettings(**given["input"])
+    pairs = {
+        "service.name": (given["service"]["name"] != other.name, True),
+        "publish.topic": (given["publish"]["topic"], other.publish.topic),
+        "challenger": (None, other.challenger.file),
+        **{f"input.{name}": (getattr(of_input, name), getattr(other.input, name)) for name in _SAME_INPUT},
+        **{f"learn.{name}": (getattr(learn, name), getattr(other.learn, name)) for name in _SAME_LABELS},
+        **{
+            f"learn.settings.{name}": (learn.learner_settings.get(name), other.learn.learner_settings.get(name))
+            for name in ("loss", "quantile")
+        },
+    }
+    if different := [key for key, (own, others) in pairs.items() if own != others]:
+        expected = "a file with the same input, labels, loss and topic of models, and with another name"
+        document.expect(path, expected, "write these keys as in this file", given=f"another {', '.join(different)}")
+    if unfit := [each for each in (learn.learner, other.learn.learner) if each not in READY_MADE]:
+        document.expect(path, 'learners "default" or "network" in both files', "write one of them", given=unfit[0])
+    if learn.weight is not None:
+        document.expect(path, "no learn.weight with a challenger", "leave one of them out", given="a weight")
+
+
+_SAME_INPUT: Final = ("topic", "answers", "decoder")
+_SAME_LABELS: Final = ("kind", "label", "weight")
 
 
 def _check_store(document: SettingsDocument, given: dict[str, dict[str, Any]]) -> None:

@@ -8,13 +8,15 @@ import contextlib
 import logging
 import signal
 import sys
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Coroutine, Mapping
 from typing import Any, Final
 
 from streamiter.engine.job.running import run_in_own_loop, running_meanwhile, signal_handlers
 from streamiter.errors import ConfigurationError, ModelError
-from streamiter.models import ServedModel
+from streamiter.models import LinearPredictor, Parameters, ServedModel
+from streamiter.models.update import learner_in
 from streamiter.service.access import Access
+from streamiter.service.challenger import Challenger
 from streamiter.service.features import FeatureRows
 from streamiter.service.http import serving
 from streamiter.service.logs import apply_level, log_figures, logging_to
@@ -163,22 +165,31 @@ class ServiceSurfaces(abc.ABC):
 
     @contextlib.asynccontextmanager
     async def _following(self) -> AsyncIterator[None]:
-        """Follow the published model; an error of it is no error of the job."""
-        subject = f"model {self.name!r}"
-        served = ServedModel(
-            self._updates,
-            self.name,
-            load=lambda parameters: self._features.predictor(parameters, subject),
-            clock=self._clock,
-        )
-        self.observations.served = served
+        """Follow the published model, and that of the challenger; an error of it is no error of the job."""
+        given = self.settings.challenger.file
+        features = {"": self._features} if given is None else {"": self._features, given.name: FeatureRows(given.learn)}
+        self.observations.served = served = self._follower_of(self.name, features)
         try:
-            async with served:
+            async with contextlib.AsyncExitStack() as followed:
+                if given is not None:
+                    other = self._follower_of(given.name, {"": features[given.name]})
+                    self.observations.challenger = Challenger(given.name, other, self.settings.challenger)
+                    await followed.enter_async_context(other)
+                await followed.enter_async_context(served)
                 # The first request is answered by the last version.
                 await served.searched(timeout_s=_SEARCH_S)
                 yield
         except ModelError as error:
             _log.warning("%s", error)
+
+    def _follower_of(self, model: str, features: Mapping[str, FeatureRows]) -> ServedModel:
+        """Return a follower of a model, whose versions are of learners with these features."""
+
+        def load(parameters: Parameters) -> LinearPredictor:
+            own = features.get(learner_in(parameters), self._features)
+            return own.predictor(parameters, f"model {model!r}")
+
+        return ServedModel(self._updates, model, load=load, clock=self._clock)
 
     @contextlib.asynccontextmanager
     async def _logging_predictions(self) -> AsyncIterator[None]:

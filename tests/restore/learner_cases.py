@@ -53,10 +53,9 @@ from streamiter.learn.item_sets import ChooseFrequent, CountItemSets
 from streamiter.learn.kept_questions import KeptQuestions
 from streamiter.learn.label_join import LabelJoin
 from streamiter.learn.mixed_weights import MixedWeights
-from streamiter.learn.model_owner import ModelOwner
+from streamiter.learn.model_owner import ModelOwner, OneStart
 from streamiter.learn.model_rows import FirstRows
 from streamiter.learn.offline_workers import KeptExamples, OfflineWorker, ReplayedExamples
-from streamiter.learn.online import OneStart
 from streamiter.learn.online_centroids import _LearnFromStart
 from streamiter.learn.online_workers import DelayedLabelsWorker, OnlineWorker, OnlineWorkerOptions
 from streamiter.learn.row_reading import LabelFields, NumberMiniBatches, ReadsLabels

@@ -1,0 +1,279 @@
+"""A challenger beside a training: both are compared row by row, with a bound that holds at any time one looks.
+
+:class:`MeanDifference` is the mean of bounded differences with its confidence sequence. :class:`CompareChallenger` is
+the step that pairs the predictions of both learners, and passes on the versions of the learner that is served.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Any, Final, NamedTuple, TypedDict
+
+import numpy as np
+from msgspec.structs import replace
+
+from streamiter.flow.stream import Stream
+from streamiter.learn.comparison import WHICH, SameRows, row_matrix
+from streamiter.learn.losses import LogLoss, loss_of_plain
+from streamiter.learn.online import OnlineTraining
+from streamiter.learn.validation import PredictedRows
+from streamiter.models.reader import last_update
+from streamiter.models.rollbacks import Rollbacks
+from streamiter.models.update import LEARNER, NO_RANK, ModelSnapshot, Rank, learner_in
+from streamiter.operators.declared_state import NESTED, DeclaredState, declared
+from streamiter.operators.definitions import Definition
+from streamiter.operators.operator import Context
+from streamiter.operators.output import Output
+from streamiter.values.numbers import Floats
+from streamiter.values.records import OutputTag
+
+CONFIDENCE: Final = 0.95
+"""The probability with which a bound is right at all times at once."""
+
+DIFFERENCE_MAX: Final = 2.0
+"""Larger differences of losses count as this one. Of log losses it is a factor of 7 between two probabilities; a larger
+limit makes the bound wider in the first thousands of rows, where its width is about 29 / rows for this one."""
+
+# Rates of the supermartingales whose bounds are combined, each half of the one before: they serve sums of squares of up
+# to 10¹⁰ · DIFFERENCE_MAX². Each has its share of the error.
+_RATES: Final = 0.9 * 0.5 ** np.arange(16)
+_PSI: Final = -np.log1p(-_RATES) - _RATES
+_NEEDED: Final = math.log(2.0 * len(_RATES) / (1.0 - CONFIDENCE))
+
+
+class Bound(NamedTuple):
+    """The mean of the differences, and what the mean of their expectations is between."""
+
+    mean: float
+    least: float
+    most: float
+
+
+class MeanDifference(DeclaredState):
+    """The mean of differences from ``-DIFFERENCE_MAX`` to ``DIFFERENCE_MAX``, and a bound that holds at any time.
+
+    With the probability :data:`CONFIDENCE`, :meth:`bound` contains after each row the mean of the expected differences
+    of all rows so far, each given the rows before it. So one may look as often as one likes, and stop when one likes;
+    rows may depend on each other, and the expectation may change. Source: the empirical-Bernstein confidence sequence
+    of Howard, Ramdas, McAuliffe and Sekhon (2021), "Time-uniform, nonparametric, nonasymptotic confidence sequences",
+    theorem 4, for two forecasters as in Choe and Ramdas (2023), "Comparing sequential forecasters". For each rate λ,
+    exp(λ S/c - ψ(λ) V/c²) with ψ(λ) = -log(1 - λ) - λ is a supermartingale, where S is the sum of the deviations from
+    the expectations, V that of the squared deviations from the mean of the rows before, and c the width of the
+    differences; the rates share the error.
+
+    >>> difference = MeanDifference()
+    >>> difference.add(np.tile([0.25, -0.5], 500))
+    >>> [round(number, 3) for number in difference.bound()]
+    [-0.125, -0.181, -0.069]
+    """
+
+    count = declared(0)
+    """The number of differences."""
+    _sum = declared(0.0)
+    _squares = declared(0.0)
+    """The sum of the squared deviations from the mean of the differences before."""
+
+    def add(self, differences: Floats) -> None:
+        """Count differences, in their order. The sums do not depend on how many are added at a time."""
+        if not len(differences):
+            return
+        sums = np.cumsum(np.concatenate([[self._sum], differences]))
+        counts = np.arange(self.count, self.count + len(differences))
+        deviations = differences - sums[:-1] / np.maximum(counts, 1)
+        self._squares = float(np.cumsum(np.concatenate([[self._squares], np.square(deviations)]))[-1])
+        self._sum, self.count = float(sums[-1]), self.count + len(differences)
+
+    def bound(self) -> Bound:
+        """Return the mean and its bound; before the first row everything is possible."""
+        if not self.count:
+            return Bound(0.0, -DIFFERENCE_MAX, DIFFERENCE_MAX)
+        width = 2.0 * DIFFERENCE_MAX
+        half = width * float(np.min((_NEEDED + _PSI * (self._squares / width**2)) / _RATES)) / self.count
+        mean = self._sum / self.count
+        return Bound(mean, max(mean - half, -DIFFERENCE_MAX), min(mean + half, DIFFERENCE_MAX))
+
+
+class ComparedRows(NamedTuple):
+    """What a version of a challenger tells about the rows that both learners have predicted, as its metrics."""
+
+    compared_rows: float
+    """The number of these rows."""
+    challenger_loss: float
+    """The mean loss of the challenger."""
+    champion_loss: float
+    """The mean loss of the champion."""
+    loss_difference: float
+    """The mean difference, below 0 if the challenger is better. Other losses than log losses are divided by the mean
+    loss of the champion so far."""
+    loss_difference_least: float
+    """The mean of the expected differences is at least this number, and …"""
+    loss_difference_most: float
+    """… at most this number, at all times with the probability 95 %."""
+    cut_differences: float
+    """The number of rows whose difference was cut to ±2."""
+
+    @staticmethod
+    def of(metrics: dict[str, float]) -> ComparedRows | None:
+        """Return what these metrics of a version tell; None if they tell nothing."""
+        found = [metrics.get(name) for name in ComparedRows._fields]
+        return None if None in found else ComparedRows(*map(float, found))  # type: ignore[arg-type]
+
+    @property
+    def is_better(self) -> bool:
+        """Whether the challenger is better, beyond chance, and its mean loss with all large differences is smaller."""
+        return self.loss_difference_most < 0.0 and self.challenger_loss < self.champion_loss
+
+
+CHALLENGER: Final = OutputTag("challenger")
+"""The side output of :class:`CompareChallenger`: the versions of the challenger under its own name."""
+
+# Other losses are divided by the mean loss of the champion, which the first rows tell.
+_ROWS_OF_SCALE: Final = 100
+
+
+class _Told(TypedDict, total=False):
+    """What a training sends: predictions, or a version of its model."""
+
+    learner: str
+    rows: PredictedRows
+    model: ModelSnapshot
+
+
+class Challenged(NamedTuple):
+    """The versions of two learners, of which the challenger's are compared with the champion's."""
+
+    served: Stream
+    """The versions to publish under the name of the model: of the learner that the last rollback names."""
+    challengers: Stream
+    """The versions of the challenger, with the fields of :class:`ComparedRows` as metrics."""
+
+
+def challenged(
+    champion: OnlineTraining, challenger: OnlineTraining, rollbacks: Rollbacks, *, after: int, name: str
+) -> Challenged:
+    """Compare two trainings, the second of which is beside the first.
+
+    ``rollbacks`` are those of the challenger: the name of the model, and its learner.
+    """
+    learner = str(rollbacks.learner)
+    told = [
+        stream.map(partial(_told, of, what), name=f"{name}: {what} of {of or 'the champion'}", parallelism=1)
+        for of, training in (("", champion), (learner, challenger))
+        for what, stream in (("rows", training.predictions), ("model", training.models))
+    ]
+    compared = (
+        told[0]
+        .union(*told[1:])
+        .process(lambda: CompareChallenger(rollbacks, after), name=f"{name}: compare", parallelism=1)
+    )
+    return Challenged(compared, compared.side_output(CHALLENGER))
+
+
+def _told(learner: str, what: str, record: Any) -> dict[str, Any]:
+    return {"learner": learner, what: record}
+
+
+class CompareChallenger(SameRows):
+    """Compares a champion and a challenger; emits the versions to serve, and those of the challenger.
+
+    The records are dicts of ``learner``, ``""`` or the name of the challenger, and ``rows`` or ``model``. Served are
+    the versions of the learner that the last rollback of the model names, at first of the champion. A version of the
+    challenger has the entry ``learner``; as :data:`CHALLENGER`, it has the fields of :class:`ComparedRows` as metrics.
+    The first ``after`` records of the challenger do not count.
+    """
+
+    _from: int | None = declared(None)
+    """The number of the first record that counts; None before the challenger has predicted."""
+    _losses: list[float] = declared(made=lambda: [0.0, 0.0])
+    """The sums of the losses of champion and challenger over the rows that count."""
+    _rows = declared(0)
+    _cut = declared(0)
+    _difference = declared(made=MeanDifference, form=NESTED)
+    _served = declared("")
+    _since: tuple[int, int] = declared(NO_RANK)
+    """The last rollback that the served learner follows."""
+
+    def __init__(self, rollbacks: Rollbacks, after: int) -> None:
+        super().__init__(["", str(rollbacks.learner)])
+        self._rollbacks = rollbacks
+        self._after = after
+
+    async def open(self, context: Context) -> None:
+        """Find the learner that the last rollback names."""
+        newest = await last_update(self._rollbacks.topic, self._rollbacks.model, on_error="skip", clock=context.clock)
+        if newest is not None and newest.since_rollback is not None:
+            self._follow(newest.since_rollback, learner_in(newest.parameters))
+
+    def _follow(self, since: Rank, learner: str) -> None:
+        if since > self._since and learner in self._learners:
+            self._since, self._served = since, learner
+
+    def process(self, told: _Told, out: Output) -> None:
+        """Take over predictions or a version of a learner."""
+        if "model" in told:
+            self._publish(told["learner"], told["model"], out)
+        elif len(told["rows"]["numbers"]):
+            self._count(told["learner"], told["rows"])
+
+    def _publish(self, learner: str, model: ModelSnapshot, out: Output) -> None:
+        since = model.since_rollback or NO_RANK
+        self._follow((since[0], since[1]), learner)
+        if learner:
+            compared = self._compared()
+            metrics = {**model.metrics, **({} if compared is None else compared._asdict())}
+            # The rollbacks that it follows are those of the other name.
+            out.emit(replace(model, metrics=metrics, since_rollback=None), tag=CHALLENGER)
+            model = replace(model, parameters={**model.parameters, LEARNER: learner})
+        if learner == self._served and tuple(since) >= tuple(self._since):
+            out.emit(model)
+
+    def _compared(self) -> ComparedRows | None:
+        if not self._difference.count:
+            return None
+        champion, challenger = (loss / self._rows for loss in self._losses)
+        return ComparedRows(self._rows, challenger, champion, *self._difference.bound(), self._cut)
+
+    def _count(self, learner: str, rows: PredictedRows) -> None:
+        columns = row_matrix(rows)
+        if not any(self._next.values()):  # Both learners number their rows alike, and not from 0 on.
+            self._next = dict.fromkeys(self._learners, int(rows["numbers"][0]))
+        if learner and self._from is None:
+            self._from = int(rows["numbers"][0]) + self._after
+        self.keep_rows(learner, columns, 0)
+        stop = min(self._next.values())
+        champion, challenger = (self.take_rows(each, stop) for each in self._learners)
+        _, first, second = np.intersect1d(champion[WHICH], challenger[WHICH], return_indices=True)
+        order = np.argsort(first)
+        shared = np.stack([champion[:, first[order]], challenger[:, second[order]]])
+        counts = (shared[0, 4] >= (self._from or 0)) & (shared[0, 2] > 0.0)
+        if self._from is not None and counts.any():
+            self._add(rows, shared[:, :, counts])
+
+    def _add(self, rows: PredictedRows, shared: Floats) -> None:
+        """Count rows of both learners: by learner their predictions and targets."""
+        is_plain = rows["task"] == "regression"
+        loss = loss_of_plain(rows.get("loss")) if is_plain else LogLoss()
+        # A prediction for several classes is the probability of the class that came.
+        targets = np.ones_like(shared[:, 1]) if rows["task"] == "classes" else shared[:, 1]
+        losses = np.stack([loss.values(shared[place, 0], targets[place]) for place in (0, 1)])
+        sums = np.cumsum(np.column_stack([self._losses, losses]), axis=1)
+        counts = self._rows + np.arange(losses.shape[1])
+        differences = losses[1] - losses[0]
+        if is_plain:
+            mean = sums[0, :-1] / np.maximum(counts, 1)
+            is_known = (counts >= _ROWS_OF_SCALE) & (mean > 0.0)
+            differences = differences[is_known] / mean[is_known]
+        self._losses, self._rows = sums[:, -1].tolist(), self._rows + losses.shape[1]
+        self._cut += int(np.count_nonzero(np.abs(differences) > DIFFERENCE_MAX))
+        self._difference.add(np.clip(differences, -DIFFERENCE_MAX, DIFFERENCE_MAX))
+
+    def definition(self) -> Definition:
+        return {"kind": "compare challenger", "challenger": self._rollbacks.learner}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Restore the state; a rollback since then counts."""
+        found = self._since, self._served
+        super().restore(state)
+        self._since = (self._since[0], self._since[1])
+        self._follow(*found)
