@@ -14,7 +14,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from streamiter.flow.stream import Stream
-from streamiter.learn.comparison import WHICH, SameRows, row_matrix
+from streamiter.learn.comparison import COLUMNS, NUMBERS, WHICH, SameRows, row_matrix
 from streamiter.learn.losses import LogLoss, loss_of_plain
 from streamiter.learn.online import OnlineTraining
 from streamiter.learn.validation import PredictedRows
@@ -131,6 +131,9 @@ CHALLENGER: Final = OutputTag("challenger")
 # Other losses are divided by the mean loss of the champion, which the first rows tell.
 _ROWS_OF_SCALE: Final = 100
 
+# At most this many late labels of each learner wait for those of the other: half a megabyte, searched with each batch.
+_UNPAIRED_MAX: Final = 10_000
+
 
 class _Told(TypedDict, total=False):
     """What a training sends: predictions, or a version of its model."""
@@ -183,8 +186,10 @@ class CompareChallenger(SameRows):
     The first ``after`` records of the challenger do not count.
     """
 
+    _unpaired: list[Floats] = declared(made=lambda: [np.empty((COLUMNS, 0))] * 2)
+    """Of each learner the late labels that the other one has not settled yet, with the rows of ``row_matrix``."""
     _from: int | None = declared(None)
-    """The number of the first record that counts; None before the challenger has predicted."""
+    """The number of the first record, or question, that counts; None before the challenger has predicted."""
     _losses: list[float] = declared(made=lambda: [0.0, 0.0])
     """The sums of the losses of champion and challenger over the rows that count."""
     _rows = declared(0)
@@ -239,16 +244,23 @@ class CompareChallenger(SameRows):
         if not any(self._next.values()):  # Both learners number their rows alike, and not from 0 on.
             self._next = dict.fromkeys(self._learners, int(rows["numbers"][0]))
         if learner and self._from is None:
-            self._from = int(rows["numbers"][0]) + self._after
+            self._from = int(columns[WHICH, 0]) + self._after
         self.keep_rows(learner, columns, 0)
         stop = min(self._next.values())
-        champion, challenger = (self.take_rows(each, stop) for each in self._learners)
+        taken = [self.take_rows(each, stop) for each in self._learners]
+        champion, challenger = (np.concatenate(pair, axis=1) for pair in zip(self._unpaired, taken, strict=True))
         _, first, second = np.intersect1d(champion[WHICH], challenger[WHICH], return_indices=True)
-        order = np.argsort(first)
-        shared = np.stack([champion[:, first[order]], challenger[:, second[order]]])
-        counts = (shared[0, 4] >= (self._from or 0)) & (shared[0, 2] > 0.0)
+        if "questions" in rows:  # Learners may settle a question at different events, while they learn of its delay.
+            self._unpaired = [
+                np.delete(champion, first, axis=1)[:, -_UNPAIRED_MAX:],
+                np.delete(challenger, second, axis=1)[:, -_UNPAIRED_MAX:],
+            ]
+        shared = np.stack([champion[:, first], challenger[:, second]])
+        counts = (shared[1, WHICH] >= (self._from or 0)) & (shared[0, 2] > 0.0)
         if self._from is not None and counts.any():
-            self._add(rows, shared[:, :, counts])
+            # In the order in which the second of both was settled, whichever learner is ahead.
+            order = np.argsort(shared[:, NUMBERS, counts].max(axis=0), kind="stable")
+            self._add(rows, shared[:, :, counts][:, :, order])
 
     def _add(self, rows: PredictedRows, shared: Floats) -> None:
         """Count rows of both learners: by learner their predictions and targets."""
