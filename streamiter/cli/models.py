@@ -16,7 +16,7 @@ from streamiter.cli.figures import errors_of_output, print_fields, print_json, p
 from streamiter.cli.run import command_group
 from streamiter.cli.topics import Follow, lasting_topic
 from streamiter.engine.job.running import run_in_own_loop
-from streamiter.errors import ConfigurationError
+from streamiter.errors import ConfigurationError, ModelError
 from streamiter.models import (
     LinearPredictor,
     ModelDifference,
@@ -28,6 +28,7 @@ from streamiter.models import (
     model_comparison,
     model_difference,
     model_updates,
+    promote,
     read_model,
     roll_back,
 )
@@ -317,6 +318,43 @@ def rollback(url: UpdatesUrl, version: Version, model: ModelOption) -> None:
     say(f"{model} {shown_rank(written.rollback_to)} is now also {shown_rank(written.rank)}, the newest version.")
 
 
+# -- promote
+
+
+def promote_(
+    url: UpdatesUrl,
+    challenger: Annotated[
+        str, typer.Argument(metavar="CHALLENGER", help="The name of the challenger.", show_default=False)
+    ],
+    model: ModelOption,
+    version: Annotated[
+        str | None, typer.Option("--version", metavar="VERSION", help="Such as 2.17; otherwise the newest.")
+    ] = None,
+    anyway: Annotated[bool, typer.Option("--anyway", help="Also if the challenger is not known to be better.")] = False,
+) -> None:
+    """Publish a version of a challenger as a new version of a service's model, later than all others.
+
+    From then on the service publishes the versions of the challenger. It is refused unless the version says that the
+    challenger is better than the champion beyond chance. To go back, roll back to a version of before.
+    """
+    from streamiter.learn.challengers import ComparedRows
+
+    async def promoted(source: Topic) -> tuple[ModelUpdate, ModelUpdate]:
+        given = await find_update(source, challenger, version)
+        compared = ComparedRows.of(given.metrics)
+        if not anyway and (compared is None or compared.verdict != "better"):
+            told = "one that tells no comparison" if compared is None else compared.in_words
+            raise ModelError(
+                f"model {challenger!r}: expected a challenger that is better than the champion beyond chance, given "
+                f"version {shown_rank(given.rank)}, {told}; wait for more rows, or promote it with --anyway"
+            )
+        return given, await promote(source, model, challenger, shown_rank(given.rank))
+
+    given, written = run_in_own_loop(promoted(lasting_topic(url)))
+    names = f"{challenger} {shown_rank(given.rank)} is now {model} {shown_rank(written.rank)}"
+    say(f"{names}, the newest version. To go back, roll back to a version of before.")
+
+
 def _fields(update: ModelUpdate) -> list[tuple[str, str]]:
     """Return names and values as pairs, because a metric or a parameter may also be called "version"."""
     fields = [
@@ -407,7 +445,7 @@ def _json_value(value: object) -> object:
 
 
 models_app = command_group(
-    "Show, compare, export, import and roll back published models.",
+    "Show, compare, export, import, promote and roll back published models.",
     tail=(
         tail,
         "streamiter models tail kafka://127.0.0.1:9092/models --model ctr --follow",
@@ -436,4 +474,5 @@ models_app = command_group(
     ),
     **{"import": (import_, "streamiter models import kafka://127.0.0.1:9092/models ctr.safetensors --model ctr")},
     rollback=(rollback, "streamiter models rollback kafka://127.0.0.1:9092/models 2.17 --model ctr"),
+    promote=(promote_, "streamiter models promote kafka://127.0.0.1:9092/models ctr-b --model ctr --version 3.17"),
 )

@@ -7,8 +7,9 @@ the step that pairs the predictions of both learners, and passes on the versions
 from __future__ import annotations
 
 import math
+from dataclasses import asdict, dataclass, fields
 from functools import partial
-from typing import Any, Final, NamedTuple, TypedDict
+from typing import Any, Final, Literal, NamedTuple, TypedDict
 
 import numpy as np
 from msgspec.structs import replace
@@ -94,7 +95,8 @@ class MeanDifference(DeclaredState):
         return Bound(mean, max(mean - half, -DIFFERENCE_MAX), min(mean + half, DIFFERENCE_MAX))
 
 
-class ComparedRows(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class ComparedRows:
     """What a version of a challenger tells about the rows that both learners have predicted, as its metrics."""
 
     compared_rows: float
@@ -116,13 +118,28 @@ class ComparedRows(NamedTuple):
     @staticmethod
     def of(metrics: dict[str, float]) -> ComparedRows | None:
         """Return what these metrics of a version tell; None if they tell nothing."""
-        found = [metrics.get(name) for name in ComparedRows._fields]
-        return None if None in found else ComparedRows(*map(float, found))  # type: ignore[arg-type]
+        own = {each.name: metrics[each.name] for each in fields(ComparedRows) if each.name in metrics}
+        return ComparedRows(**own) if len(own) == len(fields(ComparedRows)) else None
 
     @property
-    def is_better(self) -> bool:
-        """Whether the challenger is better, beyond chance, and its mean loss with all large differences is smaller."""
-        return self.loss_difference_most < 0.0 and self.challenger_loss < self.champion_loss
+    def verdict(self) -> Literal["better", "worse", "not known yet"]:
+        """Whether the challenger is better, or worse, beyond chance.
+
+        It is better only if its mean loss with all large differences is smaller, too.
+        """
+        if self.loss_difference_least > 0.0:
+            return "worse"
+        is_better = self.loss_difference_most < 0.0 and self.challenger_loss < self.champion_loss
+        return "better" if is_better else "not known yet"
+
+    @property
+    def in_words(self) -> str:
+        """The verdict with its figures."""
+        return (
+            f"{self.verdict}: over {self.compared_rows:,.0f} rows its loss is {self.challenger_loss:.4g}, that of the "
+            f"champion {self.champion_loss:.4g}, and the difference is from {self.loss_difference_least:.4g} to "
+            f"{self.loss_difference_most:.4g} with 95 %"
+        )
 
 
 CHALLENGER: Final = OutputTag("challenger")
@@ -183,13 +200,13 @@ class CompareChallenger(SameRows):
     The records are dicts of ``learner``, ``""`` or the name of the challenger, and ``rows`` or ``model``. Served are
     the versions of the learner that the last rollback of the model names, at first of the champion. A version of the
     challenger has the entry ``learner``; as :data:`CHALLENGER`, it has the fields of :class:`ComparedRows` as metrics.
-    The first ``after`` records of the challenger do not count.
+    Until ``after`` records after its first label, the challenger only learns.
     """
 
     _unpaired: list[Floats] = declared(made=lambda: [np.empty((COLUMNS, 0))] * 2)
     """Of each learner the late labels that the other one has not settled yet, with the rows of ``row_matrix``."""
     _from: int | None = declared(None)
-    """The number of the first record, or question, that counts; None before the challenger has predicted."""
+    """The number of the first record, or question, that counts; None before the first label of the challenger."""
     _losses: list[float] = declared(made=lambda: [0.0, 0.0])
     """The sums of the losses of champion and challenger over the rows that count."""
     _rows = declared(0)
@@ -226,7 +243,7 @@ class CompareChallenger(SameRows):
         self._follow((since[0], since[1]), learner)
         if learner:
             compared = self._compared()
-            metrics = {**model.metrics, **({} if compared is None else compared._asdict())}
+            metrics = {**model.metrics, **({} if compared is None else asdict(compared))}
             # The rollbacks that it follows are those of the other name.
             out.emit(replace(model, metrics=metrics, since_rollback=None), tag=CHALLENGER)
             model = replace(model, parameters={**model.parameters, LEARNER: learner})
@@ -244,7 +261,7 @@ class CompareChallenger(SameRows):
         if not any(self._next.values()):  # Both learners number their rows alike, and not from 0 on.
             self._next = dict.fromkeys(self._learners, int(rows["numbers"][0]))
         if learner and self._from is None:
-            self._from = int(columns[WHICH, 0]) + self._after
+            self._from = int(columns[NUMBERS, 0]) + self._after
         self.keep_rows(learner, columns, 0)
         stop = min(self._next.values())
         taken = [self.take_rows(each, stop) for each in self._learners]

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
         next_run,
     )
     from streamiter.models.ranking import Candidates, RankedCandidate
-    from streamiter.models.rollbacks import Rollbacks, RollbackWatch, import_model
+    from streamiter.models.rollbacks import Rollbacks, RollbackWatch, import_model, promote
     from streamiter.models.versions import (
         ModelVersion,
         NoSuchVersion,
@@ -63,7 +63,7 @@ else:
             "streamiter.models.publisher": "EncoderState InitialModel ModelPublisher ModelUpdateEncoder RunStart "
             "initial_model next_run",
             "streamiter.models.ranking": "Candidates RankedCandidate",
-            "streamiter.models.rollbacks": "Rollbacks RollbackWatch import_model",
+            "streamiter.models.rollbacks": "Rollbacks RollbackWatch import_model promote",
             "streamiter.models.versions": "ModelVersion NoSuchVersion exported find_update model_names model_versions "
             "read_model roll_back",
         },
@@ -109,6 +109,7 @@ __all__ = [
     "model_updates",
     "model_versions",
     "next_run",
+    "promote",
     "read_model",
     "roll_back",
 ]

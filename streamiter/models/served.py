@@ -114,6 +114,8 @@ class ServedModel:
             raise ConfigurationError("ServedModel: expected one of predict= and load=, given both; leave one out")
         self.topic = topic
         """The topic of the updates."""
+        self.model = model
+        """The name of the model."""
         self._subject = f"model {model!r} of {topic.url}"
         self._predict = predict
         self._load = load

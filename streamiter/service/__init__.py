@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from streamiter.service.settings import (
+    ChallengerSettings,
     CheckpointSettings,
     FieldComparison,
     HealthSettings,
@@ -31,6 +32,7 @@ else:
     )
 
 __all__ = [
+    "ChallengerSettings",
     "CheckpointSettings",
     "FieldComparison",
     "HealthSettings",

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from streamiter.learn.challengers import ComparedRows
-from streamiter.models import ServedModel
+from streamiter.models import ModelUpdate, ServedModel
 from streamiter.models.served import ServedVersion
+from streamiter.models.update import learner_in
 from streamiter.service.settings import ChallengerSettings
 from streamiter.values.named_rows import hash_of
 
@@ -39,3 +40,32 @@ class Challenger:
         # Another challenger gets other keys.
         is_taken = value is not None and hash_of(f"{self.name}:{value}".encode()) < share * 2.0**64
         return self.served.version_now() if is_taken else None
+
+
+@dataclass(frozen=True, slots=True)
+class ChallengerNow:
+    """The challenger, and its comparison with the champion; None: not known."""
+
+    name: str
+    generation: int | None
+    version: int | None
+    is_served: bool
+    """Whether it was promoted: the versions of the service are those of the challenger."""
+    share: float | None
+    """The share of the keys that it answers for."""
+    compared: ComparedRows | None
+    verdict: Literal["better", "worse", "not known yet"]
+
+    @staticmethod
+    def of(challenger: Challenger, model: ModelUpdate | None) -> ChallengerNow:
+        """Return what is known, beside the version of the service that answers now."""
+        update, compared = challenger.served.update, challenger.compared
+        return ChallengerNow(
+            name=challenger.name,
+            generation=None if update is None else update.generation,
+            version=None if update is None else update.version,
+            is_served=model is not None and learner_in(model.parameters) == challenger.name,
+            share=challenger.settings.share,
+            compared=compared,
+            verdict="not known yet" if compared is None else compared.verdict,
+        )

@@ -23,6 +23,7 @@ from streamiter.flow.drawing.formats import svg
 from streamiter.flow.drawing.picture import picture_of
 from streamiter.models import NoModel, NoSuchVersion, ServedModel, find_update, model_difference, model_versions
 from streamiter.models.differences import with_texts
+from streamiter.models.served import ServedVersion
 from streamiter.models.update import shown_rank
 from streamiter.service.access import Access, permits
 from streamiter.service.health import HealthFacts, HealthProblem, facts_of, liveness, readiness
@@ -287,13 +288,16 @@ class Routes:
             given, path = (candidates.candidates, "") if candidates else requested_rows(document, rows_max)
             rows = {"refused": len(given)}
             version = served.version_now()
+            others = self._challengers(served, [candidates.row] if candidates else given)
+            if others and None not in others:
+                version, others = others[0] or version, []
             if candidates is not None:
                 answer = await candidates.answer(version, observations.clock, **flags)
                 given = candidates.whole_rows(answer["predictions"])
             else:
-                answer = await answer_rows(version, given, path, observations.clock, **flags)
+                answer = await answer_rows(version, given, path, observations.clock, others=others, **flags)
             if (log := observations.prediction_log) is not None:
-                log.add(version, given, answer["predictions"])
+                log.add([each or version for each in others or [None] * len(given)], given, answer["predictions"])
                 if log.waits:
                     await log.stored()
             wrong = sum("error" in row for row in answer["predictions"]) if "partial" in flags else 0
@@ -302,7 +306,7 @@ class Routes:
                 "refused": wrong,
             }
             if not flags and (log is None or not log.waits):
-                scope["again"] = functools.partial(self._predict_again, route_of(scope))
+                scope["again"] = functools.partial(self._predict_again, route_of(scope), served)
             await _send_json(send, orjson.dumps(answer))
         except NoModel:
             rows = {"no_model": len(given)}
@@ -313,12 +317,18 @@ class Routes:
         finally:
             observations.predicted(observations.clock.monotonic_s() - began_s, **rows)
 
-    def _predict_again(self, route: str, body: bytes) -> bytes | None:
+    def _challengers(self, served: ServedModel, rows: list[Any]) -> list[ServedVersion | None]:
+        """Return for each row the version of the challenger, or None where the service answers; none if all are so."""
+        challenger = self._observations.challenger
+        if challenger is None or challenger.settings.share is None or served is challenger.served:
+            return []
+        found = [challenger.version_for(row) for row in rows]
+        return found if any(found) else []
+
+    def _predict_again(self, route: str, served: ServedModel, body: bytes) -> bytes | None:
         """Answer a request with the head of one that was answered, if its body has one good row; see ``predict``."""
         observations = self._observations
         began_s = observations.clock.monotonic_s()
-        if observations.served is None:
-            return None
         try:
             document, rows_max = requested_document(body), self._settings.rows_max
             if "candidates" in document and RequestedCandidates.of(document, rows_max) is not None:
@@ -326,10 +336,11 @@ class Routes:
             rows, path = requested_rows(document, rows_max)
             if len(rows) != 1:
                 return None
-            version = observations.served.version_now()
+            [version] = self._challengers(served, rows) or [None]
+            version = version or served.version_now()
             answer = answer_row(version, rows[0], path, observations.clock)
             if answer is not None and (log := observations.prediction_log) is not None:
-                log.add(version, rows, answer["predictions"])
+                log.add([version], rows, answer["predictions"])
             answered = orjson.dumps(answer)
         except Exception:  # What is wrong is said, counted and logged where all requests are answered.
             return None
@@ -349,10 +360,10 @@ class Routes:
         """List the last versions of the model, the newest first."""
         served, (count,) = self._served(request.scope), _numbers(request, count=20)
         async with self._one_reader, _topic_errors(served):
-            found = await model_versions(served.topic, self._observations.name, count)
+            found = await model_versions(served.topic, served.model, count)
         update = served.update
         serving_now = None if update is None else shown_rank(update.rank)
-        listed: VersionList = {"model": self._observations.name, "serving": serving_now, "versions": found[::-1]}
+        listed: VersionList = {"model": served.model, "serving": serving_now, "versions": found[::-1]}
         return _json(listed)
 
     async def compare(self, request: Request) -> Response:
@@ -362,8 +373,7 @@ class Routes:
             raise Problem(400, "wrong-parameter", "expected ?old=GENERATION.VERSION, given no version to compare with")
         async with self._one_reader, _topic_errors(served):
             old, new = [
-                await find_update(served.topic, self._observations.name, request.query_params.get(name))
-                for name in ("old", "new")
+                await find_update(served.topic, served.model, request.query_params.get(name)) for name in ("old", "new")
             ]
             difference = await in_thread(model_difference, old, new, count)
             return _json(await in_thread(with_texts, difference, self._observations.texts_at))
@@ -393,6 +403,8 @@ class Routes:
 
     def _served(self, scope: Scope) -> ServedModel:
         name, model = scope["path_params"].get("name"), self._observations.name
+        if (challenger := self._observations.challenger) is not None and name == challenger.name:
+            return challenger.served
         if name not in (None, model):
             raise Problem(404, "unknown-model", f"expected the model {model!r}, given {name[:200]!r}")
         if self._observations.served is None:

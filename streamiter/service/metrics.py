@@ -18,6 +18,7 @@ from prometheus_client.registry import Collector
 
 from streamiter.engine.graph.statistics import HistogramStatistics, JobStatistics, TaskStatistics
 from streamiter.models.embedding_scores import EmbeddingFigures
+from streamiter.service.challenger import Challenger
 from streamiter.service.health import facts_of, readiness
 from streamiter.service.observations import Observations
 
@@ -211,6 +212,23 @@ def _embeddings(name: str, figures: EmbeddingFigures) -> Iterator[Metric]:
     yield _counter("model_features_left", text, ("model", "reason"), left)
 
 
+def _challenger(challenger: Challenger) -> Iterator[Metric]:
+    found, name = challenger.compared, challenger.name
+    if found is None:
+        return
+    rows = [((name,), found.compared_rows)]
+    yield _counter("challenger_rows", "Rows that both learners have predicted.", ("model",), rows)
+    losses = [((name, "challenger"), found.challenger_loss), ((name, "champion"), found.champion_loss)]
+    yield _gauge("challenger_loss", "The mean loss over these rows.", ("model", "learner"), losses)
+    differences = [
+        ((name, "mean"), found.loss_difference),
+        ((name, "least"), found.loss_difference_least),
+        ((name, "most"), found.loss_difference_most),
+    ]
+    text = "The mean difference of the losses, and its bounds at any time, with 95 %. Below 0 the challenger is better."
+    yield _gauge("challenger_loss_difference", text, ("model", "bound"), differences)
+
+
 def _model(observations: Observations) -> Iterator[Metric]:
     name, update = observations.name, observations.model
     if update is not None:
@@ -244,6 +262,8 @@ def _model(observations: Observations) -> Iterator[Metric]:
     yield _counter("drift", "Drifts that a detector has found.", ("model", "detector"), drifts)
     predicted = (((name, outcome), count) for outcome, count in observations.predictions.items())
     yield _counter("predictions", "Rows of requests for predictions.", ("model", "outcome"), predicted)
+    if observations.challenger is not None:
+        yield from _challenger(observations.challenger)
     yield _histogram(
         "prediction_seconds", "Seconds of a request for predictions.", observations.prediction_s.statistics()
     )

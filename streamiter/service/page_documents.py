@@ -21,6 +21,7 @@ from streamiter.models.differences import ModelDifference, names_with_texts
 from streamiter.models.embedding_scores import EmbeddingFigures
 from streamiter.models.explanations import Effects
 from streamiter.models.versions import ModelVersion
+from streamiter.service.challenger import ChallengerNow
 from streamiter.service.health import HealthProblem, facts_of, liveness, readiness
 from streamiter.service.observations import (
     CheckpointSeen,
@@ -126,6 +127,8 @@ class PageState:
     rejected: int | None
     quality: QualityNow | None
     model: ModelNow | None
+    challenger: ChallengerNow | None
+    """None: the service has no challenger."""
     checkpoint: CheckpointSeen | None
     checkpoint_age_s: float | None
     steps: tuple[StepNow, ...]
@@ -252,6 +255,7 @@ def page_state(observations: Observations) -> PageState:
         else ModelNow(
             update.generation, update.version, update.created_at_ms, update.age_s(observations.clock), update.records
         ),
+        challenger=None if observations.challenger is None else ChallengerNow.of(observations.challenger, update),
         checkpoint=observations.checkpoints[-1] if observations.checkpoints else None,
         checkpoint_age_s=facts.checkpoint_age_s if observations.checkpoints else None,
         steps=() if statistics is None else _steps(statistics, observations.rates),

@@ -80,10 +80,11 @@ class PredictionLog:
 
     # ---- in a request
 
-    def add(self, version: ServedVersion, rows: Sequence[Any], predictions: Sequence[Any]) -> None:
-        """Queue the predictions of a request, and add their ``id`` to them; those in error are not logged."""
-        update, at_ms = version.update, self._clock.now_ms()
-        for row, prediction in zip(rows, predictions, strict=True):
+    def add(self, versions: Sequence[ServedVersion], rows: Sequence[Any], predictions: Sequence[Any]) -> None:
+        """Queue predictions, each by its version, and add their ``id``; those in error are not logged."""
+        at_ms = self._clock.now_ms()
+        for version, row, prediction in zip(versions, rows, predictions, strict=True):
+            update = version.update
             self._number += 1
             key = f"{self._prefix}-{self._number}"
             if "error" in prediction or not self._is_sampled(key):

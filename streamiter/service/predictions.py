@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Annotated, Any, Final, NotRequired, TypedDict
 
@@ -47,6 +47,9 @@ class PredictedRow(TypedDict, total=False):
     error: Annotated[str, Meta(description="Why the row has no prediction (?partial=true)")]
     errors: Annotated[list[BadValue], Meta(description="All wrong values of the row (?partial=true)")]
     candidate: Annotated[int, Meta(ge=0, description="The position of the candidate in the request")]
+    model: Annotated[str, Meta(description="The challenger, where it has predicted this row and not all of them")]
+    generation: Annotated[int, Meta(description="The generation of its version")]
+    version: Annotated[int, Meta(description="Its version")]
 
 
 class PredictionAnswer(TypedDict):
@@ -63,16 +66,31 @@ class PredictionAnswer(TypedDict):
 
 
 async def answer_rows(
-    version: ServedVersion, rows: list[Any], path: str, clock: Clock, *, partial: bool = False, explain: bool = False
+    version: ServedVersion,
+    rows: list[Any],
+    path: str,
+    clock: Clock,
+    *,
+    others: Sequence[ServedVersion | None] = (),
+    partial: bool = False,
+    explain: bool = False,
 ) -> PredictionAnswer:
     """Return the predictions for the rows of a request, whose list has this path in its document.
 
-    Raises :class:`~streamiter.service.answers.Problem`: 422 for wrong rows, unless ``partial``: then a wrong row has
-    its error instead of a prediction.
+    ``others`` has for each row None, or the version of the challenger, which answers for this row. Raises
+    :class:`~streamiter.service.answers.Problem`: 422 for wrong rows, unless ``partial``: then a wrong row has its error
+    instead of a prediction.
     """
     of_version = VersionRows(version, path)
     of_version.check_names(rows)
     predictions = await of_version.predicted(rows, explain)
+    if (other := next(filter(None, others), None)) is not None:
+        of_other, update = VersionRows(other, path), other.update
+        of_other.check_names(rows)
+        name: PredictedRow = {"model": update.model, "generation": update.generation, "version": update.version}
+        for at, predicted in enumerate(await of_other.predicted(rows, explain)):
+            if others[at] is not None:
+                predictions[at] = {**predicted, **name}
     if not partial and (wrong := [row["errors"] for row in predictions if "errors" in row]):
         raise Problem(
             422,

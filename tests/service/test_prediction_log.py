@@ -152,7 +152,7 @@ async def test_a_record_that_is_refused_when_it_is_predicted_again_is_a_mismatch
         log = replica.observations.prediction_log
         assert log is not None
         assert replica.observations.served is not None
-        log.add(replica.observations.served.version_now(), [{"km": "far"}], [{"probability": 0.5}])
+        log.add([replica.observations.served.version_now()], [{"km": "far"}], [{"probability": 0.5}])
         await until(lambda: log.counts["checked"] == 1)
         assert log.counts["mismatched"] == 1
         await predictions_of(client, trips(3))

@@ -172,6 +172,7 @@ function drawFigures() {
   const model = state.model;
   write("version", model ? `${model.generation}.${whole.format(model.version)}` : UNKNOWN);
   write("version-note", model ? `${seconds(model.age_s)} old, of ${count(model.records)} rows` : "no model yet");
+  drawChallenger(state.challenger);
   const checkpoint = state.checkpoint;
   write("checkpoint", checkpoint ? whole.format(checkpoint.number) : UNKNOWN);
   write(
@@ -686,6 +687,34 @@ function drawEffects(effects) {
   );
   const pairs = effects.pairs.filter(isSeen);
   write("pairs", pairs.length ? `together: ${pairs.map((pair) => `${pair.fields.join(" × ")} ${strong(pair.strength)}`).join(", ")}` : "");
+}
+
+function drawChallenger(challenger) {
+  $("challenger").hidden = !challenger;
+  if (!challenger) return;
+  const { name, version, generation, compared, verdict } = challenger;
+  const served = challenger.is_served ? ", promoted: its versions are served" : "";
+  write("challenger-name", `${name} ${known(version) ? `${generation}.${whole.format(version)}` : UNKNOWN}${served}`);
+  write("challenger-verdict", `Better than the champion, beyond chance: ${{ better: "yes", worse: "no, it is worse" }[verdict] ?? verdict}.`);
+  list(
+    rowsOf("challenger"),
+    "Challenger and champion",
+    [
+      ["On the same rows", "text", ([figure]) => figure],
+      ["Now", "number", ([, value]) => value],
+    ],
+    [
+      ["Rows compared", count(compared?.compared_rows)],
+      ["Loss of the challenger", fixed(4)(compared?.challenger_loss)],
+      ["Loss of the champion", fixed(4)(compared?.champion_loss)],
+      ["Mean difference", fixed(5)(compared?.loss_difference)],
+      ["at least, with 95 % at any time", fixed(5)(compared?.loss_difference_least)],
+      ["at most, with 95 % at any time", fixed(5)(compared?.loss_difference_most)],
+      ["Differences cut to ±2", count(compared?.cut_differences)],
+      ...(known(challenger.share) ? [["Share of the keys it answers for", `${fixed(1)(100 * challenger.share)} %`]] : []),
+    ],
+    "",
+  );
 }
 
 function drawEmbeddings(figures) {
