@@ -15,13 +15,13 @@ import numpy as np
 from msgspec.structs import replace
 
 from streamiter.flow.stream import Stream
-from streamiter.learn.comparison import COLUMNS, NUMBERS, WHICH, SameRows, row_matrix
+from streamiter.learn.comparison import MATRIX_ROWS, ROW_NUMBERS, WHICH, SameRows, row_matrix
 from streamiter.learn.losses import LogLoss, loss_of_plain
 from streamiter.learn.online import OnlineTraining
 from streamiter.learn.validation import PredictedRows
 from streamiter.models.reader import last_update
 from streamiter.models.rollbacks import Rollbacks
-from streamiter.models.update import LEARNER, NO_RANK, ModelSnapshot, Rank, learner_in
+from streamiter.models.update import LEARNER_ENTRY, NO_RANK, ModelSnapshot, Rank, learner_in
 from streamiter.operators.declared_state import NESTED, DeclaredState, declared
 from streamiter.operators.definitions import Definition
 from streamiter.operators.operator import Context
@@ -203,7 +203,7 @@ class CompareChallenger(SameRows):
     Until ``after`` records after its first label, the challenger only learns.
     """
 
-    _unpaired: list[Floats] = declared(made=lambda: [np.empty((COLUMNS, 0))] * 2)
+    _unpaired: list[Floats] = declared(made=lambda: [np.empty((MATRIX_ROWS, 0))] * 2)
     """Of each learner the late labels that the other one has not settled yet, with the rows of ``row_matrix``."""
     _from: int | None = declared(None)
     """The number of the first record, or question, that counts; None before the first label of the challenger."""
@@ -246,7 +246,7 @@ class CompareChallenger(SameRows):
             metrics = {**model.metrics, **({} if compared is None else asdict(compared))}
             # The rollbacks that it follows are those of the other name.
             out.emit(replace(model, metrics=metrics, since_rollback=None), tag=CHALLENGER)
-            model = replace(model, parameters={**model.parameters, LEARNER: learner})
+            model = replace(model, parameters={**model.parameters, LEARNER_ENTRY: learner})
         if learner == self._served and tuple(since) >= tuple(self._since):
             out.emit(model)
 
@@ -261,7 +261,7 @@ class CompareChallenger(SameRows):
         if not any(self._next.values()):  # Both learners number their rows alike, and not from 0 on.
             self._next = dict.fromkeys(self._learners, int(rows["numbers"][0]))
         if learner and self._from is None:
-            self._from = int(columns[NUMBERS, 0]) + self._after
+            self._from = int(columns[ROW_NUMBERS, 0]) + self._after
         self.keep_rows(learner, columns, 0)
         stop = min(self._next.values())
         taken = [self.take_rows(each, stop) for each in self._learners]
@@ -276,7 +276,7 @@ class CompareChallenger(SameRows):
         counts = (shared[1, WHICH] >= (self._from or 0)) & (shared[0, 2] > 0.0)
         if self._from is not None and counts.any():
             # In the order in which the second of both was settled, whichever learner is ahead.
-            order = np.argsort(shared[:, NUMBERS, counts].max(axis=0), kind="stable")
+            order = np.argsort(shared[:, ROW_NUMBERS, counts].max(axis=0), kind="stable")
             self._add(rows, shared[:, :, counts][:, :, order])
 
     def _add(self, rows: PredictedRows, shared: Floats) -> None:

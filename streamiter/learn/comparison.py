@@ -285,9 +285,9 @@ def _of_learner(learner: str, what: str, record: Any) -> dict[str, Any]:
     return {"learner": learner, what: record}
 
 
-COLUMNS: Final = 6
+MATRIX_ROWS: Final = 6
 """The number of rows of :func:`row_matrix`."""
-NUMBERS: Final = 4
+ROW_NUMBERS: Final = 4
 """The row of it with the numbers of the records."""
 WHICH: Final = 5
 """The row of it that says which record, or question, each prediction is of."""
@@ -321,7 +321,7 @@ class SameRows(DeclaredOperator):
         for.
         """
         self._waiting[learner].append(columns)
-        self._next[learner] = int(columns[NUMBERS, -1]) + 1
+        self._next[learner] = int(columns[ROW_NUMBERS, -1]) + 1
         limit = self._next[learner] - block - _AHEAD_MAX
         for slow, following in self._next.items():
             if following < limit:
@@ -340,13 +340,13 @@ class SameRows(DeclaredOperator):
     def take_rows(self, learner: str, stop: int) -> Floats:
         """Return the rows of a learner before ``stop``; they wait no longer."""
         waiting = self._waiting[learner]
-        whole = next((place for place, rows in enumerate(waiting) if rows[NUMBERS, -1] >= stop), len(waiting))
+        whole = next((place for place, rows in enumerate(waiting) if rows[ROW_NUMBERS, -1] >= stop), len(waiting))
         taken, self._waiting[learner] = waiting[:whole], waiting[whole:]
         if whole < len(waiting):
-            at = int(np.searchsorted(waiting[whole][NUMBERS], stop))
+            at = int(np.searchsorted(waiting[whole][ROW_NUMBERS], stop))
             taken.append(waiting[whole][:, :at])
             self._waiting[learner][0] = waiting[whole][:, at:]
-        return np.concatenate([np.empty((COLUMNS, 0)), *taken], axis=1)
+        return np.concatenate([np.empty((MATRIX_ROWS, 0)), *taken], axis=1)
 
 
 class Compare(SameRows):

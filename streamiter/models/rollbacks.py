@@ -15,9 +15,9 @@ from streamiter.errors import ModelError
 from streamiter.models.reader import last_update
 from streamiter.models.served import Follower
 from streamiter.models.update import (
-    LEARNER,
+    LEARNER_ENTRY,
     NO_RANK,
-    PROMOTED,
+    PROMOTED_ENTRY,
     ModelSnapshot,
     ModelUpdate,
     Rank,
@@ -96,7 +96,7 @@ async def promote(
     given = await find_update(topic, challenger, version)
     if not isinstance(given.parameters, dict):
         raise ModelError(f"model {challenger!r}: expected a version with named parameters to promote, given an array")
-    parameters = {**given.parameters, LEARNER: challenger, PROMOTED: shown_rank(given.rank)}
+    parameters = {**given.parameters, LEARNER_ENTRY: challenger, PROMOTED_ENTRY: shown_rank(given.rank)}
     update = replace(given, model=model, parameters=parameters)
     return await publish_again(topic, update, None, clock or SystemClock())
 

@@ -276,10 +276,10 @@ def chain_checksum(before: str | None, value: bytes) -> str:
     return digest.hexdigest()
 
 
-LEARNER: Final = "learner"
+LEARNER_ENTRY: Final = "learner"
 """The entry of parameters with the name of their learner, where several learners publish under one name."""
 
-PROMOTED: Final = "promoted"
+PROMOTED_ENTRY: Final = "promoted"
 """The entry of parameters with the version of their learner that was promoted, such as ``"3.17"``."""
 
 
@@ -289,7 +289,7 @@ def learner_in(parameters: Any) -> str:
     >>> learner_in({"weights": [0.5], "learner": "wide"}), learner_in([0.5])
     ('wide', '')
     """
-    return str(parameters.get(LEARNER, "")) if isinstance(parameters, dict) else ""
+    return str(parameters.get(LEARNER_ENTRY, "")) if isinstance(parameters, dict) else ""
 
 
 def shown_rank(rank: Rank) -> str:

@@ -105,6 +105,10 @@ def read_settings(given: str | os.PathLike[str] | Mapping[str, object]) -> Servi
 def read_document(given: str | os.PathLike[str] | Mapping[str, object]) -> tuple[ServiceSettings, SettingsDocument]:
     """Return the settings, and the document with the place of each key."""
     document = _document(given)
+    return _read(document), document
+
+
+def _read(document: SettingsDocument) -> ServiceSettings:
     document.table((), {name: Setting(any_of) for name in TABLES})
     tables = {name: document.table((name,), keys) for name, (_, keys) in TABLES.items()}
     _check_learn(document, tables["learn"], has_answers="answers" in tables["input"])
@@ -115,7 +119,7 @@ def read_document(given: str | os.PathLike[str] | Mapping[str, object]) -> tuple
     _check_store(document, tables)
     document.check()
     made = {name: kind(**tables[name]) for name, (kind, _) in TABLES.items() if name != "service"}
-    return ServiceSettings(**tables["service"], **made, source=document.source), document
+    return ServiceSettings(**tables["service"], **made, source=document.source)
 
 
 def _document(given: str | os.PathLike[str] | Mapping[str, object]) -> SettingsDocument:
@@ -412,7 +416,11 @@ def _check_challenger(document: SettingsDocument, given: dict[str, dict[str, Any
     if "file" not in challenger:
         return
     try:
-        other = challenger["file"] = read_document(challenger["file"])[0]
+        second = _document(challenger["file"])
+        if second.names(("challenger",)):  # It might even name this file.
+            document.expect(path, "a file without a challenger of its own", "leave [challenger] out there", given="one")
+            return
+        other = challenger["file"] = _read(second)
     except ConfigurationError as error:
         document.refuse(path, f"expected the file of a service, given one with errors: {' '.join(str(error).split())}")
         return
@@ -420,9 +428,7 @@ def _check_challenger(document: SettingsDocument, given: dict[str, dict[str, Any
         return
     learn, of_input = LearnSettings(**given["learn"]), InputSettings(**given["input"])
     pairs = {
-        "service.name": (given["service"]["name"] != other.name, True),
         "publish.topic": (given["publish"]["topic"], other.publish.topic),
-        "challenger": (None, other.challenger.file),
         **{f"input.{name}": (getattr(of_input, name), getattr(other.input, name)) for name in _SAME_INPUT},
         **{f"learn.{name}": (getattr(learn, name), getattr(other.learn, name)) for name in _SAME_LABELS},
         **{
@@ -431,8 +437,10 @@ def _check_challenger(document: SettingsDocument, given: dict[str, dict[str, Any
         },
     }
     if different := [key for key, (own, others) in pairs.items() if own != others]:
-        expected = "a file with the same input, labels, loss and topic of models, and with another name"
+        expected = "a file with the same input, labels, loss and topic of models"
         document.expect(path, expected, "write these keys as in this file", given=f"another {', '.join(different)}")
+    if other.name == given["service"]["name"]:
+        document.expect(path, "a file with another service.name", "give it another", given="the same")
     if unfit := [each for each in (learn.learner, other.learn.learner) if each not in READY_MADE]:
         document.expect(path, 'learners "default" or "network" in both files', "write one of them", given=unfit[0])
     if learn.weight is not None:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from service.test_settings_file import GOOD
@@ -41,10 +42,26 @@ async def of_the_label(code: str) -> object:
     return read_settings(text).learn
 
 
+async def of_a_challenger(code: str) -> object:
+    """Read a file whose challenger's file, and table ``challenger``, have these changes."""
+    first: dict[str, Any] = {
+        "service": {"name": "late"},
+        "input": {"topic": "memory://in"},
+        "publish": {"topic": "memory://out"},
+        "learn": {"kind": "regression", "label": {"field": "delay"}},
+    }
+    second, table, own = eval(code)
+    first |= {name: first.get(name, {}) | keys for name, keys in own.items()}
+    other = {**first, "service": {"name": "late-b"}}
+    other |= {name: other.get(name, {}) | keys for name, keys in second.items()}
+    return read_settings({**first, "challenger": {"file": other, **table}}).challenger.after
+
+
 CALLS = {
     "the table learn, of a file with little else": of_learn,
     "the address, of a file that is complete": of_the_address,
     "the label and its kind, of a file that is complete": of_the_label,
+    "the file of a challenger, the table challenger, and the file with it": of_a_challenger,
 }
 
 
