@@ -16,7 +16,7 @@ from service.test_service_restarts import Place, rows
 from support.kafka_server import KafkaServer
 
 from streamiter.learn.challengers import ComparedRows
-from streamiter.models import model_updates, roll_back
+from streamiter.models import model_updates, promote, roll_back
 from streamiter.service import OnlineLearningService, read_settings
 from streamiter.topics import topic
 
@@ -104,24 +104,27 @@ async def test_a_challenger_is_compared_promoted_and_rolled_back(
         await roll_back(updates, place.name, "1")
         await place.write(rows(500, 5))
         await until(lambda: learner(again) == "" and again.observations.model.records == 3_000)  # type: ignore[union-attr]
-    # Without the challenger, the champion goes on.
-    await place.write(rows(500, 6))
-    without = OnlineLearningService(read_settings(place.settings()))
-    async with running(without):
-        await until(lambda: without.observations.model and without.observations.model.records == 3_500)
+        again_promoted = await promote(updates, place.name, place.other)
+        await place.write(rows(500, 6))
+        await until(lambda: learner(again) == place.other and again.observations.model.records == 3_500)  # type: ignore[union-attr]
+    # With [learn] of the second file, the service goes on from the challenger, and has room for another one.
+    await place.write(rows(500, 7))
+    after = OnlineLearningService(read_settings(place.settings(learn=NETWORK)))
+    async with running(after):
+        await until(lambda: after.observations.model and after.observations.model.records == 4_000)
+        assert learner(after) == ""
     ranks = []
     async with model_updates(updates, place.name, start="earliest") as every:
         async for update in every:
             ranks.append((update.rank, update.parameters.get("learner", ""), update.parameters.get("promoted")))
-            if update.records == 3_500:
+            if update.records == 4_000:
                 break
     generations = {rank[0]: who for rank, who, _ in ranks}
-    assert generations == {1: "", 2: place.other, 3: ""}
+    assert generations == {1: "", 2: place.other, 3: "", 4: ""}
     for generation in generations:
         versions = [version for (each, version), _, _ in ranks if each == generation]
         assert versions == list(range(1, len(versions) + 1))
-    [(rank, version)] = [(rank, version) for rank, _, version in ranks if version is not None]
-    assert (rank, version[:2]) == ((2, 1), "1.")
+    assert [rank for rank, _, version in ranks if version is not None] == [(2, 1), again_promoted.rank]
 
 
 async def _answers_name_their_model(service: OnlineLearningService, place: Duel) -> None:
