@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -21,11 +22,13 @@ from topics.topic_case import write
 
 from streamiter import Checkpoints, Flow
 from streamiter.learn import Embeddings, PageHinkley, train_online
-from streamiter.models import ServedModel
+from streamiter.learn.challengers import ComparedRows
+from streamiter.models import ModelSnapshot, ModelUpdateEncoder, ServedModel
+from streamiter.service.challenger import Challenger
 from streamiter.service.metrics import MetricsNow, exposition
 from streamiter.service.observations import Observations
 from streamiter.service.prediction_log import PredictionLog
-from streamiter.service.settings import PredictionSettings
+from streamiter.service.settings import ChallengerSettings, PredictionSettings
 from streamiter.topics import MemoryBroker
 from streamiter.values.helpers.clock import SystemClock
 
@@ -51,7 +54,13 @@ async def _scraped(folder: Path, label_of: object, embeddings: Embeddings | None
     training = train_online(source, label="y", report_every=500, drift=PageHinkley(), embeddings=embeddings)
     training.models.publish_model(updates, model="clicks")
     training.validation.map(observations.validated)
-    async with ServedModel(updates, "clicks") as served:
+    compared = {each.name: 0.1 for each in fields(ComparedRows)}
+    model = ModelSnapshot({"weights": [0.5]}, metrics=compared)
+    await write(updates, ModelUpdateEncoder("clicks-b", 1, clock=SystemClock()).encode([model]))
+    second = ServedModel(updates, "clicks-b", predict=lambda parameters, row: 0.5)
+    async with ServedModel(updates, "clicks") as served, second as other:
+        observations.challenger = Challenger("clicks-b", other, ChallengerSettings())
+        await other.ready()
         observations.served = served
         observations.job = job = await flow.start(checkpoints=Checkpoints(folder, interval_s=0.1))
         await job.wait()
