@@ -8,7 +8,7 @@ import socket
 import threading
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import httpx
 import orjson
 import pytest
 from models.embedding_cases import embedded
+from models.model_case import write
 from models.shape_cases import linear_part, shaped
 from playwright.async_api import Browser
 from playwright.async_api import Error as BrowserError
@@ -24,11 +25,15 @@ from service.service_models import trained_in_epochs
 from support.chromium import chromium, visit
 from support.waiting import PATIENCE_S, until
 
+from streamiter.learn.challengers import ComparedRows
+from streamiter.models import ModelSnapshot, ModelUpdateEncoder, ServedModel
+from streamiter.service.challenger import Challenger
 from streamiter.service.http import serving
 from streamiter.service.observations import Observations, RejectedRecord, ValidationReport
 from streamiter.service.page_documents import page_history, page_state
 from streamiter.service.service import OnlineLearningService
 from streamiter.service.settings import (
+    ChallengerSettings,
     CheckpointSettings,
     HttpSettings,
     InputSettings,
@@ -268,8 +273,8 @@ async def test_the_page_draws_what_the_fields_of_a_model_with_tables_do(chromium
 
 
 @in_browser
-async def test_the_page_says_what_share_embeddings_have_and_how_many_features_they_know(chromium: Browser) -> None:
-    """Memory was full, features left as fast as they came, and nobody saw it."""
+async def test_the_page_tells_of_embeddings_and_of_a_challenger(chromium: Browser) -> None:
+    """Memory was full, features left as fast as they came, and nobody saw it; a challenger was known to the log only."""
     model = embedded("logit")
     model |= {"embeddings": model["embeddings"] | {"expired": 3, "evicted": 12_345}}
     async with case(model=model) as service, visit(chromium, service.address) as visited:
@@ -277,6 +282,22 @@ async def test_the_page_says_what_share_embeddings_have_and_how_many_features_th
         await visited.says("#embeddings .rows", "Share of the prediction")
         for figure in ("70.0 %", "Features of 4 fields", "with a vector of their own", "12,345"):
             await visited.says("#embeddings .rows", figure)
+        assert not await visited.page.locator("#challenger").is_visible()
+        assert service.observations.served is not None
+        updates = service.observations.served.topic
+        async with ServedModel(updates, "late-b", predict=lambda parameters, row: 0.5) as second:
+            service.observations.challenger = Challenger("late-b", second, ChallengerSettings(share=0.1, key="user"))
+            await visited.says("#challenger-name", "late-b –")
+            await visited.says("#challenger .rows", "not known yet")
+            compared = ComparedRows(12_345, 0.25, 0.5, -0.25, -0.375, -0.125, 7)
+            version = ModelSnapshot({"weights": [0.5]}, metrics=asdict(compared))
+            await write(updates, ModelUpdateEncoder("late-b", 3, clock=SystemClock()).encode([version]))
+            await visited.says("#challenger .rows", "yes")
+            await visited.says("#challenger-name", "late-b 3.1")
+            for figure in ("12,345", "0.2500", "0.5000", "-0.25000", "-0.37500", "-0.12500", "10.0 %"):
+                await visited.says("#challenger .rows", figure)
+            await visited.page.set_viewport_size({"width": 360, "height": 800})
+            assert await visited.page.evaluate("document.documentElement.scrollWidth") == 360
         assert visited.complaints == []
 
 

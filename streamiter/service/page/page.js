@@ -695,7 +695,6 @@ function drawChallenger(challenger) {
   const { name, version, generation, compared, verdict } = challenger;
   const served = challenger.is_served ? ", promoted: its versions are served" : "";
   write("challenger-name", `${name} ${known(version) ? `${generation}.${whole.format(version)}` : UNKNOWN}${served}`);
-  write("challenger-verdict", `Better than the champion, beyond chance: ${{ better: "yes", worse: "no, it is worse" }[verdict] ?? verdict}.`);
   list(
     rowsOf("challenger"),
     "Challenger and champion",
@@ -704,6 +703,7 @@ function drawChallenger(challenger) {
       ["Now", "number", ([, value]) => value],
     ],
     [
+      ["Better than the champion, beyond chance", { better: "yes", worse: "no, it is worse" }[verdict] ?? verdict],
       ["Rows compared", count(compared?.compared_rows)],
       ["Loss of the challenger", fixed(4)(compared?.challenger_loss)],
       ["Loss of the champion", fixed(4)(compared?.champion_loss)],
