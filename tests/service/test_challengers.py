@@ -15,9 +15,12 @@ from service.test_service import answers, running, until
 from service.test_service_restarts import Place, rows
 from support.kafka_server import KafkaServer
 
+from streamiter.errors import CheckpointError, JobFailed
 from streamiter.learn.challengers import ComparedRows
 from streamiter.models import model_updates, promote, roll_back
-from streamiter.service import OnlineLearningService, read_settings
+from streamiter.service import OnlineLearningService, ServiceReplica, read_settings
+from streamiter.service.service import remedy_of
+from streamiter.service.surfaces import ServiceSurfaces
 from streamiter.topics import topic
 
 NETWORK = {"learner": "network", "settings": {"kind": "fm", "factors": 2}}
@@ -82,6 +85,10 @@ async def test_a_challenger_is_compared_promoted_and_rolled_back(
         await until(lambda: (found := told(service)) and found.compared_rows == 1_300)
         assert told(service).verdict == "better"  # type: ignore[union-attr]
         await _answers_name_their_model(service, place)
+        replica = ServiceReplica(read_settings(given))
+        async with running(replica):
+            await until(lambda: replica.address and told(replica) == told(service))
+            await _answers_name_their_model(replica, place)
         # Its first version was published before anything was compared.
         command = ["models", "promote", place.url("updates"), place.other, "--model", place.name]
         refused = await asyncio.to_thread(streamiter, *command, "--version", "1.1", cwd=tmp_path)
@@ -127,7 +134,7 @@ async def test_a_challenger_is_compared_promoted_and_rolled_back(
     assert [rank for rank, _, version in ranks if version is not None] == [(2, 1), again_promoted.rank]
 
 
-async def _answers_name_their_model(service: OnlineLearningService, place: Duel) -> None:
+async def _answers_name_their_model(service: ServiceSurfaces, place: Duel) -> None:
     users = [{"user": f"u{number}", "km": 7.0, "hour": 1.0, "town": "Rome"} for number in range(60)]
     async with httpx.AsyncClient(base_url=service.address or "", verify=False, trust_env=False) as client:
         whole = (await client.post("/predict", json={"rows": users})).json()
@@ -154,3 +161,13 @@ async def _answers_name_their_model(service: OnlineLearningService, place: Duel)
         text = (await client.get("/metrics")).text
         assert f'streamiter_challenger_rows_total{{model="{place.other}"}} 1300.0' in text
         assert f'streamiter_challenger_loss_difference{{bound="most",model="{place.other}"}} -0.' in text
+
+
+def test_what_to_do_is_told_when_a_challenger_fails() -> None:
+    """The service ended with an error of a step that its file did not name, and people took the whole model away."""
+    changed = CheckpointError("the steps are others")
+    changed.changes = {"challenger late-b: learn": ["task was 'binary', now 'number'"]}
+    assert "give its file another service.name" in (remedy_of(changed) or "")
+    failed = JobFailed("it failed", step="challenger late-b: learn")
+    assert "without [challenger] in its file" in (remedy_of(failed) or "")
+    assert remedy_of(JobFailed("it failed", step="learn")) is None

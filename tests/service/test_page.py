@@ -274,7 +274,7 @@ async def test_the_page_draws_what_the_fields_of_a_model_with_tables_do(chromium
 
 @in_browser
 async def test_the_page_tells_of_embeddings_and_of_a_challenger(chromium: Browser) -> None:
-    """Memory was full, features left as fast as they came, and nobody saw it; a challenger was known to the log only."""
+    """Memory was full, features left as fast as they came, and nobody saw it; or that a challenger was better."""
     model = embedded("logit")
     model |= {"embeddings": model["embeddings"] | {"expired": 3, "evicted": 12_345}}
     async with case(model=model) as service, visit(chromium, service.address) as visited:
