@@ -14,6 +14,7 @@ from typing import Any, Final, Literal, NamedTuple, TypedDict
 import numpy as np
 from msgspec.structs import replace
 
+from streamiter.errors import ModelError
 from streamiter.flow.stream import Stream
 from streamiter.learn.comparison import MATRIX_ROWS, ROW_NUMBERS, WHICH, SameRows, row_matrix
 from streamiter.learn.losses import LogLoss, loss_of_plain
@@ -21,7 +22,7 @@ from streamiter.learn.online import OnlineTraining
 from streamiter.learn.validation import PredictedRows
 from streamiter.models.reader import last_update
 from streamiter.models.rollbacks import Rollbacks
-from streamiter.models.update import LEARNER_ENTRY, NO_RANK, ModelSnapshot, Rank, learner_in
+from streamiter.models.update import LEARNER_ENTRY, NO_RANK, ModelSnapshot, Rank, learner_in, shown_rank
 from streamiter.operators.declared_state import NESTED, DeclaredState, declared
 from streamiter.operators.definitions import Definition
 from streamiter.operators.operator import Context
@@ -222,10 +223,17 @@ class CompareChallenger(SameRows):
         self._after = after
 
     async def open(self, context: Context) -> None:
-        """Find the learner that the last rollback names."""
+        """Find the learner that the last rollback names. Raises ModelError if it is none of the two."""
         newest = await last_update(self._rollbacks.topic, self._rollbacks.model, on_error="skip", clock=context.clock)
         if newest is not None and newest.since_rollback is not None:
-            self._follow(newest.since_rollback, learner_in(newest.parameters))
+            learner = learner_in(newest.parameters)
+            if learner not in self._learners:
+                raise ModelError(
+                    f"model {self._rollbacks.model!r}: expected a last rollback to a version of the service itself or "
+                    f"of its challenger {self._rollbacks.learner!r}, given {shown_rank(newest.since_rollback)}, of "
+                    f"{learner!r}; name the file of that one in [challenger], or roll back to another version"
+                )
+            self._follow(newest.since_rollback, learner)
 
     def _follow(self, since: Rank, learner: str) -> None:
         if since > self._since and learner in self._learners:

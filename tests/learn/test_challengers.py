@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -13,10 +14,11 @@ from iteration.iteration_support import cut_items, run
 from learn.online_support import DELAYED, FEATURES, Record, trips
 from learn.test_comparison import Heard, predicted
 from learn.test_late_labels import delayed_events
+from models.model_case import write
 
 from streamiter import Flow, topic
 from streamiter.engine.plan.job_settings import ChannelLimits
-from streamiter.errors import GraphError
+from streamiter.errors import GraphError, ModelError
 from streamiter.learn import LogisticRegression, SquaredLoss, train_online
 from streamiter.learn.challengers import (
     CHALLENGER,
@@ -27,9 +29,10 @@ from streamiter.learn.challengers import (
     challenged,
 )
 from streamiter.learn.losses import LogLoss
-from streamiter.models import ModelSnapshot, Rollbacks
+from streamiter.models import ModelSnapshot, ModelUpdateEncoder, Rollbacks, promote
 from streamiter.testing import check_restore
 from streamiter.topics import MemoryBroker
+from streamiter.values.helpers.clock import SystemClock
 from streamiter.values.numbers import Floats
 
 STREAMS, ROWS = 500, 1_200
@@ -250,3 +253,20 @@ def test_the_last_rollback_says_whose_versions_are_served() -> None:
     assert told is not None
     assert told.compared_rows == 11
     assert heard.best[1].metrics == {}
+
+
+async def test_a_start_finds_the_learner_that_was_promoted() -> None:
+    """After a start without a checkpoint the champion was served again, or the versions of nobody."""
+    models, clock = await made(MemoryBroker(), "models"), SystemClock()
+    encoder = ModelUpdateEncoder("b", 1, clock=clock)
+    await write(models, encoder.encode([ModelSnapshot({"weights": np.zeros(2)}, 7)]))
+    promoted = await promote(models, "late", "b", "1.1")
+    assert (promoted.rank, promoted.parameters["learner"], promoted.parameters["promoted"]) == ((1, 1), "b", "1.1")
+    context, heard = cast(Any, SimpleNamespace(clock=clock)), Heard()
+    operator = CompareChallenger(Rollbacks(models, "late", "b"), after=0)
+    await operator.open(context)
+    for told in (versioned("", 8), versioned("b", 9, (1, 1))):
+        operator.process(cast(Any, told), cast(Any, heard))
+    assert [model.records for model in heard.reports] == [9]
+    with pytest.raises(ModelError, match=r"given 1\.1, of 'b'; name the file of that one in \[challenger\]"):
+        await CompareChallenger(Rollbacks(models, "late", "c"), after=0).open(context)
