@@ -75,6 +75,7 @@ URL_COMMANDS = {
     "models compare": ["{url}", "--model", "ctr"],
     "models export": ["{url}", "ctr.json", "--model", "ctr"],
     "models import": ["{url}", "ctr.json", "--model", "ctr"],
+    "models promote": ["{url}", "ctr", "--model", "late", "--anyway"],
     "models rollback": ["{url}", "1.1", "--model", "ctr"],
     "serve": ["--init", "{url}"],
 }

@@ -273,6 +273,7 @@ CASES = [
     Case("models compare", "URL --model champion --model challenger", asks),
     Case("models export", "URL ctr.json --model ctr", asks),
     Case("models import", "URL kept.json --model ctr", asks),
+    Case("models promote", "URL ctr-b --model ctr", asks),
     Case("models rollback", "URL 2.17 --model ctr", asks),
     Case(
         "serve",
