@@ -27,6 +27,7 @@ from streamiter.operators.declared_state import NESTED, DeclaredState, declared
 from streamiter.operators.definitions import Definition
 from streamiter.operators.operator import Context
 from streamiter.operators.output import Output
+from streamiter.values.helpers.clock import is_due
 from streamiter.values.numbers import Floats
 from streamiter.values.records import OutputTag
 
@@ -152,6 +153,9 @@ _ROWS_OF_SCALE: Final = 100
 # At most this many late labels of each learner wait for those of the other: half a megabyte, searched with each batch.
 _UNPAIRED_MAX: Final = 10_000
 
+# A version tells of the rows compared so far; where no other version follows, it is told again after this time.
+_TOLD_AGAIN_S: Final = 2.0
+
 
 class _Told(TypedDict, total=False):
     """What a training sends: predictions, or a version of its model."""
@@ -216,14 +220,19 @@ class CompareChallenger(SameRows):
     _served = declared("")
     _since: tuple[int, int] = declared(NO_RANK)
     """The last rollback that the served learner follows."""
+    _has_timer = declared(False)
 
     def __init__(self, rollbacks: Rollbacks, after: int) -> None:
         super().__init__(["", str(rollbacks.learner)])
         self._rollbacks = rollbacks
         self._after = after
+        self._last: tuple[ModelSnapshot, int, float] | None = None
+        """The last version of the challenger since the start, the rows it told of, and when; too large for the state.
+        """
 
     async def open(self, context: Context) -> None:
         """Find the learner that the last rollback names. Raises ModelError if it is none of the two."""
+        self._context = context
         newest = await last_update(self._rollbacks.topic, self._rollbacks.model, on_error="skip", clock=context.clock)
         if newest is not None and newest.since_rollback is not None:
             learner = learner_in(newest.parameters)
@@ -250,13 +259,33 @@ class CompareChallenger(SameRows):
         since = model.since_rollback or NO_RANK
         self._follow((since[0], since[1]), learner)
         if learner:
-            compared = self._compared()
-            metrics = {**model.metrics, **({} if compared is None else asdict(compared))}
-            # The rollbacks that it follows are those of the other name.
-            out.emit(replace(model, metrics=metrics, since_rollback=None), tag=CHALLENGER)
+            self._tell(model, out)
             model = replace(model, parameters={**model.parameters, LEARNER_ENTRY: learner})
         if learner == self._served and tuple(since) >= tuple(self._since):
             out.emit(model)
+
+    def _tell(self, model: ModelSnapshot, out: Output) -> None:
+        """Emit a version of the challenger with what is known now."""
+        compared = self._compared()
+        metrics = {**model.metrics, **({} if compared is None else asdict(compared))}
+        # The rollbacks that it follows are those of the other name.
+        out.emit(replace(model, metrics=metrics, since_rollback=None), tag=CHALLENGER)
+        self._last = model, self._rows, self._context.clock.monotonic_s()
+
+    def on_timer(self, payload: object, out: Output) -> None:
+        """Tell of the rows that were compared after the last version, if no other one has come."""
+        self._has_timer = False
+        if self._last is not None and self._last[1] < self._rows:
+            model, _, told_s = self._last
+            if is_due(wait_s := told_s + _TOLD_AGAIN_S - self._context.clock.monotonic_s()):
+                self._tell(model, out)
+            else:
+                self._set_timer(wait_s)
+
+    def _set_timer(self, wait_s: float) -> None:
+        if not self._has_timer:
+            self._has_timer = True
+            self._context.set_timer(wait_s)
 
     def _compared(self) -> ComparedRows | None:
         if not self._difference.count:
@@ -273,7 +302,11 @@ class CompareChallenger(SameRows):
         self.keep_rows(learner, columns, 0)
         stop = min(self._next.values())
         taken = [self.take_rows(each, stop) for each in self._learners]
-        champion, challenger = (np.concatenate(pair, axis=1) for pair in zip(self._unpaired, taken, strict=True))
+        # Questions from before the challenger had learned are never answered by both.
+        champion, challenger = (
+            both[:, both[WHICH] >= (self._from or 0)]
+            for both in map(partial(np.concatenate, axis=1), zip(self._unpaired, taken, strict=True))
+        )
         _, first, second = np.intersect1d(champion[WHICH], challenger[WHICH], return_indices=True)
         if "questions" in rows:  # Learners may settle a question at different events, while they learn of its delay.
             self._unpaired = [
@@ -281,11 +314,12 @@ class CompareChallenger(SameRows):
                 np.delete(challenger, second, axis=1)[:, -_UNPAIRED_MAX:],
             ]
         shared = np.stack([champion[:, first], challenger[:, second]])
-        counts = (shared[1, WHICH] >= (self._from or 0)) & (shared[0, 2] > 0.0)
-        if self._from is not None and counts.any():
+        shared = shared[:, :, shared[0, 2] > 0.0]
+        if shared.size:
             # In the order in which the second of both was settled, whichever learner is ahead.
-            order = np.argsort(shared[:, ROW_NUMBERS, counts].max(axis=0), kind="stable")
-            self._add(rows, shared[:, :, counts][:, :, order])
+            order = np.argsort(shared[:, ROW_NUMBERS].max(axis=0), kind="stable")
+            self._add(rows, shared[:, :, order])
+            self._set_timer(_TOLD_AGAIN_S)
 
     def _add(self, rows: PredictedRows, shared: Floats) -> None:
         """Count rows of both learners: by learner their predictions and targets."""

@@ -205,7 +205,7 @@ class WithoutTopic(CompareChallenger):
     """Finds no earlier rollback: the process that restores it has no topic."""
 
     async def open(self, context: Any) -> None:
-        pass
+        self._context = context
 
 
 def compare() -> CompareChallenger:
@@ -244,6 +244,9 @@ def test_a_restored_comparison_continues_as_one_that_was_never_stopped() -> None
 def test_the_last_rollback_says_whose_versions_are_served() -> None:
     """A version of the champion, trained before a promotion, replaced the challenger that was promoted."""
     operator, heard = compare(), Heard()
+    timers: list[float] = []
+    clock = SimpleNamespace(monotonic_s=lambda: sum(timers))
+    operator._context = cast(Any, SimpleNamespace(clock=clock, set_timer=timers.append))
     for told in TOLD:
         operator.process(cast(Any, told), cast(Any, heard))
     served = [(model.records, model.parameters.get("learner", "")) for model in heard.reports]
@@ -253,6 +256,17 @@ def test_the_last_rollback_says_whose_versions_are_served() -> None:
     assert told is not None
     assert told.compared_rows == 11
     assert heard.best[1].metrics == {}
+    # Rows that are compared after the last version are told with this version again, unless another one comes soon.
+    for more in (settled("", range(30, 35), range(30, 35), 0.3), settled("b", range(30, 35), range(25, 30), 0.1)):
+        operator.process(cast(Any, more), cast(Any, heard))
+    operator.on_timer(None, cast(Any, heard))
+    assert (len(heard.best), timers) == (5, [2.0, 2.0])
+    operator.on_timer(None, cast(Any, heard))
+    told = ComparedRows.of(heard.best[-1].metrics)
+    assert told is not None
+    assert (told.compared_rows, heard.best[-1].records) == (16, 5)
+    operator.on_timer(None, cast(Any, heard))
+    assert len(heard.best) == 6
 
 
 async def test_a_start_finds_the_learner_that_was_promoted() -> None:
