@@ -364,7 +364,7 @@ class ChallengerSettings:
     file: Annotated[ServiceSettings | None, any_of] = None
     """The settings in the file of the second service; None: no challenger."""
     after: Annotated[int, whole_of(0)] = 1_000
-    """The number of records, from the first label on, from which the challenger only learns: they are not compared."""
+    """After its first label, the challenger learns from so many records before it is compared."""
     share: Annotated[float | None, _share_of] = None
     """The share of the keys that the challenger answers for; None: it answers no request."""
     key: str | None = None
