@@ -9,14 +9,14 @@ from __future__ import annotations
 import math
 from dataclasses import asdict, dataclass, fields
 from functools import partial
-from typing import Any, Final, Literal, NamedTuple, TypedDict
+from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 from msgspec.structs import replace
 
 from streamiter.errors import ModelError
 from streamiter.flow.stream import Stream
-from streamiter.learn.comparison import MATRIX_ROWS, ROW_NUMBERS, WHICH, SameRows, row_matrix
+from streamiter.learn.comparison import MATRIX_ROWS, ROW_NUMBERS, WHICH, SameRows, ToldOfLearner, of_learner, row_matrix
 from streamiter.learn.losses import LogLoss, loss_of_plain
 from streamiter.learn.online import OnlineTraining
 from streamiter.learn.validation import PredictedRows
@@ -157,33 +157,18 @@ _UNPAIRED_MAX: Final = 10_000
 _TOLD_AGAIN_S: Final = 2.0
 
 
-class _Told(TypedDict, total=False):
-    """What a training sends: predictions, or a version of its model."""
-
-    learner: str
-    rows: PredictedRows
-    model: ModelSnapshot
-
-
-class Challenged(NamedTuple):
-    """The versions of two learners, of which the challenger's are compared with the champion's."""
-
-    served: Stream
-    """The versions to publish under the name of the model: of the learner that the last rollback names."""
-    challengers: Stream
-    """The versions of the challenger, with the fields of :class:`ComparedRows` as metrics."""
-
-
 def challenged(
     champion: OnlineTraining, challenger: OnlineTraining, rollbacks: Rollbacks, *, after: int, name: str
-) -> Challenged:
-    """Compare two trainings, the second of which is beside the first.
+) -> tuple[Stream, Stream]:
+    """Compare two trainings, the second of which is beside the first; return two streams of versions.
 
-    ``rollbacks`` are those of the challenger: the name of the model, and its learner.
+    The first stream has those to publish under the name of the model: of the learner that the last rollback names. The
+    second one has those of the challenger, with the fields of :class:`ComparedRows` as metrics. ``rollbacks`` are those
+    of the challenger: the name of the model, and its learner.
     """
     learner = str(rollbacks.learner)
     told = [
-        stream.map(partial(_told, of, what), name=f"{name}: {what} of {of or 'the champion'}", parallelism=1)
+        stream.map(partial(of_learner, of, what), name=f"{name}: {what} of {of or 'the champion'}", parallelism=1)
         for of, training in (("", champion), (learner, challenger))
         for what, stream in (("rows", training.predictions), ("model", training.models))
     ]
@@ -192,11 +177,7 @@ def challenged(
         .union(*told[1:])
         .process(lambda: CompareChallenger(rollbacks, after), name=f"{name}: compare", parallelism=1)
     )
-    return Challenged(compared, compared.side_output(CHALLENGER))
-
-
-def _told(learner: str, what: str, record: Any) -> dict[str, Any]:
-    return {"learner": learner, what: record}
+    return compared, compared.side_output(CHALLENGER)
 
 
 class CompareChallenger(SameRows):
@@ -248,7 +229,7 @@ class CompareChallenger(SameRows):
         if since > self._since and learner in self._learners:
             self._since, self._served = since, learner
 
-    def process(self, told: _Told, out: Output) -> None:
+    def process(self, told: ToldOfLearner, out: Output) -> None:
         """Take over predictions or a version of a learner."""
         if "model" in told:
             self._publish(told["learner"], told["model"], out)

@@ -225,10 +225,10 @@ def compare_online(
         trainings[learner] = training
         told += [
             training.predictions.map(
-                partial(_of_learner, learner, "rows"), name=named(f"predictions of {learner}"), parallelism=1
+                partial(of_learner, learner, "rows"), name=named(f"predictions of {learner}"), parallelism=1
             ),
             training.models.map(
-                partial(_of_learner, learner, "model"), name=named(f"models of {learner}"), parallelism=1
+                partial(of_learner, learner, "model"), name=named(f"models of {learner}"), parallelism=1
             ),
         ]
     compared = (
@@ -262,7 +262,7 @@ BEST: Final = OutputTag("best")
 """The side output of :class:`Compare`: the versions of the best learner."""
 
 
-class _Told(TypedDict, total=False):
+class ToldOfLearner(TypedDict, total=False):
     """What a learner sends: predictions, or a version of its model."""
 
     learner: str
@@ -281,7 +281,8 @@ def row_matrix(rows: PredictedRows) -> Floats:
     return np.stack([rows["predictions"], rows["targets"], rows["weights"], classes, numbers, which])
 
 
-def _of_learner(learner: str, what: str, record: Any) -> dict[str, Any]:
+def of_learner(learner: str, what: str, record: Any) -> dict[str, Any]:
+    """Return a record of :class:`ToldOfLearner`."""
     return {"learner": learner, what: record}
 
 
@@ -372,7 +373,7 @@ class Compare(SameRows):
         self._report_every = report_every
         self._best = self._learners[0]
 
-    def process(self, told: _Told, out: Output) -> None:
+    def process(self, told: ToldOfLearner, out: Output) -> None:
         """Take over predictions or a version of a learner."""
         learner = told["learner"]
         if "model" in told:

@@ -136,13 +136,11 @@ class OnlineLearningService(ServiceSurfaces):
         newest = self.flow.from_source(last, name=f"{step}: last version", parallelism=1)
         self.challenger = ServiceLearning(given).train(self.events, rollbacks, newest, beside=self.training)
         after = self.settings.challenger.after
-        both = challenged(self.training, self.challenger, rollbacks, after=after, name=step)
-        both.challengers.publish_model(
-            self._updates, model=given.name, changes=given.publish.changes, name=f"{step}: publish"
-        )
+        served, own = challenged(self.training, self.challenger, rollbacks, after=after, name=step)
+        own.publish_model(self._updates, model=given.name, changes=given.publish.changes, name=f"{step}: publish")
         validated = partial(self.observations.validated, learner=given.name)
         self.challenger.validation.map(validated, name=f"{step}: observe validation")
-        return both.served
+        return served
 
     # -- the run -----------------------------------------------------------------------------------------
 

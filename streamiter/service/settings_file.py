@@ -410,7 +410,7 @@ def _check_topics(document: SettingsDocument, given: dict[str, dict[str, Any]]) 
 def _check_challenger(document: SettingsDocument, given: dict[str, dict[str, Any]]) -> None:
     """Read the file of the challenger; refuse one that is of other rows, labels or losses, which cannot be compared."""
     challenger, path = given["challenger"], ("challenger", "file")
-    for name, needed in (("share", "key"), ("key", "share"), ("share", "file"), ("after", "file")):
+    for name, needed in (("share", "key"), ("key", "share"), ("share", "file")):
         if name in challenger and needed not in challenger:
             document.expect(("challenger", name), f"it with {needed} only", f"add {needed}", given=f"no {needed}")
     if "file" not in challenger:

@@ -110,8 +110,8 @@ class Both:
         features = {} if "labels" in options else {"features": FEATURES}
         challenger = train_online(stream, **{**shared, **features}, beside=champion, name="b")
         rollbacks = Rollbacks(models, "late", "b")
-        both = challenged(champion, challenger, rollbacks, after=after, name="b")
-        self._own, self._served = both.challengers.collect(), both.served.collect()
+        served, own = challenged(champion, challenger, rollbacks, after=after, name="b")
+        self._own, self._served = own.collect(), served.collect()
         self._predicted = [each.predictions.collect() for each in (champion, challenger)]
 
     @property
