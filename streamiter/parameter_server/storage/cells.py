@@ -53,7 +53,7 @@ class Cells(abc.ABC):
 
     @abc.abstractmethod
     def count_absent(self, columns: BlockColumns) -> int:
-        """Return how many different vectors of these columns the cells do not store yet."""
+        """Return how many different vectors of these columns ``count_different`` does not count."""
 
     @abc.abstractmethod
     def reset(self, default: AnyScalar) -> None:
@@ -201,7 +201,11 @@ class HashedCells(Cells):
 
     def count_absent(self, columns: BlockColumns) -> int:
         firsts = columns if self._vector == 1 else columns - columns % self._vector
-        return len(distinct(firsts[self._find(firsts)[1]]))
+        slots, absent = self._find(firsts)
+        if self._draw is None:  # An empty slot has the default, as a slot that was reset.
+            of_slots = self._values.reshape(-1, self._vector)[slots]
+            absent = (~differs_from(of_slots, self.default).any(axis=1)).nonzero()[0]
+        return len(distinct(firsts[absent]))
 
     def count_different(self) -> int:
         if self._draw is not None:
