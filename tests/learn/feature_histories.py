@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from random import Random
 
-from streamiter.learn.feature_table import FeatureCounts, FeatureTable
+from streamiter.parameter_server.storage.feature_table import FeatureCounts, FeatureTable
 from streamiter.values.plain_data import PlainData
 
 WIDTH = 2

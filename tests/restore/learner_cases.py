@@ -48,7 +48,7 @@ from streamiter.learn.comparison import Compare
 from streamiter.learn.cross_statistics import CrossStatistics
 from streamiter.learn.embedding_weights import EmbeddingWeights
 from streamiter.learn.expert_weights import ExpertWeights
-from streamiter.learn.feature_table import FeatureTable
+from streamiter.parameter_server.storage.feature_table import FeatureTable
 from streamiter.learn.item_sets import ChooseFrequent, CountItemSets
 from streamiter.learn.kept_questions import KeptQuestions
 from streamiter.learn.label_join import LabelJoin

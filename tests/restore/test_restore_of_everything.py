@@ -60,7 +60,7 @@ ELSEWHERE = {
     "streamiter.networks.learner.NetworkWorker": "tests/networks/test_network_online.py",
     "streamiter.learn.clustering.KMeans": "tests/learn/test_saved_objects.py",
     "streamiter.learn.decision_tree.DecisionTree": "tests/learn/test_saved_objects.py",
-    "streamiter.learn.feature_files.FeatureFiles": "tests/learn/test_feature_files.py",
+    "streamiter.parameter_server.storage.feature_files.FeatureFiles": "tests/learn/test_feature_files.py",
     "streamiter.learn.labels.LabelReader": "tests/learn/test_adaptive_model.py",
     "streamiter.learn.drift.ADWIN": "tests/learn/test_drift.py",
     "streamiter.learn.drift.DriftWatch": "tests/learn/test_drift.py",

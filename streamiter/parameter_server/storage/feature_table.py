@@ -1,7 +1,7 @@
 """A table of features: numbers by key, the more the more often a key occurs, that leave in the end.
 
-``streamiter.learn.feature_steps`` describes the arrays, and which features leave when. Other compiled code calls its
-``find_feature`` and ``touch_feature`` with pointers to ``FeatureTable.arrays``.
+``feature_steps`` describes the arrays, and which features leave when. Other compiled code calls its ``find_feature``
+and ``touch_feature`` with pointers to ``FeatureTable.arrays``.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class FeatureTable:
         Raises ConfigurationError for numbers out of range.
         """
         # Imported here: it imports Numba, which takes most of a second.
-        from streamiter.learn import feature_steps as steps
+        from streamiter.parameter_server.storage import feature_steps as steps
 
         self.steps = steps
         """The compiled functions, and the names of settings and facts."""
@@ -151,10 +151,35 @@ class FeatureTable:
         Admitted features begin with the row ``commons``, all with ``squares`` as each sum of squared gradients. An
         entry belongs to its feature until a later one may have taken it.
         """
+        return self._touch(keys, times_ms, commons, squares)[0]
+
+    def occur(self, keys: npt.ArrayLike, times_ms: npt.ArrayLike, *, is_enough: bool = False) -> npt.NDArray[np.int32]:
+        """Count occurrences as :meth:`touch` does; return the row that each has given to its feature, or 0.
+
+        The caller fills in these rows. With ``is_enough`` one occurrence admits a feature.
+        """
+        settings, admit = self.arrays.settings, self.steps.ADMIT
+        settings[admit] = 1 if is_enough else self.admit
+        given = self._touch(keys, times_ms, np.zeros(self.width), 0.0)[1]
+        settings[admit] = self.admit
+        return given
+
+    def _touch(
+        self, keys: npt.ArrayLike, times_ms: npt.ArrayLike, commons: npt.ArrayLike, squares: float
+    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
         keys, times = _integers(keys), _integers(times_ms)
-        touched = np.zeros(len(keys), np.int32)
-        self.steps.touch_features(self.arrays, keys, times, _floats(commons), float(squares), touched)
-        return touched
+        touched, given = np.zeros((2, len(keys)), np.int32)
+        self.steps.touch_features(self.arrays, keys, times, _floats(commons), float(squares), touched, given)
+        return touched, given
+
+    def renew(self, entries: npt.NDArray[np.int32]) -> None:
+        """Note that these entries, or their rows, have changed without another occurrence."""
+        self.steps.renew_features(self.arrays, np.require(entries, np.int32, ["C_CONTIGUOUS", "WRITEABLE"]))
+
+    def admitted(self) -> npt.NDArray[np.int32]:
+        """Return the entries of the features that have a row, by key."""
+        entries = np.flatnonzero(self.arrays.row_of[: self._entries_stop()]).astype(np.int32)
+        return entries[np.argsort(self.arrays.keys[entries])]
 
     def weights(self) -> npt.NDArray[np.float32]:
         """Return the weights by entry with their sums of squared gradients behind them; not a copy."""
