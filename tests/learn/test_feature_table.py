@@ -35,7 +35,7 @@ TESTS = Path(__file__).resolve().parents[1]
 
 def touch_all(table: FeatureTable, keys: Iterable[int], times: Iterable[int]) -> list[int]:
     """Touch these keys at these times; return their entries."""
-    touched: list[int] = table.touch(list(keys), list(times), common_of(1), SQUARES).tolist()
+    touched: list[int] = table.touch(list(keys), list(times), common_of(1), SQUARES)[0].tolist()
     return touched
 
 

@@ -60,6 +60,7 @@ ELSEWHERE = {
     "streamiter.networks.learner.NetworkWorker": "tests/networks/test_network_online.py",
     "streamiter.learn.clustering.KMeans": "tests/learn/test_saved_objects.py",
     "streamiter.learn.decision_tree.DecisionTree": "tests/learn/test_saved_objects.py",
+    "streamiter.parameter_server.storage.feature_block.FeatureBlock": "tests/networks/test_admission.py",
     "streamiter.parameter_server.storage.feature_files.FeatureFiles": "tests/learn/test_feature_files.py",
     "streamiter.learn.labels.LabelReader": "tests/learn/test_adaptive_model.py",
     "streamiter.learn.drift.ADWIN": "tests/learn/test_drift.py",

@@ -49,8 +49,9 @@ class FeatureTable:
     at once.
 
     >>> table = FeatureTable(2, weights=1, admit=2, capacity=3)
-    >>> table.touch([7, 8, 7], [0, 0, 0], commons=[0.25, 0.75], squares=0.1).tolist()  # Their entries.
-    [1, 2, 1]
+    >>> entries, given = table.touch([7, 8, 7], [0, 0, 0], commons=[0.25, 0.75], squares=0.1)
+    >>> entries.tolist(), given.tolist()
+    ([1, 2, 1], [0, 0, 1])
     >>> keys, row_of, weights, rows = table.entries()
     >>> keys.tolist(), row_of.tolist(), weights.tolist(), rows.tolist()
     ([7, 8], [1, 0], [[0.0], [0.0]], [[0.25, 0.75]])
@@ -144,33 +145,27 @@ class FeatureTable:
         return found
 
     def touch(
-        self, keys: npt.ArrayLike, times_ms: npt.ArrayLike, commons: npt.ArrayLike, squares: float
-    ) -> npt.NDArray[np.int32]:
-        """Count an occurrence of each key at its time, in order; return the entries.
+        self,
+        keys: npt.ArrayLike,
+        times_ms: npt.ArrayLike,
+        commons: npt.ArrayLike | None = None,
+        squares: float = 0.0,
+        *,
+        is_enough: bool = False,
+    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
+        """Count an occurrence of each key at its time, in order; return the entries, and the rows that features got.
 
         Admitted features begin with the row ``commons``, all with ``squares`` as each sum of squared gradients. An
-        entry belongs to its feature until a later one may have taken it.
+        entry belongs to its feature until a later one may have taken it; a row is 0 where an occurrence gave none. With
+        ``is_enough`` one occurrence admits a feature.
         """
-        return self._touch(keys, times_ms, commons, squares)[0]
-
-    def occur(self, keys: npt.ArrayLike, times_ms: npt.ArrayLike, *, is_enough: bool = False) -> npt.NDArray[np.int32]:
-        """Count occurrences as :meth:`touch` does; return the row that each has given to its feature, or 0.
-
-        The caller fills in these rows. With ``is_enough`` one occurrence admits a feature.
-        """
-        settings, admit = self.arrays.settings, self.steps.ADMIT
-        settings[admit] = 1 if is_enough else self.admit
-        given = self._touch(keys, times_ms, np.zeros(self.width), 0.0)[1]
-        settings[admit] = self.admit
-        return given
-
-    def _touch(
-        self, keys: npt.ArrayLike, times_ms: npt.ArrayLike, commons: npt.ArrayLike, squares: float
-    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
-        keys, times = _integers(keys), _integers(times_ms)
-        touched, given = np.zeros((2, len(keys)), np.int32)
-        self.steps.touch_features(self.arrays, keys, times, _floats(commons), float(squares), touched, given)
-        return touched, given
+        keys, times, settings = _integers(keys), _integers(times_ms), self.arrays.settings
+        entries, rows = np.zeros((2, len(keys)), np.int32)
+        numbers = _floats(np.zeros(self.width) if commons is None else commons)
+        settings[self.steps.ADMIT] = 1 if is_enough else self.admit
+        self.steps.touch_features(self.arrays, keys, times, numbers, float(squares), entries, rows)
+        settings[self.steps.ADMIT] = self.admit
+        return entries, rows
 
     def renew(self, entries: npt.NDArray[np.int32]) -> None:
         """Note that these entries, or their rows, have changed without another occurrence."""
