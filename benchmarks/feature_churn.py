@@ -25,8 +25,8 @@ from benchmarks.measuring import Figure, Target, run_to_end
 from benchmarks.session import PROJECT, Session
 from streamiter import Columns, Flow
 from streamiter.learn import Embeddings, PublishSchedule, train_online
-from streamiter.learn.feature_table import FeatureCounts, FeatureTable
 from streamiter.operators import Source, SourceBatch
+from streamiter.parameter_server.storage.feature_table import FeatureCounts, FeatureTable
 
 __all__ = ["TRAININGS", "WAYS", "main", "networks_churn"]
 

@@ -29,7 +29,7 @@ from streamiter.learn import (
 from streamiter.learn.label_join import LabelJoin
 from streamiter.models import ServedModel
 from streamiter.operators import Context, KeyedState, MapAsync, MiniBatch, Operator, Output, Source, SourceBatch
-from streamiter.parameter_server import ParameterServer
+from streamiter.parameter_server import Admission, ParameterServer
 from streamiter.service import settings
 from streamiter.testing import (
     RestoreMismatch,
@@ -216,6 +216,7 @@ def simulated(over_s: float = 1.0, **options: Any) -> str:
 
 
 BY_OPTION: dict[str, Callable[[Any], object]] = {
+    "Admission(expire)": lambda s: Admission(expire=s, time="at").expire_ms,
     "Checkpoints(alignment_timeout_s)": lambda s: plain(Checkpoints("f", alignment_timeout_s=s)),
     "Checkpoints(interval_s)": lambda s: plain(Checkpoints("f", interval_s=s)),
     "Checkpoints(transaction_timeout_s)": lambda s: plain(Checkpoints("f", transaction_timeout_s=s)),

@@ -24,16 +24,15 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from streamiter.parameter_server.admission import UNKNOWN_TIME
 from streamiter.values.helpers.compiled import compiled, pointer_function
 from streamiter.values.numbers import Float32s, Floats, Integers
 
 pointer_to = pointer_function()
 
 
-NO_TIME: Final = -(1 << 61)
+NO_TIME: Final = -UNKNOWN_TIME
 """The time of a row that has none: it is before all times."""
-UNKNOWN_TIME: Final = -NO_TIME
-"""The time of features for whose rows no time is known: after all others, until the feature is the oldest in order."""
 
 EXPERTS: Final = 2
 

@@ -2,8 +2,8 @@
 
 A row is the keys of its features, in ascending order, and its numeric columns. A *key* has the number of its field
 (10 bits), then 52 bits of the hash of field and text; all features of one field count as their mean. A feature has a
-weight w, and when it is admitted a vector v in the table (``streamiter.learn.feature_steps``); before that it has the
-*common* vector of its field. The score of an expert is
+weight w, and when it is admitted a vector v in the table (``parameter_server.storage.feature_steps``); before that it
+has the *common* vector of its field. The score of an expert is
 
     intercept + sum of w_f + sum of z_c · w_c + products + network
 
@@ -42,7 +42,6 @@ from streamiter.learn.embedding_layers import (
     RATE_OF_WEIGHTS,
     SQUARES_AT_FIRST,
     TIME_MS,
-    UNKNOWN_TIME,
     EmbeddingArrays,
     RowRoom,
     embedding_pointers,
@@ -53,7 +52,12 @@ from streamiter.learn.embedding_layers import (
     step_number,
     step_units,
 )
-from streamiter.learn.feature_steps import (
+from streamiter.learn.model_rows import BEHIND_KEYS
+from streamiter.learn.row_losses import BINARY, observe_target, probability_of
+from streamiter.learn.row_steps import CORRECT, LEARN, PREDICT, STATISTICS, WITHDRAW, observe_value, standardized_value
+from streamiter.models.embedding_scores import HASH_BITS
+from streamiter.parameter_server.admission import UNKNOWN_TIME
+from streamiter.parameter_server.storage.feature_steps import (
     NEW_ROW,
     FeatureArrays,
     feature_pointers,
@@ -61,10 +65,6 @@ from streamiter.learn.feature_steps import (
     renew_feature,
     touch_feature,
 )
-from streamiter.learn.model_rows import BEHIND_KEYS
-from streamiter.learn.row_losses import BINARY, observe_target, probability_of
-from streamiter.learn.row_steps import CORRECT, LEARN, PREDICT, STATISTICS, WITHDRAW, observe_value, standardized_value
-from streamiter.models.embedding_scores import HASH_BITS
 from streamiter.values.field_kinds import HUGE
 from streamiter.values.helpers.compiled import compiled, pointer_function
 from streamiter.values.numbers import Float32s, Floats, Indices

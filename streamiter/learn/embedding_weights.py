@@ -1,7 +1,7 @@
 """``EmbeddingWeights``: the members of the ready-made model that have a vector for each feature.
 
 ``streamiter.learn.embedding_steps`` has the arithmetic, ``streamiter.learn.embedding_layers`` describes the arrays, and
-``streamiter.learn.feature_table`` has the features. All are imported when the first member is made.
+``streamiter.parameter_server.storage.feature_table`` has the features. All are imported when the first member is made.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from streamiter.learn.embeddings import Embeddings
 from streamiter.learn.expert_weights import ROWS_OF_A_START, SQUARES_KEPT, ExpertWeights, actions_of, plain
 from streamiter.learn.labels import LabelKind
 from streamiter.learn.model_rows import BEHIND_KEYS, ModelRows, RowSteps
+from streamiter.parameter_server.admission import UNKNOWN_TIME
 from streamiter.values.field_states import Truths
 from streamiter.values.helpers.compiled import saying_that_it_compiles
 from streamiter.values.named_rows import mixed_hashes
@@ -34,8 +35,8 @@ class EmbeddingWeights:
     def __init__(self, embeddings: Embeddings, task: LabelKind) -> None:
         # Imported here: they import Numba, which takes most of a second.
         from streamiter.learn import embedding_layers, embedding_steps, row_losses, row_steps
-        from streamiter.learn.feature_files import FeatureFiles
-        from streamiter.learn.feature_table import FeatureTable
+        from streamiter.parameter_server.storage.feature_files import FeatureFiles
+        from streamiter.parameter_server.storage.feature_table import FeatureTable
 
         self._steps, self._layout, self._row_steps = embedding_steps, embedding_layers, row_steps
         self.embeddings = embeddings
@@ -291,7 +292,7 @@ class EmbeddingWeights:
             arrays.layers[:] = np.concatenate(parts[:-1])
             for squares in (arrays.squares_of_fields, arrays.squares_of_numbers, arrays.squares_of_layers):
                 squares[:] = learned
-        time_ms = published.get("time_ms", self._layout.UNKNOWN_TIME)
+        time_ms = published.get("time_ms", UNKNOWN_TIME)
         arrays.facts[self._layout.TIME_MS] = published.get("time_ms", self._layout.NO_TIME)
         weights = np.stack([given["weights"] for given in experts], axis=1)
         vectors = np.concatenate([given["vectors"] for given in experts], axis=1)

@@ -5,15 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, Final, get_args
 
 from streamiter.errors import ConfigurationError, ModelError, OtherModel, shortened
 from streamiter.models.embedding_scores import EmbeddingKind
+from streamiter.parameter_server.admission import Admission
 from streamiter.values.named_rows import NamedRows
-from streamiter.values.numbers import Floats, positive, whole_number
-from streamiter.values.settings import WrongValue, duration_of, size_of
-from streamiter.values.times import Seconds, duration_ms, in_seconds
+from streamiter.values.numbers import Floats, whole_number
 
 _log = logging.getLogger("streamiter.learn")
 
@@ -22,13 +20,10 @@ _KINDS: Final[tuple[EmbeddingKind, ...]] = get_args(EmbeddingKind)
 _FACTORS_MAX: Final = 256
 _UNITS_MAX: Final = 1_024
 _LAYERS_MAX: Final = 8
-_ADMIT_MAX: Final = 1_000_000
-# The vectors of some thousand features.
-_BYTES_MIN: Final = 1_000_000
 
 
 @dataclass(frozen=True)
-class Embeddings:
+class Embeddings(Admission):
     """Vectors of features, which the ready-made model then has beside its other members: this user likes this item.
 
     A *feature* is a text of a field, such as one user. Each has a weight and a vector of ``factors`` numbers, and so
@@ -38,12 +33,10 @@ class Embeddings:
     also have a network with layers of ``hidden`` units, whose inputs are the vectors (``"deepfm"``), or a network only
     (``"wide and deep"``).
 
-    A feature has a weight from its first learned row on. It gets a vector of its own when it has occurred in ``admit``
-    learned rows; until then it has the common one of its field. ``expire`` is a duration in seconds, a ``timedelta`` or
-    a text such as ``"30d"``: a feature that has not occurred for so long begins anew. The time is that of the field
-    ``time``, or that of the question if labels come later; without ``expire`` features do not expire. ``at_most`` is
-    the memory for features in bytes, or a text such as ``"2 GB"``: where there is no room, those whose last occurrence
-    is the oldest leave first. The memory is reserved at once, and used as features come.
+    A feature has a weight from its first learned row on. It gets a vector of its own when it is admitted; until then it
+    has the common one of its field. ``admit``, ``expire``, ``at_most`` and ``time`` are those of
+    :class:`~streamiter.parameter_server.Admission`. If labels come later, the time of a row is that of the question,
+    without ``time=``.
 
     It is for truth values, two labels and numbers. Raises ConfigurationError for values that cannot be used.
 
@@ -54,16 +47,11 @@ class Embeddings:
     kind: EmbeddingKind = "deepfm"
     factors: int = 8
     hidden: tuple[int, ...] = (32, 16)
-    admit: int = 3
-    expire: Seconds | str | None = None
-    at_most: int | str = "1 GB"
-    time: str | None = None
 
     def __post_init__(self) -> None:
         if self.kind not in _KINDS:
             raise ConfigurationError(f"Embeddings(kind=): expected {', '.join(map(repr, _KINDS))}, given {self.kind!r}")
         whole_number("Embeddings(factors=)", self.factors, 1, _FACTORS_MAX)
-        whole_number("Embeddings(admit=)", self.admit, 1, _ADMIT_MAX)
         if not isinstance(self.hidden, (list, tuple)) or not 1 <= len(self.hidden) <= _LAYERS_MAX:
             raise ConfigurationError(
                 f"Embeddings(hidden=): expected the numbers of units of 1 to {_LAYERS_MAX} layers, such as (32, 16), "
@@ -71,33 +59,7 @@ class Embeddings:
             )
         units = [whole_number("Embeddings(hidden=)", each, 1, _UNITS_MAX) for each in self.hidden]
         object.__setattr__(self, "hidden", tuple(units))
-        if self.time is not None and not isinstance(self.time, str):
-            raise ConfigurationError(f"Embeddings(time=): expected the name of a field, given {self.time!r}")
-        if self.time is not None and self.expire is None:
-            raise ConfigurationError(
-                f"Embeddings(time=): expected expire=, the time after which a feature begins anew, given only "
-                f"time={self.time!r}; give both, or leave time= out"
-            )
-        if self.size_bytes < _BYTES_MIN:
-            raise ConfigurationError(
-                f'Embeddings(at_most=): expected at least "1 MB", given {self.at_most!r}; give more memory'
-            )
-        self.expire_ms  # noqa: B018  # It is checked.
-
-    @cached_property
-    def expire_ms(self) -> int:
-        """The time in milliseconds after which a feature expires; 0: never."""
-        if self.expire is None:
-            return 0
-        given = _parsed("expire", self.expire, duration_of) if isinstance(self.expire, str) else self.expire
-        return duration_ms("Embeddings(expire=)", positive("Embeddings(expire=)", in_seconds(given)))
-
-    @cached_property
-    def size_bytes(self) -> int:
-        """The memory for features in bytes."""
-        if isinstance(self.at_most, str):
-            return int(_parsed("at_most", self.at_most, size_of))
-        return whole_number("Embeddings(at_most=)", self.at_most, 1)
+        super().__post_init__()
 
     @property
     def width(self) -> int:
@@ -163,12 +125,3 @@ def settings_of_embeddings(published: Mapping[str, Any]) -> dict[str, Any]:
     layers = published["experts"][0]["layers"]
     units = [len(layer["bias"]) for layer in layers[:-1]]
     return {"kind": published["kind"], "factors": published["factors"], "units": units}
-
-
-def _parsed(option: str, text: str, parse: Any) -> float:
-    try:
-        return float(parse(text))
-    except WrongValue as wrong:
-        raise ConfigurationError(
-            f"Embeddings({option}=): expected {wrong.expected}, given {text!r}; {wrong.remedy}"
-        ) from None

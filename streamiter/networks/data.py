@@ -28,6 +28,7 @@ from streamiter.values.numbers import Array, Indices, fraction
 from streamiter.values.records import Batch, Columns
 from streamiter.values.sparse_rows import SparseRows, sparse_if_scipy
 from streamiter.values.tables import as_floats
+from streamiter.values.times import Times
 
 
 @final
@@ -382,18 +383,20 @@ class FeatureMiniBatch(NamedTuple):
     labels: Array
     rows_in_step: int
     """The number of rows that all workers have in this step; under BSP the gradient is the mean over them."""
+    times: Times | None = None
+    """The times of the rows in milliseconds, if features expire."""
 
     def __len__(self) -> int:
         return len(self.labels)
 
 
-def prepared(data: LabelledRows, features: int, rows_in_step: int) -> FeatureMiniBatch:
+def prepared(data: LabelledRows, features: int, rows_in_step: int, times: Times | None = None) -> FeatureMiniBatch:
     """Return the rows as a mini-batch."""
     holder = PlaceHolder(features, np.float64)
     if not isinstance(data.rows, SparseRows):
-        return FeatureMiniBatch(data.rows, None, data.labels, rows_in_step)
+        return FeatureMiniBatch(data.rows, None, data.labels, rows_in_step, times)
     holder.feed_data(data.rows)
-    return FeatureMiniBatch(holder.rows, holder.indices, data.labels, rows_in_step)
+    return FeatureMiniBatch(holder.rows, holder.indices, data.labels, rows_in_step, times)
 
 
 def to_record(mini_batch: FeatureMiniBatch) -> dict[str, object]:

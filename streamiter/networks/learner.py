@@ -26,11 +26,12 @@ from streamiter.networks.data import FeatureMiniBatch, TrainingSteps, from_recor
 from streamiter.networks.layers.layer import Parameter
 from streamiter.networks.network import LayerGraph, Network, check_size
 from streamiter.networks.serving import Diverged, checked_arrays, finite_loss, version_of
-from streamiter.networks.sparse import FEATURES, DrawnRows, columns_of, no_features, seed_of
+from streamiter.networks.sparse import FEATURES, FEATURES_MAX, DrawnRows, columns_of, no_features, permuted, seed_of
 from streamiter.operators.declared_state import SAME, declared
 from streamiter.operators.definitions import Definition, changes
 from streamiter.operators.operator import Context
 from streamiter.operators.output import Output
+from streamiter.parameter_server.admission import BYTES_MIN, Admission
 from streamiter.parameter_server.consistency import Consistency
 from streamiter.parameter_server.optimizers import Optimizer
 from streamiter.parameter_server.psf.aggregates import PullSparse
@@ -43,6 +44,8 @@ from streamiter.values.numbers import Array
 if TYPE_CHECKING:
     from streamiter.parameter_server.calls import Call
     from streamiter.parameter_server.client import Client
+    from streamiter.parameter_server.rows import Occurrences
+    from streamiter.values.sparse_rows import SparseRows
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,8 @@ class Published:
 
 Start = Mapping[str, Any] | Published | None
 """The parameters before the first step: arrays by name, the last published ones, or None for new ones."""
+
+_GIVEN: Final = "initial parameters"
 
 
 def check_start(start: Start, network: Network) -> None:
@@ -149,6 +154,8 @@ class NetworkLearner(Learner[FeatureMiniBatch, PulledParameters, Sequence[Array]
     """The beginning of the names of the matrices."""
     publishes_state: bool = False
     """Whether versions carry the state of the optimizers."""
+    admission: Admission | None = None
+    """Which features get parameters of their own; None: all that occur."""
 
     metric = "loss"
 
@@ -177,6 +184,7 @@ class NetworkLearner(Learner[FeatureMiniBatch, PulledParameters, Sequence[Array]
             **definition_of(self.network),
             "seed": self.seed,
             "steps of an epoch": None if self.steps is None else self.steps.per_epoch,
+            **({} if self.admission is None else {"admission": "yes"}),
         }
 
     def mini_batch(self, record: Any, worker: int) -> FeatureMiniBatch | None:
@@ -185,6 +193,9 @@ class NetworkLearner(Learner[FeatureMiniBatch, PulledParameters, Sequence[Array]
 
     async def create(self, client: Client) -> None:
         start, state = await starting_point(self.start, self.network, self.seed)
+        room, matrices = self.admission, sum(layout.by_feature for layout in self.layouts)
+        if room is not None:  # Each matrix of features has its share.
+            room = replace(room, at_most=max(BYTES_MIN, room.size_bytes // matrices))
         for layout, optimize in zip(self.layouts, self._optimizes, strict=True):
             await client.create_matrix(
                 layout.matrix,
@@ -194,6 +205,7 @@ class NetworkLearner(Learner[FeatureMiniBatch, PulledParameters, Sequence[Array]
                 consistency=self.consistency,
                 on_clock=optimize if self.is_in_step else None,
                 **_first_rows(layout, optimize, start, state),
+                admission=room if layout.by_feature else None,
             )
 
     async def pull(self, client: Client, mini_batch: FeatureMiniBatch) -> PulledParameters:
@@ -244,6 +256,7 @@ class NetworkLearner(Learner[FeatureMiniBatch, PulledParameters, Sequence[Array]
                 columns=layout.columns_of(mini_batch.indices),
                 values=vector,
                 update=None if self.is_in_step else optimize,
+                occurrences=layout.occurrences(mini_batch) if self.admission and layout.by_feature else None,
             )
             for layout, optimize, vector in zip(self.layouts, self._optimizes, contribution, strict=True)
             if len(vector)
@@ -289,7 +302,7 @@ class NetworkLearner(Learner[FeatureMiniBatch, PulledParameters, Sequence[Array]
         if not drawn:
             return {}
         rows = [await client.aggregate(PullSparse(layout.matrix, row=_WEIGHTS)) for layout in drawn]
-        features = [row.columns[:: layout.width] // layout.width for row, layout in zip(rows, drawn, strict=True)]
+        features = [layout.features_of(row.columns) for row, layout in zip(rows, drawn, strict=True)]
         default = (await client.settings(drawn[0].matrix)).default
         assert isinstance(default, DrawnRows)
         return {**no_features(default.seed), FEATURES: distinct(np.concatenate(features))}
@@ -327,7 +340,7 @@ def _first_rows(
     rows = {_WEIGHTS: weights, **{optimize.slot_row(name): slot for name, slot in slots.items()}}
     if layout.drawn is None:
         return {"init": [*(Put(layout.matrix, row, values) for row, values in rows.items()), *counted]}
-    columns = columns_of(start[FEATURES], layout.width)
+    columns = layout.columns_at(start[FEATURES])
     # The default of some slots is drawn, too, so zeros of a state count.
     puts = [Put(layout.matrix, row, each, columns) for row, each in rows.items() if not row or counted or each.any()]
     return {
@@ -508,7 +521,22 @@ class ParameterLayout:
         """Return the columns of some features in ascending order; None: all columns."""
         if not self.by_feature or indices is None or len(indices) == self.features:
             return None
-        return columns_of(indices, self.width)
+        return self.columns_at(indices)
+
+    def columns_at(self, features: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Return the columns of features in their order; without a range of features, neighbours are far apart."""
+        return columns_of(permuted(features) if self.features == FEATURES_MAX else features, self.width)
+
+    def features_of(self, columns: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Return the features of all their columns; the inverse of ``columns_at``."""
+        numbers = columns[:: self.width] // self.width
+        return permuted(numbers, back=True) if self.features == FEATURES_MAX else numbers
+
+    def occurrences(self, mini_batch: FeatureMiniBatch) -> Occurrences:
+        """Return the first columns of the features of all rows in order, and the times of their rows."""
+        rows, times = cast("SparseRows", mini_batch.rows), mini_batch.times
+        firsts = self.columns_at(cast("Array", mini_batch.indices))[:: self.width]
+        return firsts[rows.indices], None if times is None else times[rows.row_of_value]
 
     def arrays(self, row: Array, features: int) -> dict[str, Array]:
         """Return the parameters by name as views of a row; parameters by feature have ``features`` rows."""
@@ -548,9 +576,6 @@ def layouts(parameters: Iterable[Parameter], name: str, *, way: str | None = Non
         else:
             group.append(parameter)
     return [_layout(group, number, name, way) for number, group in enumerate(groups)]
-
-
-_GIVEN: Final = "initial parameters"
 
 
 def _are_alike(one: Parameter, other: Parameter) -> bool:

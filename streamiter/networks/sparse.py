@@ -31,6 +31,23 @@ SEED: Final = "seed"
 
 FeatureNumbers = npt.NDArray[np.int64]
 
+FEATURES_MAX: Final = 1 << 52
+"""The features where no range is known: hashes of 52 bits. The columns of 1,024 numbers each are below 2⁶²."""
+
+# 2^52 divided by the golden ratio (Knuth's multiplicative hashing), so that neighbours are in all blocks of a matrix.
+_SPREAD: Final = 0x9E3779B97F4A7
+_SPREAD_BACK: Final = pow(_SPREAD, -1, FEATURES_MAX)
+
+
+def permuted(features: FeatureNumbers, *, back: bool = False) -> FeatureNumbers:
+    """Return for each feature a number below ``FEATURES_MAX`` of its own, far from its neighbours'; ``back``: undo it.
+
+    >>> permuted(permuted(np.array([0, 1, 2, FEATURES_MAX - 1])), back=True).tolist()
+    [0, 1, 2, 4503599627370495]
+    """
+    mixed = features.astype(np.uint64) * np.uint64(_SPREAD_BACK if back else _SPREAD)
+    return (mixed & np.uint64(FEATURES_MAX - 1)).astype(np.int64)
+
 
 def drawn_weights(parameter: Parameter, seed: int, way: str) -> RandomNormal | RandomUniform:
     """Return the function that draws the values of a parameter by feature: ``way`` is as for ``initial_values``.
@@ -53,12 +70,14 @@ class DrawnRows(DrawnValues):
     optimizer: Optimizer = field(repr=False)  # A definition has the text of this object; rates may change.
     seed: int
     """The seed of the network, from which the functions have theirs."""
+    is_spread: bool = field(default=False, repr=False)
+    """Whether the columns are those of spread features, of which there are ``FEATURES_MAX``."""
 
     @classmethod
     def of(cls, parameters: Sequence[Parameter], way: str, seed: int) -> Self:
         """Return the rows of parameters with one optimizer."""
         weights = ((math.prod(made.shape[1:]), drawn_weights(made, seed, way)) for made in parameters)
-        return cls(tuple(weights), parameters[0].optimizer, seed)
+        return cls(tuple(weights), parameters[0].optimizer, seed, parameters[0].shape[0] == FEATURES_MAX)
 
     def draws(self, row: int) -> bool:
         if row == 0:
@@ -67,6 +86,7 @@ class DrawnRows(DrawnValues):
 
     def draw(self, row: int, columns: FeatureNumbers, out: Array) -> None:
         features, within = np.divmod(columns, sum(width for width, _ in self.weights))
+        features = permuted(features, back=True) if self.is_spread else features
         for width, weights in self.weights:
             at = ((within >= 0) & (within < width)).nonzero()[0]
             drawn = np.empty(len(at), out.dtype)

@@ -6,9 +6,10 @@ network. ``fit_network`` runs such a flow to its end, with a progress bar, and r
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal, Unpack, cast, final
+from typing import Any, Final, Literal, Unpack, cast, final
 
 import msgspec
 import numpy as np
@@ -20,7 +21,7 @@ from streamiter.flow.graph_checks import check_user_function
 from streamiter.flow.options import check_step_options
 from streamiter.flow.stream import Stream
 from streamiter.learn.estimators import examples_of, run_offline
-from streamiter.learn.rows import BadRows, Extract, refuse_not_finite
+from streamiter.learn.rows import BadRows, Extract, refuse_not_finite, refuse_rows_unless
 from streamiter.learn.server_training import (
     OnlineServerOptions,
     ParameterServerTraining,
@@ -48,15 +49,19 @@ from streamiter.networks.serving import (
     evaluate,
     evaluation_of,
 )
+from streamiter.networks.sparse import FEATURES_MAX
 from streamiter.operators.declared_state import DeclaredOperator, declared
 from streamiter.operators.operator import Context
 from streamiter.operators.output import Output
 from streamiter.operators.source import Positions, Source, SourceBatch
+from streamiter.parameter_server.admission import Admission
 from streamiter.parameter_server.consistency import BSP, Consistency
 from streamiter.parameter_server.server import ParameterServer
+from streamiter.values.named_rows import FieldReader
 from streamiter.values.numbers import Indices, whole_number
-from streamiter.values.records import Batch
+from streamiter.values.records import Batch, Columns
 from streamiter.values.sparse_rows import SparseRows
+from streamiter.values.times import Times
 
 
 @final
@@ -379,6 +384,7 @@ def train_network_online(
     start: Start = None,
     seed: int = 0,
     publish_state: bool = False,
+    admission: Admission | None = None,
     **options: Unpack[OnlineServerOptions],
 ) -> NetworkTraining:
     """Train a network once on each record of a stream, which may be endless.
@@ -389,6 +395,10 @@ def train_network_online(
     ``seed``, ``start`` and ``publish_state`` are those of :func:`~streamiter.networks.train_network`, the other
     ``options`` are :class:`~streamiter.learn.server_training.OnlineServerOptions`. The network must set the number of
     features (``indexrange``).
+
+    With ``admission`` of a network with a ``…_SPARSE`` type, features come and go: a feature gets parameters of its own
+    when it is admitted, and has drawn ones before. Features are numbers below 2⁵², such as hashes, and the network
+    needs no ``indexrange``.
 
     Raises GraphError and ModelError for arguments that cannot work. A job without examples fails, and one that
     diverges.
@@ -415,6 +425,8 @@ def train_network_online(
     given = cast(ServerOptions, {**options, "worker": NetworkWorker})
     shared = ServerTraining(_ONLINE_OWNER, examples, server, consistency, given, batch=batch)
     seed = whole_number(f"{_ONLINE_OWNER}(seed=)", seed, 0, error=GraphError)
+    if admission is not None:
+        network = _with_admission(network, admission)
     if network.features is None:
         raise GraphError(
             f"{_ONLINE_OWNER}: expected the number of features, given indexrange -1, which a stream cannot tell; set "
@@ -423,7 +435,7 @@ def train_network_online(
     if extract is not None:
         check_user_function(extract, f"{_ONLINE_OWNER}(extract=)", ["records"])
     check_start(start, network)
-    learner = NetworkLearner(network, consistency, start, seed, publishes_state=publish_state)
+    learner = NetworkLearner(network, consistency, start, seed, publishes_state=publish_state, admission=admission)
     rows_in_step = shared.batch * shared.workers
     checks = RowChecks(network)
 
@@ -432,7 +444,34 @@ def train_network_online(
         data = as_labelled_rows(_ONLINE_OWNER, examples.features, examples.targets, checks.features)
         data = LabelledRows(data.rows, translated_labels(data.labels, network.configuration.data.trans_label))
         checks.check(_ONLINE_OWNER, data)
-        return to_record(prepared(data, checks.features, rows_in_step)) if len(data) else None
+        times = None if admission is None or admission.time is None else _times_of(admission.time, records)
+        return to_record(prepared(data, checks.features, rows_in_step, times)) if len(data) else None
 
     training = shared.steps(learner, mini_batch)
     return NetworkTraining(training.models, training.losses)
+
+
+def _with_admission(network: Network, admission: Admission) -> Network:
+    """Return the network with room for all features. Raises GraphError if its features cannot come and go."""
+    if not isinstance(admission, Admission) or (admission.expire_ms and admission.time is None):
+        raise GraphError(
+            f"{_ONLINE_OWNER}(admission=): expected Admission(…), with the field time= of records if features expire, "
+            f"given {shortened(admission)}; give Admission(expire=…, time=…)"
+        )
+    made = network if network.features is not None else network.with_features(FEATURES_MAX)
+    widths = [math.prod(each.shape[1:]) for each in made.graph().parameters if each.by_feature]
+    if not network.configuration.model.is_sparse or made.features != FEATURES_MAX or not 0 < sum(widths) <= 1024:
+        raise GraphError(
+            f"{_ONLINE_OWNER}(admission=): expected a network that stores the features that occur, with 1 to 1,024 "
+            f"numbers each, given modeltype {network.configuration.model.model_type}, indexrange {network.features} "
+            f"and {sum(widths):,} numbers; set modeltype to T_FLOAT_SPARSE, and leave indexrange out"
+        )
+    return made
+
+
+def _times_of(field: str, records: Batch) -> Times:
+    times = FieldReader(bits=1, refuse=BadRows, owner=_ONLINE_OWNER).times_of_rows(
+        field, cast("list[Any] | Columns", records)
+    )
+    refuse_rows_unless(np.isfinite(times), _ONLINE_OWNER, f"a time in {field!r}", times)
+    return times.astype(np.int64)

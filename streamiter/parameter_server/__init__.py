@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from streamiter.parameter_server import psf
+    from streamiter.parameter_server.admission import Admission
     from streamiter.parameter_server.client import Client
     from streamiter.parameter_server.consistency import ASP, BSP, SSP, Consistency
     from streamiter.parameter_server.matrix import Matrix
@@ -19,6 +20,7 @@ else:
     __getattr__, __dir__ = lazy_names(
         __name__,
         {
+            "streamiter.parameter_server.admission": "Admission",
             "streamiter.parameter_server.client": "Client",
             "streamiter.parameter_server.consistency": "ASP BSP SSP Consistency",
             "streamiter.parameter_server.matrix": "Matrix",
@@ -27,4 +29,4 @@ else:
         },
     )
 
-__all__ = ["ASP", "BSP", "SSP", "Client", "Consistency", "Matrix", "ParameterServer", "psf"]
+__all__ = ["ASP", "BSP", "SSP", "Admission", "Client", "Consistency", "Matrix", "ParameterServer", "psf"]

@@ -32,7 +32,7 @@ from streamiter.parameter_server.requests import (
     Request,
     UpdateRequest,
 )
-from streamiter.parameter_server.rows import MatrixAccess, MatrixDirectory, MatrixRead, RowCache, RowRead
+from streamiter.parameter_server.rows import MatrixAccess, MatrixDirectory, MatrixRead, Occurrences, RowCache, RowRead
 from streamiter.parameter_server.storage.block import Numbers
 from streamiter.values.numbers import whole_number
 
@@ -234,14 +234,17 @@ class Client(Participation):
         columns: npt.ArrayLike | None = None,
         values: npt.ArrayLike,
         update: UpdateFunction | None = None,
+        occurrences: Occurrences | None = None,
     ) -> Call[None]:
         """Begin to add, and return a handle. ``values`` must not change before the handle is done.
 
-        The errors of ``add`` are raised here or by the handle.
+        ``occurrences`` is for a matrix with admission: the first columns of vectors that have occurred, in order, once
+        for each occurrence, and their times in milliseconds, or None if they are not known. They count before the
+        values are added. The errors of ``add`` are raised here or by the handle.
         """
         access = self._matrices.get(matrix) or await self._find(matrix)
         await self._check_fused(access, update)
-        return await self._call(access.add_requests(row, rows, columns, values, update), _nothing)
+        return await self._call(access.add_requests(row, rows, columns, values, update, occurrences), _nothing)
 
     async def add_get(
         self,

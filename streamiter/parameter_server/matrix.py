@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from streamiter.errors import ConfigurationError, OutOfRange, ParameterServerError, RowsInDifferentBlocks, UnknownMatrix
 from streamiter.operators.definitions import Definition
+from streamiter.parameter_server.admission import Admission
 from streamiter.parameter_server.consistency import ASP, Consistency
 from streamiter.values.numbers import is_number, plain_float, plain_scalar, whole_number
 
@@ -59,6 +60,8 @@ class Matrix:
     """How many neighbouring columns a sparse matrix stores together: the numbers of one feature."""
     block: tuple[int, int] | None = None
     """(rows, columns) of one block; None: all rows, and as many columns as give each shard one block."""
+    admission: Admission | None = None
+    """Which vectors of a sparse matrix are stored, and for how long; its last row is for sums, such as gradients."""
     init: object = 0.0
     """The initial values: a number, an array of (rows, columns) or (columns,), or update functions on this matrix."""
     on_clock: object = None
@@ -95,6 +98,11 @@ class Matrix:
             raise ConfigurationError(
                 f"{where}, vector=: expected sparse=True, and columns and blocks of whole vectors, given "
                 f"vector={vector}, sparse={self.sparse}, columns={self.columns:,}, block={self.block}"
+            )
+        if self.admission is not None and not (isinstance(self.admission, Admission) and self.sparse and self.rows > 1):
+            raise ConfigurationError(
+                f"{where}, admission=: expected Admission(…), sparse=True, and a last row for sums such as gradients, "
+                f"given {self.admission!r}, sparse={self.sparse}, rows={self.rows}"
             )
         if self.block is not None:
             if not isinstance(self.block, (tuple, list)) or len(self.block) != 2:
@@ -138,6 +146,7 @@ class Matrix:
             **{name: getattr(self, name) for name in ("rows", "columns", "dtype", "sparse")},
             "default": repr(self.default),
             "on_clock": self.on_clock and getattr(self.on_clock, "in_words", type(self.on_clock).__qualname__),
+            **({} if self.admission is None else {"admission": list(self.block or ()), "vector": self.vector}),
         }
 
     def draws(self, row: int) -> bool:
@@ -149,7 +158,18 @@ class Matrix:
 
         ``init`` is not compared, because only the first call of ``create_matrix`` uses it.
         """
-        for name in ("rows", "columns", "dtype", "consistency", "sparse", "default", "vector", "block", "on_clock"):
+        for name in (
+            "rows",
+            "columns",
+            "dtype",
+            "consistency",
+            "sparse",
+            "default",
+            "vector",
+            "block",
+            "admission",
+            "on_clock",
+        ):
             if getattr(self, name) != getattr(other, name):
                 raise ParameterServerError(
                     f"matrix {self.name!r}: expected the settings it was made with, given "
@@ -192,6 +212,8 @@ class Slice(NamedTuple):
 # columns, 30 to 55 µs for 10,000 and 5 to 8 ms for a million. Sorting by block takes 6 µs, 65 to 75 µs and 10 to 12 ms
 # for any number of blocks.
 _BLOCKS_BY_MASK: Final = 4
+# As many shards can share the matrix, and a step of an optimizer is one call of numpy for each block.
+_BLOCKS_WITH_ADMISSION: Final = 4
 
 
 @final
@@ -199,7 +221,8 @@ class MatrixPartitioning:
     """Cuts a matrix into blocks, and assigns each block to a shard; neighbouring blocks are on the same shard.
 
     All blocks have the same size, except those at the right and lower border. If the matrix has no ``block=``, each
-    shard has one block with all rows (the last shards have none if the columns are few).
+    shard has one block with all rows (the last shards have none if the columns are few). With admission there are four
+    blocks for any number of shards, since which vectors leave depends on the room of their block.
 
     >>> partitioning = MatrixPartitioning(Matrix("w", rows=2, columns=10, block=(1, 5)), shards=2)
     >>> [(block.rows, block.columns, block.shard) for block in partitioning.blocks[:2]]
@@ -209,7 +232,8 @@ class MatrixPartitioning:
     def __init__(self, matrix: Matrix, shards: int) -> None:
         self._matrix = matrix
         vectors = matrix.columns // matrix.vector
-        rows, columns = matrix.block or (matrix.rows, -(-vectors // min(shards, vectors)) * matrix.vector)
+        across = shards if matrix.admission is None else _BLOCKS_WITH_ADMISSION
+        rows, columns = matrix.block or (matrix.rows, -(-vectors // min(across, vectors)) * matrix.vector)
         rows, columns = min(rows, matrix.rows), min(columns, matrix.columns)
         self._block_rows, self._block_columns = rows, columns
         row_ranges = [range(row, min(row + rows, matrix.rows)) for row in range(0, matrix.rows, rows)]

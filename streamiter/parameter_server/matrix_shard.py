@@ -28,8 +28,9 @@ from streamiter.parameter_server.requests import (
     copied_add,
     size_of_adds,
 )
-from streamiter.parameter_server.storage import make_block
+from streamiter.parameter_server.storage import FeatureBlock, make_block
 from streamiter.parameter_server.storage.block import (
+    OCCURRENCES,
     Block,
     GuardedBlock,
     Numbers,
@@ -39,6 +40,7 @@ from streamiter.parameter_server.storage.block import (
     restore_blocks,
     saved_blocks,
 )
+from streamiter.parameter_server.storage.feature_table import FeatureCounts
 from streamiter.values.deferred import Encode
 from streamiter.values.numbers import is_number
 
@@ -174,9 +176,10 @@ class MatrixShard:
             counts.numbers_added += values.size
 
     def _apply_kept(self, adds: Sequence[AddPart]) -> None:
+        """Apply the adds of an iteration, occurrences first: adds that were summed up are in another order."""
         # A warning of an overflow would appear at the worker that moves the clock, not at the one that added.
         with np.errstate(all="ignore"):
-            self._apply_parts(adds)
+            self._apply_parts(sorted(adds, key=lambda part: part.row != OCCURRENCES))
 
     # -- the clock -------------------------------------------------------------------------------------
 
@@ -346,7 +349,8 @@ class MatrixShard:
             yield part
             return
         columns = np.arange(place.columns.start, place.columns.stop) if part.columns is None else part.columns
-        for block, keys, positions in self.partitioning.split(part.row, columns):
+        row = 0 if part.row == OCCURRENCES else part.row
+        for block, keys, positions in self.partitioning.split(row, columns):
             if block.number in self.blocks:
                 yield AddPart(block.number, part.row, keys, part.values[positions])
 
@@ -373,8 +377,15 @@ class MatrixShard:
             buffered_adds=sum(1 for _ in self.model.pending_adds()),
             blocks=len(self.blocks),
             size_bytes=sum(block.size_bytes() for block in self.blocks.values()),
+            **_features(self.blocks.values()),
             **asdict(self._counts),
         )
+
+
+def _features(blocks: Iterable[ShardBlock]) -> dict[str, int]:
+    """Return the counts of ``FeatureCounts`` of all blocks together."""
+    counts = [block.counts() for block in blocks if isinstance(block, FeatureBlock)]
+    return dict(zip(FeatureCounts._fields, map(sum, zip(*counts, strict=True)), strict=False))
 
 
 def _name_of(update: UpdateRequest) -> str:
@@ -451,6 +462,13 @@ class MatrixStatistics:
     """The number of blocks."""
     size_bytes: int
     """The memory of the blocks, in bytes."""
+    features: int = 0
+    """With admission: the vectors that are known, of which ``admitted`` ones are stored."""
+    admitted: int = 0
+    expired: int = 0
+    """The vectors that have left, or began anew, because they were expired."""
+    evicted: int = 0
+    """The vectors that have left because there was no room."""
 
 
 def check_first_values(matrix: Matrix, partitioning: MatrixPartitioning) -> None:
@@ -464,7 +482,7 @@ def check_first_values(matrix: Matrix, partitioning: MatrixPartitioning) -> None
     if (on_clock := clock_function(matrix)) is not None:
         functions.append(on_clock)
     if isinstance(matrix.default, UpdateFunction):
-        check_function(matrix.default, replace(matrix, default=0.0), partitioning)
+        check_function(matrix.default, replace(matrix, default=0.0, admission=None), partitioning)
     for function in functions:
         check_function(function, matrix, partitioning)
 

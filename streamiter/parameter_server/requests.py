@@ -16,7 +16,7 @@ import numpy as np
 
 from streamiter.parameter_server.matrix import Matrix
 from streamiter.parameter_server.psf.function import GetFunction, Part, Result, UpdateFunction
-from streamiter.parameter_server.storage.block import BlockColumns, BlocksState, Numbers
+from streamiter.parameter_server.storage.block import OCCURRENCES, BlockColumns, BlocksState, Numbers
 from streamiter.values.deferred import PlainValue
 
 # -- reading and adding --------------------------------------------------------------------------------------
@@ -41,6 +41,7 @@ class AddPart(NamedTuple):
 
     block: int
     row: int
+    """The row, or ``OCCURRENCES``."""
     columns: BlockColumns | None
     """Columns of the matrix, not of the block; None: all columns of the block."""
     values: Numbers
@@ -316,6 +317,8 @@ def _sum(block: int, row: int, group: Sequence[AddPart]) -> AddPart:
         for part in group[1:]:
             total += part.values
         return AddPart(block, row, None, total)
+    if row == OCCURRENCES:
+        return AddPart(block, row, np.concatenate(named), np.concatenate([part.values for part in group]))
     names, where = np.unique(np.concatenate(named), return_inverse=True)
     values = np.zeros(len(names), dtype=group[0].values.dtype)
     np.add.at(values, where, np.concatenate([part.values for part in group]))

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamiter.errors import ParameterServerError
+from streamiter.parameter_server.admission import UNKNOWN_TIME
 from streamiter.parameter_server.calls import ShardLink, WaitingReply
 from streamiter.parameter_server.consistency import rules_of
 from streamiter.parameter_server.matrix import Matrix, MatrixPartitioning, Slice, fits_int64, unknown_matrix
@@ -33,11 +34,14 @@ from streamiter.parameter_server.requests import (
     Request,
     UpdateRequest,
 )
-from streamiter.parameter_server.storage.block import BlockColumns, Numbers
+from streamiter.parameter_server.storage.block import OCCURRENCES, BlockColumns, Numbers
 from streamiter.values.numbers import check_memory, whole_number
 
 R = TypeVar("R")
 M = TypeVar("M", bound=MatrixRequest[Any])
+
+Occurrences = tuple[npt.ArrayLike, npt.ArrayLike | None]
+"""The first columns of vectors that have occurred, in order, with the times in milliseconds; None: not known."""
 
 FunctionParts = dict[int, list[tuple[int, Part]]]
 """The parts of a function: for each shard, the numbers of its blocks with the function's part for each block."""
@@ -202,6 +206,11 @@ class MatrixAccess:
         """Check the columns of a call and return them; None for all columns, which must fit into memory."""
         if columns is not None:
             return self.partitioning.checked_columns(columns)
+        if self.matrix.admission is not None:
+            raise ParameterServerError(
+                f"matrix {self.matrix.name!r}: expected columns=, as it has admission, given none; name columns, or "
+                "use psf.PullSparse"
+            )
         if self._row_bytes > _ROW_BYTES:
             where = f"all columns of matrix {self.matrix.name!r}"
             check_memory(where, self._row_bytes, "name columns, or use psf.PullSparse", error=ParameterServerError)
@@ -298,20 +307,39 @@ class MatrixAccess:
         columns: npt.ArrayLike | None,
         values: npt.ArrayLike,
         update: UpdateFunction | None,
+        occurrences: Occurrences | None = None,
     ) -> list[tuple[int, AddRequest]]:
         """Return the requests of an add to the shards that get some of the values or run the function."""
         numbers, is_single = self.rows_of(row, rows, "add")
         keys = self.columns_of(columns)
         width = self.width(keys)
         given = self.values_of(values, (width,) if is_single else (len(numbers), width), "add")
-        parts = self.add_parts(numbers, keys, given[np.newaxis] if is_single else given)
+        parts = {} if occurrences is None else self._occurrence_parts(*occurrences)
+        for shard, adds in self.add_parts(numbers, keys, given[np.newaxis] if is_single else given).items():
+            parts.setdefault(shard, []).extend(adds)
         if update is None:
             return self.requests(AddRequest, parts)
         runs = dict(self.requests(UpdateRequest, self.function_parts(update), update))
-        adds = self.requests(AddRequest, {shard: parts.get(shard, ()) for shard in (*parts, *runs)})
-        for shard, add in adds:
+        requests = self.requests(AddRequest, {shard: parts.get(shard, ()) for shard in (*parts, *runs)})
+        for shard, add in requests:
             add.update = runs.get(shard)
-        return adds
+        return requests
+
+    def _occurrence_parts(self, columns: npt.ArrayLike, times_ms: npt.ArrayLike | None) -> dict[int, list[AddPart]]:
+        keys, vector = self.partitioning.checked_columns(columns), self.matrix.vector
+        times = np.full(len(keys), UNKNOWN_TIME) if times_ms is None else np.asarray(times_ms)
+        if (
+            self.matrix.admission is None
+            or times.shape != keys.shape
+            or times.dtype != np.int64
+            or (keys % vector).any()
+        ):
+            raise ParameterServerError(
+                f"add(occurrences=) on matrix {self.matrix.name!r}: expected admission=, first columns of vectors, and "
+                f"an int64 time for each, given admission={self.matrix.admission!r}, columns of shape {keys.shape} and "
+                f"times of {times.dtype} of shape {times.shape}; make the matrix with admission=Admission(…)"
+            )
+        return self.parts_of_row(OCCURRENCES, self.partitioning.split(0, keys), times)
 
     # -- functions -------------------------------------------------------------------------------------
 

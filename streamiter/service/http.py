@@ -1,6 +1,6 @@
 """The HTTP server of a service, in the event loop of its job: :func:`serving`.
 
-Every request passes the :class:`Admission`: who may ask, how many may ask at once, and errors as documents.
+Every request passes the :class:`RequestGate`: who may ask, how many may ask at once, and errors as documents.
 :class:`Routes` has the answers. The server computes in the loop of the job, so no answer may compute for long:
 predictions of many rows yield to the job, another thread makes a drawing, and topics are read for one request at a
 time.
@@ -85,7 +85,7 @@ async def serving(
         observations.requested(route_of(scope), status)
 
     config = Config(
-        Admission(Routes(observations, settings).router(), observations, settings, access),
+        RequestGate(Routes(observations, settings).router(), observations, settings, access),
         http=functools.partial(ClientConnection, settings.timeout_s, refused, heads),  # type: ignore[arg-type]
         loop="none",
         ws="none",
@@ -121,7 +121,7 @@ def _listening(settings: HttpSettings) -> socket.socket:
         ) from error
 
 
-class Admission:
+class RequestGate:
     """What each request passes, and where errors become documents; it counts all requests."""
 
     def __init__(self, router: Router, observations: Observations, settings: HttpSettings, access: Access) -> None:

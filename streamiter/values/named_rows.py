@@ -284,9 +284,10 @@ class FieldReader:
                 )
             columns, count, records = self._columns_of(table), len(table), table
         rows = self._read(columns, count)
-        return rows if self._time is None else replace(rows, times_ms=self._times_of_rows(self._time, records))
+        return rows if self._time is None else replace(rows, times_ms=self.times_of_rows(self._time, records))
 
-    def _times_of_rows(self, field: str, records: list[Any] | Columns) -> Floats:
+    def times_of_rows(self, field: str, records: list[Any] | Columns) -> Floats:
+        """Return the times in a field of records in milliseconds, NaN for none."""
         if isinstance(records, list):
             column: Array | list[Any] = [record.get(field) for record in records]
         elif field in records:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from random import Random
 
-from streamiter.learn.feature_table import FeatureCounts, FeatureTable
+from streamiter.parameter_server.storage.feature_table import FeatureCounts, FeatureTable
 from streamiter.values.plain_data import PlainData
 
 WIDTH = 2
@@ -131,7 +131,7 @@ def common_of(number: int) -> list[float]:
 
 def touch(table: FeatureTable, key: int, now_ms: int, number: int = 1) -> int:
     """Touch a key; return its entry."""
-    [entry] = table.touch([key], [now_ms], common_of(number), SQUARES).tolist()
+    [entry] = table.touch([key], [now_ms], common_of(number), SQUARES)[0].tolist()
     return int(entry)
 
 

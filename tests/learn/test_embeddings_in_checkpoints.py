@@ -13,9 +13,9 @@ from support.waiting import until
 
 from streamiter import Checkpoints, Flow
 from streamiter.learn import train_online
-from streamiter.learn.feature_files import FeatureFiles
 from streamiter.models import ModelSnapshot
 from streamiter.operators import Context, Positions, Source, SourceBatch
+from streamiter.parameter_server.storage.feature_files import FeatureFiles
 
 RECORDS = [record | {"bought": label} for record, label in zip(views(1_200), labels_of(views(1_200)), strict=True)]
 

@@ -18,10 +18,10 @@ from support.waiting import until
 from streamiter import Checkpoints, Flow, Operator
 from streamiter.engine.storage.snapshot import SharedFile
 from streamiter.errors import ConfigurationError, InternalError, OtherModel
-from streamiter.learn import feature_files
-from streamiter.learn.feature_files import FeatureFiles, FrozenFeatures
-from streamiter.learn.feature_table import FeatureTable
 from streamiter.operators import Context, Output, Positions, Source, SourceBatch
+from streamiter.parameter_server.storage import feature_files
+from streamiter.parameter_server.storage.feature_files import FeatureFiles, FrozenFeatures
+from streamiter.parameter_server.storage.feature_table import FeatureTable
 from streamiter.values.deferred import PlainValue
 from streamiter.values.plain_data import PlainData
 

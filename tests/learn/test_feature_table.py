@@ -27,7 +27,7 @@ from support.examples import random_examples
 from support.waiting import PATIENCE_S
 
 from streamiter.errors import ConfigurationError, ModelError, OtherModel
-from streamiter.learn.feature_table import FeatureCounts, FeatureTable, rows_for, size_of_features
+from streamiter.parameter_server.storage.feature_table import FeatureCounts, FeatureTable, rows_for, size_of_features
 from streamiter.values.helpers.compiled import is_compiling
 
 TESTS = Path(__file__).resolve().parents[1]
@@ -35,7 +35,7 @@ TESTS = Path(__file__).resolve().parents[1]
 
 def touch_all(table: FeatureTable, keys: Iterable[int], times: Iterable[int]) -> list[int]:
     """Touch these keys at these times; return their entries."""
-    touched: list[int] = table.touch(list(keys), list(times), common_of(1), SQUARES).tolist()
+    touched: list[int] = table.touch(list(keys), list(times), common_of(1), SQUARES)[0].tolist()
     return touched
 
 

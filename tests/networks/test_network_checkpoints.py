@@ -24,7 +24,7 @@ from streamiter.learn.server_training import ParameterServerWorker, ServerWorker
 from streamiter.networks.network import Network
 from streamiter.networks.serving import network_of_version, save_network
 from streamiter.networks.training import NetworkTraining, train_network, train_network_online
-from streamiter.parameter_server import BSP, SSP, ParameterServer
+from streamiter.parameter_server import BSP, SSP, Admission, ParameterServer
 
 RARELY_S = 1000.0
 ROWS = 200
@@ -32,7 +32,7 @@ ROWS = 200
 
 def with_dropout(**sections: Any) -> Network:
     """Return a network with dropout for each mini-batch, and with rows in another order in each epoch."""
-    changed = document(data={"useshuffle": True, "indexrange": 24}, train={"epoch": 20}, **sections)
+    changed = document(**{"data": {"useshuffle": True, "indexrange": 24}, "train": {"epoch": 20}} | sections)
     changed["layers"][2]["transfuncs"] = ["tanhwithdropout", "identity"]
     return Network.from_json(changed)
 
@@ -49,6 +49,22 @@ def online(flow: Flow) -> NetworkTraining:
         consistency=SSP(staleness=1),
         batch=20,
         publish_every=5,
+        seed=5,
+    )
+
+
+def with_admission(flow: Flow) -> NetworkTraining:
+    """Learn rows of which each four have a feature of their own, besides those that stay."""
+    items = [each | {"at": float(row)} for row, each in enumerate(records(rows(10 * ROWS)))]
+    for row, each in enumerate(items):
+        each["indices"][-1] = 2**40 + row // 4
+    return train_network_online(
+        flow.from_items(items, name="records"),
+        with_dropout(data={"indexrange": -1}, model={"modeltype": "T_DOUBLE_SPARSE"}),
+        ParameterServer(shards=2),
+        consistency=BSP(),
+        batch=20,
+        admission=Admission(admit=2, expire=300, time="at", at_most="2 MB"),
         seed=5,
     )
 
@@ -197,13 +213,13 @@ import asyncio, sys
 from pathlib import Path
 
 sys.path[:0] = {path!r}
-from networks.test_network_checkpoints import Run, in_epochs, on_demand
+from networks.test_network_checkpoints import Run, on_demand, {way}
 
 from streamiter.networks.serving import network_of_version, save_network
 
 
 async def main(folder):
-    run = Run(in_epochs)
+    run = Run({way})
     job = await run.start(on_demand(folder / "checkpoints"))
     if {is_killed!r}:
         await run.after(12)
@@ -219,26 +235,28 @@ asyncio.run(main(Path({folder!r})))
 """
 
 
-def program(folder: Path, *, is_killed: bool = False) -> list[str]:
+def program(folder: Path, train: Train, *, is_killed: bool = False) -> list[str]:
     path = [entry for entry in sys.path if entry]
-    return [sys.executable, "-c", KILLED.format(path=path, folder=str(folder), is_killed=is_killed)]
+    code = KILLED.format(path=path, folder=str(folder), is_killed=is_killed, way=train.__name__)
+    return [sys.executable, "-c", code]
 
 
-def ran(folder: Path) -> int:
+def ran(folder: Path, train: Train) -> int:
     """Run the program, and return the number of mini-batches that it has learned from."""
-    return int(forked_run(program(folder), check=True).stdout)
+    return int(forked_run(program(folder, train), check=True).stdout)
 
 
-async def test_a_process_that_was_killed_continues_to_the_same_bits(tmp_path: Path) -> None:
+@pytest.mark.parametrize("train", [in_epochs, with_admission])
+async def test_a_process_that_was_killed_continues_to_the_same_bits(tmp_path: Path, train: Train) -> None:
     """After a kill -9 in the middle of an epoch and a second start, the saved files must be equal byte for byte."""
-    whole, cut = await never_cut(in_epochs), tmp_path / "cut"
+    whole, cut = await never_cut(train), tmp_path / "cut"
     assert len(whole.losses) == 100
     save_network(tmp_path / "whole" / "model", *network_of_version(whole.models[-1].parameters, "test"))
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with process(program(cut, is_killed=True), is_forked=True, **pipes) as killed:
+    with process(program(cut, train, is_killed=True), is_forked=True, **pipes) as killed:
         assert killed.stdout is not None
         assert killed.stdout.readline() == "there\n"
         killed.send_signal(signal.SIGKILL)
-    assert ran(cut) <= 100 - 12
+    assert ran(cut, train) <= 100 - 12
     saved = [(folder / "model" / "parameters.safetensors").read_bytes() for folder in (tmp_path / "whole", cut)]
     assert saved[0] == saved[1]

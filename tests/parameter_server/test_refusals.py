@@ -19,6 +19,7 @@ from support.refusals import sections, with_errors_now, write
 from support.waiting import PATIENCE_S
 
 from streamiter.parameter_server import ASP, BSP, SSP, ParameterServer, consistency, psf
+from streamiter.parameter_server.admission import Admission
 from streamiter.parameter_server.calls import Heartbeats
 from streamiter.parameter_server.matrix import Matrix, MatrixPartitioning
 from streamiter.parameter_server.optimizers import SGD, Adam
@@ -38,7 +39,7 @@ def fail_above_9(x: Any) -> Any:
 
 NAMES = {
     **{"np": np, "math": math, "psf": psf, "SGD": SGD, "Adam": Adam, "ASP": ASP, "BSP": BSP, "SSP": SSP},
-    **{"ParameterServer": ParameterServer, "Heartbeats": Heartbeats},
+    **{"Admission": Admission, "ParameterServer": ParameterServer, "Heartbeats": Heartbeats},
     **{"consistency": consistency, "clock": VirtualClock(), "Matrix": Matrix, "fail": fail, "above_9": fail_above_9},
     "split": MatrixPartitioning(Matrix("w", rows=3, columns=300, block=(2, 200)), shards=2),
 }

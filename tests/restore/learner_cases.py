@@ -48,7 +48,6 @@ from streamiter.learn.comparison import Compare
 from streamiter.learn.cross_statistics import CrossStatistics
 from streamiter.learn.embedding_weights import EmbeddingWeights
 from streamiter.learn.expert_weights import ExpertWeights
-from streamiter.learn.feature_table import FeatureTable
 from streamiter.learn.item_sets import ChooseFrequent, CountItemSets
 from streamiter.learn.kept_questions import KeptQuestions
 from streamiter.learn.label_join import LabelJoin
@@ -77,6 +76,7 @@ from streamiter.operators.timed.in_order import InOrder, RecordOrder, SpansInOrd
 from streamiter.parameter_server import ASP, BSP, ParameterServer
 from streamiter.parameter_server.consistency import ProgressTracker
 from streamiter.parameter_server.shard import Arrivals
+from streamiter.parameter_server.storage.feature_table import FeatureTable
 from streamiter.values.known_fields import KnownFields
 
 TRUE_WEIGHTS = np.array([1.0, -2.0, 0.5])

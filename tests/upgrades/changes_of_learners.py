@@ -25,6 +25,7 @@ from streamiter.learn import (
     Examples,
     LinearRegression,
     LogisticRegression,
+    SparseRows,
     StandardScaler,
     apriori,
     compare_online,
@@ -35,7 +36,7 @@ from streamiter.learn import (
     train_on_parameter_server,
 )
 from streamiter.networks import LabelledRows, Network, train_network, train_network_online
-from streamiter.parameter_server import ASP, BSP, SSP, ParameterServer, psf
+from streamiter.parameter_server import ASP, BSP, SSP, Admission, ParameterServer, psf
 from streamiter.parameter_server.optimizers import FTRL, SGD, Adam
 
 
@@ -119,6 +120,18 @@ def network_on_stream(made: Network, **options: Any) -> Build:
             inputs.plain(), made, ParameterServer(), extract=examples_of(made.features or 1, -1.0), **settings
         ).models
     )
+
+
+def come_and_go(admission: Admission | None) -> Build:
+    """Return a training whose features are the keys of the records."""
+
+    def extract(records: list[Any]) -> Examples:
+        rows = SparseRows.from_rows((([record["k"]], [1.0]) for record in records), 2**52)
+        return Examples(rows, [1.0 if record["k"] == 2 else -1.0 for record in records])
+
+    made = network(2**52, model={"modeltype": "T_FLOAT_SPARSE"})
+    settings = {"consistency": BSP(), "batch": 1, "name": "step", "extract": extract, "admission": admission}
+    return lambda inputs: train_network_online(inputs.plain(), made, ParameterServer(), **settings).models
 
 
 def network_in_epochs(*, updates: int = 2, epochs: int = 2, **options: Any) -> Build:
@@ -405,6 +418,21 @@ OF_LEARNERS: list[Change] = [
         RATES,
         network_on_stream(network()),
         network_on_stream(network(train={"lr": 0.5})),
+        "keep",
+    ),
+    on_a_server(
+        "train_network_online",
+        "with `admission` or without",
+        come_and_go(None),
+        come_and_go(Admission()),
+        "refuse",
+        "admission is new",
+    ),
+    on_a_server(
+        "train_network_online",
+        "`admit`, `expire`, `at_most` and `time` of `admission`",
+        come_and_go(Admission(admit=1, at_most="2 MB")),
+        come_and_go(Admission(admit=2, at_most="1 MB", expire="1d", time="t")),
         "keep",
     ),
     on_a_server(

@@ -17,8 +17,16 @@ from pathlib import Path
 from typing import IO, BinaryIO, Final
 
 from streamiter.engine.storage.blobs import Blob, BlobReader, Blobs, missing
-from streamiter.errors import CheckpointError, ConfigurationError, StorageFull
-from streamiter.values.helpers.files import FULL_DISK, NOT_ALLOWED, advice_for, alone, is_free, shared, sync_folder
+from streamiter.errors import CheckpointError
+from streamiter.values.helpers.files import (
+    NOT_ALLOWED,
+    advice_for,
+    alone,
+    errors_of_writing,
+    is_free,
+    shared,
+    sync_folder,
+)
 
 _LOCK: Final = "lock"
 _IN_USE: Final = "in-use"
@@ -181,32 +189,6 @@ class FileReader(BlobReader):
 
     def close(self) -> None:
         self._file.close()
-
-
-@contextlib.contextmanager
-def errors_of_writing(what: str, place: str, advice: str) -> Iterator[None]:
-    """Convert errors of the system to errors that say what to do, while files in ``place`` are written.
-
-    ``what`` (the flow) begins the message; ``advice`` says how to need less space on the disk.
-    """
-    try:
-        yield
-    except OSError as error:
-        reason = os.strerror(error.errno) if error.errno else str(error)
-        if error.errno in FULL_DISK:
-            raise StorageFull(
-                f"{what}: expected room for checkpoints in {place}, given {reason}; what was committed before is as "
-                f"it was: free space on that disk, or {advice}"
-            ) from error
-        if error.errno in NOT_ALLOWED:
-            raise ConfigurationError(
-                f"{what}: expected a directory for checkpoints that this process may write to, given {place} "
-                f"({error.filename or place}: {reason}); choose another, or give it to this process's user"
-            ) from error
-        raise CheckpointError(
-            f"{what}: expected to write checkpoints to {place}, given an error of the system "
-            f"({error.filename or place}: {reason}); {advice_for(reason)}, or choose another directory"
-        ) from error
 
 
 @contextlib.contextmanager

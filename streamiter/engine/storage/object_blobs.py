@@ -22,9 +22,10 @@ from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
 from obstore.store import AzureStore, GCSStore, S3Store
 
 from streamiter.engine.storage.blobs import Blob, BlobChanged, BlobReader, Blobs, missing
-from streamiter.engine.storage.folder_blobs import FileReader, errors_of_writing
+from streamiter.engine.storage.folder_blobs import FileReader
 from streamiter.errors import ConfigurationError, StoreUnavailable
 from streamiter.topics.urls import options_from, shown_url
+from streamiter.values.helpers.files import errors_of_writing
 
 if TYPE_CHECKING:
     from obstore import UpdateVersion

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamiter.errors import ConfigurationError, OutOfRange, ParameterServerError
-from streamiter.parameter_server.matrix import BlockRange, DrawnValues, Matrix, MatrixPartitioning
+from streamiter.parameter_server.matrix import BlockRange, Matrix, MatrixPartitioning
 from streamiter.parameter_server.storage.block import Block, BlockColumns, BlockRow, DTypeOfNumbers, Numbers
 from streamiter.values.helpers.importing import importable_name
 from streamiter.values.numbers import is_number, not_negative, plain_float, positive, whole_number
@@ -197,12 +197,13 @@ def check_function(function: PartitionFunction, matrix: Matrix, partitioning: Ma
     for row in rows:
         partitioning.checked_row(row)
     partitioning.check_same_row_block(rows, function.name)
-    if isinstance(matrix.default, DrawnValues) and not function.only_stored:
-        drawn = next((row for row in rows or range(matrix.rows) if matrix.draws(row)), None)
+    if not function.only_stored:
+        drawn = next((row for row in rows or range(matrix.rows) if matrix.admission or matrix.draws(row)), None)
         if drawn is not None:
+            why = "which has admission" if matrix.admission else "whose default is drawn"
             raise ParameterServerError(
-                f"{where(function, matrix)}: expected rows whose default is a number, given row {drawn}, whose default "
-                "is drawn; use get and add with columns=, psf.Optimize, psf.PullSparse, or psf.Put with columns="
+                f"{where(function, matrix)}: expected rows whose default is a number, given row {drawn}, {why}; use "
+                "get and add with columns=, psf.Optimize, psf.PullSparse, or psf.Put with columns="
             )
     function.check(matrix)
 

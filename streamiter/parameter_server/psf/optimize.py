@@ -104,8 +104,13 @@ class OptimizerRows(Checked, UpdateFunction, int64="refused"):
         return range(needed)
 
     def check(self, matrix: Matrix) -> None:
-        self.rows(matrix)
+        needed = self.rows(matrix)
         super().check(matrix)
+        if matrix.admission is not None and (self.weights > 1 or len(needed) != matrix.rows):
+            raise ParameterServerError(
+                f"{where(self, matrix)}: expected a matrix with admission to have the gradient as its last row, given "
+                f"weights={self.weights} and {matrix.rows} rows; make it with weights=1 and rows={len(needed)}"
+            )
         has_gradient = any(matrix.draws(self.gradient_row(row)) for row in range(self.weights))
         if has_gradient or (matrix.default and not isinstance(matrix.default, DrawnValues)):
             raise ParameterServerError(

@@ -33,6 +33,9 @@ AnyScalar: TypeAlias = np.generic
 BlockColumns: TypeAlias = npt.NDArray[np.int64]
 """Global column numbers, in any order; a column may occur twice."""
 
+OCCURRENCES: Final = -1
+"""In place of a row of adds: the columns are first ones of vectors that have occurred, and the values are the times."""
+
 FrozenState: TypeAlias = dict[str, PlainValue]
 """The frozen state of a block: plain data, with large arrays as :class:`~streamiter.values.deferred.Deferred`."""
 

@@ -53,7 +53,7 @@ class Cells(abc.ABC):
 
     @abc.abstractmethod
     def count_absent(self, columns: BlockColumns) -> int:
-        """Return how many different vectors of these columns the cells do not store yet."""
+        """Return how many different vectors of these columns ``count_different`` does not count."""
 
     @abc.abstractmethod
     def reset(self, default: AnyScalar) -> None:
@@ -160,12 +160,12 @@ class HashedCells(Cells):
             slots, absent = self._find(columns)
             values = gathered(self._values, slots, out)
         else:
-            firsts, parts = _vectors(columns, self._vector)
+            firsts, parts = vectors_of(columns, self._vector)
             slots, absent = self._find(firsts)
             if parts is None:
                 table = self._values.reshape(-1, self._vector)
                 values = gathered(table, slots, None if out is None else out.reshape(-1, self._vector)).reshape(-1)
-                absent = _ranges(absent * self._vector, self._vector)
+                absent = ranges(absent * self._vector, self._vector)
             else:
                 vectors, within = parts
                 values = gathered(self._values, slots[vectors] * self._vector + within, out)
@@ -201,7 +201,11 @@ class HashedCells(Cells):
 
     def count_absent(self, columns: BlockColumns) -> int:
         firsts = columns if self._vector == 1 else columns - columns % self._vector
-        return len(distinct(firsts[self._find(firsts)[1]]))
+        slots, absent = self._find(firsts)
+        if self._draw is None:  # An empty slot has the default, as a slot that was reset.
+            of_slots = self._values.reshape(-1, self._vector)[slots]
+            absent = np.flatnonzero(~differs_from(of_slots, self.default).any(axis=1))
+        return len(distinct(firsts[absent]))
 
     def count_different(self) -> int:
         if self._draw is not None:
@@ -235,7 +239,7 @@ class HashedCells(Cells):
         """Return the columns in these slots and their values."""
         if self._vector == 1:
             return firsts, self._values[slots]
-        return _ranges(firsts, self._vector), self._values.reshape(-1, self._vector)[slots].reshape(-1)
+        return ranges(firsts, self._vector), self._values.reshape(-1, self._vector)[slots].reshape(-1)
 
     def _different(self, slots: npt.NDArray[np.intp], firsts: BlockColumns) -> tuple[BlockColumns, Numbers]:
         columns, values = self._stored(slots, firsts)
@@ -280,7 +284,7 @@ class HashedCells(Cells):
 
         If whole vectors are then overwritten, their values are not drawn.
         """
-        firsts, parts = (columns, None) if self._vector == 1 else _vectors(columns, self._vector)
+        firsts, parts = (columns, None) if self._vector == 1 else vectors_of(columns, self._vector)
         slots, absent = self._find(firsts)
         if len(absent):
             missing = firsts[absent]
@@ -294,7 +298,7 @@ class HashedCells(Cells):
         if self._vector == 1:
             return slots
         if parts is None:
-            return _ranges(slots * self._vector, self._vector)
+            return ranges(slots * self._vector, self._vector)
         vectors, within = parts
         return slots[vectors] * self._vector + within
 
@@ -311,24 +315,24 @@ class HashedCells(Cells):
         """Write the drawn values of these vectors."""
         assert self._draw is not None
         drawn = np.empty(len(firsts) * self._vector, self._values.dtype)
-        self._draw(_ranges(firsts, self._vector), drawn)
+        self._draw(ranges(firsts, self._vector), drawn)
         self._values.reshape(-1, self._vector)[self._find(firsts)[0]] = drawn.reshape(-1, self._vector)
 
 
-def _ranges(begins: npt.NDArray[np.int64], length: int) -> npt.NDArray[np.int64]:
+def ranges(begins: npt.NDArray[np.int64], length: int) -> npt.NDArray[np.int64]:
     return (begins[:, np.newaxis] + np.arange(length)).reshape(-1)
 
 
-def _vectors(
+def vectors_of(
     columns: BlockColumns, vector: int
 ) -> tuple[BlockColumns, tuple[npt.NDArray[np.intp], BlockColumns] | None]:
     """Return the first columns of the vectors of these columns, and for each column its vector and its place in that.
 
     The second is None if the columns are whole vectors. A vector occurs twice if its columns are not neighbours.
 
-    >>> _vectors(np.array([6, 7, 8, 0, 1, 2]), 3)
+    >>> vectors_of(np.array([6, 7, 8, 0, 1, 2]), 3)
     (array([6, 0]), None)
-    >>> firsts, (vectors, within) = _vectors(np.array([6, 8, 1]), 3)
+    >>> firsts, (vectors, within) = vectors_of(np.array([6, 8, 1]), 3)
     >>> firsts.tolist(), vectors.tolist(), within.tolist()
     ([6, 0], [0, 0, 1], [0, 2, 1])
     """

@@ -12,7 +12,7 @@ from collections.abc import Generator, Iterable, Iterator
 from functools import partial
 from itertools import groupby
 from operator import itemgetter
-from typing import Final, TypeAlias, TypeGuard, TypeVar, cast, final
+from typing import Final, TypeAlias, TypeGuard, TypeVar, cast
 
 import numpy as np
 
@@ -46,7 +46,6 @@ from streamiter.values.deferred import Encode
 AnyCells = TypeVar("AnyCells", bound=Cells)
 
 
-@final
 class SparseBlock(ShardBlock):
     """A block that stores, for each row, a default and the columns that differ from it.
 

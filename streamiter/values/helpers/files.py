@@ -20,7 +20,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import IO, Final, ParamSpec, TypeVar
 
-from streamiter.errors import CheckpointError
+from streamiter.errors import CheckpointError, ConfigurationError, StorageFull
 
 # A full disk, a full quota, a limit on the size of files (RLIMIT_FSIZE).
 FULL_DISK: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
@@ -38,6 +38,32 @@ def advice_for(reason: str, otherwise: str = "check that disk") -> str:
     ('raise the limit on open files of this process (ulimit -n)', 'check that disk')
     """
     return next((advice for text, advice in _ADVICE.items() if text in reason), otherwise)
+
+
+@contextmanager
+def errors_of_writing(what: str, place: str, advice: str) -> Iterator[None]:
+    """Convert errors of the system to errors that say what to do, while files in ``place`` are written.
+
+    ``what`` (the flow) begins the message; ``advice`` says how to need less space on the disk.
+    """
+    try:
+        yield
+    except OSError as error:
+        reason = os.strerror(error.errno) if error.errno else str(error)
+        if error.errno in FULL_DISK:
+            raise StorageFull(
+                f"{what}: expected room for checkpoints in {place}, given {reason}; what was committed before is as "
+                f"it was: free space on that disk, or {advice}"
+            ) from error
+        if error.errno in NOT_ALLOWED:
+            raise ConfigurationError(
+                f"{what}: expected a directory for checkpoints that this process may write to, given {place} "
+                f"({error.filename or place}: {reason}); choose another, or give it to this process's user"
+            ) from error
+        raise CheckpointError(
+            f"{what}: expected to write checkpoints to {place}, given an error of the system "
+            f"({error.filename or place}: {reason}); {advice_for(reason)}, or choose another directory"
+        ) from error
 
 
 _ADVICE: Final[Mapping[str, str]] = MappingProxyType(

@@ -93,6 +93,17 @@ def test_columns_reset_to_the_default_make_room_for_others(is_replaced: bool) ->
     assert max(sizes[20:]) <= max(sizes[:20])
 
 
+@pytest.mark.parametrize("vector", [1, 2])
+def test_columns_that_a_row_stores_as_the_default_are_added_to_while_it_grows(vector: int) -> None:
+    """A larger table had no room for columns that were stored, but reset: all gradients of the block were lost."""
+    block, _ = block_of(Matrix("w", rows=1, columns=_HUGE, sparse=True, vector=vector))
+    for first, stop in ((0, 9), (9, 12), (8, 17)):
+        columns = np.arange(vector * first, vector * stop)
+        block.add(0, columns, np.ones(len(columns)))
+        assert block.sparse_row(0).columns.tolist() == columns.tolist()
+        block.replace_row(0, BlockRow(columns[:0], np.zeros(0), 0.0))
+
+
 def test_duplicate_columns_take_memory_once() -> None:
     """A batch with one word a thousand times made a table for a thousand words."""
     block, _ = block_of(Matrix("w", rows=1, columns=_HUGE, sparse=True, block=(1, _HUGE)))

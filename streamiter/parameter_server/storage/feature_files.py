@@ -22,11 +22,10 @@ from typing import Any, Final, NamedTuple, final
 import numpy as np
 import numpy.typing as npt
 
-from streamiter.engine.storage.folder_blobs import errors_of_writing
 from streamiter.errors import InternalError, StreamiterError
-from streamiter.learn.feature_table import FeatureTable
+from streamiter.parameter_server.storage.feature_table import FeatureTable
 from streamiter.values.deferred import FRAME_FILE, DeferredFiles, FramesInFiles, LocalFile, PlainValue
-from streamiter.values.helpers.files import RunFolder
+from streamiter.values.helpers.files import RunFolder, errors_of_writing
 from streamiter.values.plain_data import PlainData
 
 # Features with two experts and 8 factors take some 25 MB: a tenth of a second. Smaller tables are no files.

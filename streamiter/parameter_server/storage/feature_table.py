@@ -1,7 +1,7 @@
 """A table of features: numbers by key, the more the more often a key occurs, that leave in the end.
 
-``streamiter.learn.feature_steps`` describes the arrays, and which features leave when. Other compiled code calls its
-``find_feature`` and ``touch_feature`` with pointers to ``FeatureTable.arrays``.
+``feature_steps`` describes the arrays, and which features leave when. Other compiled code calls its ``find_feature``
+and ``touch_feature`` with pointers to ``FeatureTable.arrays``.
 """
 
 from __future__ import annotations
@@ -49,8 +49,9 @@ class FeatureTable:
     at once.
 
     >>> table = FeatureTable(2, weights=1, admit=2, capacity=3)
-    >>> table.touch([7, 8, 7], [0, 0, 0], commons=[0.25, 0.75], squares=0.1).tolist()  # Their entries.
-    [1, 2, 1]
+    >>> entries, given = table.touch([7, 8, 7], [0, 0, 0], commons=[0.25, 0.75], squares=0.1)
+    >>> entries.tolist(), given.tolist()
+    ([1, 2, 1], [0, 0, 1])
     >>> keys, row_of, weights, rows = table.entries()
     >>> keys.tolist(), row_of.tolist(), weights.tolist(), rows.tolist()
     ([7, 8], [1, 0], [[0.0], [0.0]], [[0.25, 0.75]])
@@ -66,7 +67,7 @@ class FeatureTable:
         Raises ConfigurationError for numbers out of range.
         """
         # Imported here: it imports Numba, which takes most of a second.
-        from streamiter.learn import feature_steps as steps
+        from streamiter.parameter_server.storage import feature_steps as steps
 
         self.steps = steps
         """The compiled functions, and the names of settings and facts."""
@@ -144,17 +145,36 @@ class FeatureTable:
         return found
 
     def touch(
-        self, keys: npt.ArrayLike, times_ms: npt.ArrayLike, commons: npt.ArrayLike, squares: float
-    ) -> npt.NDArray[np.int32]:
-        """Count an occurrence of each key at its time, in order; return the entries.
+        self,
+        keys: npt.ArrayLike,
+        times_ms: npt.ArrayLike,
+        commons: npt.ArrayLike | None = None,
+        squares: float = 0.0,
+        *,
+        is_enough: bool = False,
+    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
+        """Count an occurrence of each key at its time, in order; return the entries, and the rows that features got.
 
         Admitted features begin with the row ``commons``, all with ``squares`` as each sum of squared gradients. An
-        entry belongs to its feature until a later one may have taken it.
+        entry belongs to its feature until a later one may have taken it; a row is 0 where an occurrence gave none. With
+        ``is_enough`` one occurrence admits a feature.
         """
-        keys, times = _integers(keys), _integers(times_ms)
-        touched = np.zeros(len(keys), np.int32)
-        self.steps.touch_features(self.arrays, keys, times, _floats(commons), float(squares), touched)
-        return touched
+        keys, times, settings = _integers(keys), _integers(times_ms), self.arrays.settings
+        entries, rows = np.zeros((2, len(keys)), np.int32)
+        numbers = _floats(np.zeros(self.width) if commons is None else commons)
+        settings[self.steps.ADMIT] = 1 if is_enough else self.admit
+        self.steps.touch_features(self.arrays, keys, times, numbers, float(squares), entries, rows)
+        settings[self.steps.ADMIT] = self.admit
+        return entries, rows
+
+    def renew(self, entries: npt.NDArray[np.int32]) -> None:
+        """Note that these entries, or their rows, have changed without another occurrence."""
+        self.steps.renew_features(self.arrays, np.require(entries, np.int32, ["C_CONTIGUOUS", "WRITEABLE"]))
+
+    def admitted(self) -> npt.NDArray[np.int32]:
+        """Return the entries of the features that have a row, by key."""
+        entries = np.flatnonzero(self.arrays.row_of[: self._entries_stop()]).astype(np.int32)
+        return entries[np.argsort(self.arrays.keys[entries])]
 
     def weights(self) -> npt.NDArray[np.float32]:
         """Return the weights by entry with their sums of squared gradients behind them; not a copy."""

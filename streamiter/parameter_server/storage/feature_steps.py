@@ -350,12 +350,27 @@ def find_features(arrays: FeatureArrays, keys: Integers, times_ms: Integers, fou
 
 @compiled
 def touch_features(
-    arrays: FeatureArrays, keys: Integers, times_ms: Integers, commons: Float32s, squares: float, touched: EntryNumbers
+    arrays: FeatureArrays,
+    keys: Integers,
+    times_ms: Integers,
+    commons: Float32s,
+    squares: float,
+    touched: EntryNumbers,
+    given: EntryNumbers,
 ) -> None:
-    """Fill in the result of ``touch_feature`` for each key at its time, one after the other."""
+    """Fill in the result of ``touch_feature`` for each key at its time, one after the other, and each ``NEW_ROW``."""
     table, rows = feature_pointers(arrays), pointer_to(commons)
     for position in range(len(keys)):
         touched[position] = touch_feature(table, keys[position], times_ms[position], rows, 0, squares)
+        given[position] = table.facts[NEW_ROW]
+
+
+@compiled
+def renew_features(arrays: FeatureArrays, entries: EntryNumbers) -> None:
+    """Call ``renew_feature`` for each entry, one after the other."""
+    table = feature_pointers(arrays)
+    for position in range(len(entries)):
+        renew_feature(table, entries[position])
 
 
 @compiled
