@@ -286,7 +286,8 @@ class ProgressiveValidation(DeclaredState, Savable):
         numbers = np.zeros(count) if classes is None else row_vector(_NAME, "classes", classes, count)
         refuse_rows_unless((numbers >= 0.0) & (numbers == np.floor(numbers)), _NAME, "numbers of classes", numbers)
         weights = np.ones(count) if sample_weights is None else row_weights(_NAME, sample_weights, count)
-        return np.stack([checked, checked_targets, weights, numbers])[:, weights > 0.0]
+        rows, counts = np.stack([checked, checked_targets, weights, numbers]), weights > 0.0
+        return rows if counts.all() else rows[:, counts]
 
     def _losses(self, rows: Floats) -> tuple[Floats, Floats]:
         """Return the losses of the rows, and for classification the log odds of the predictions."""
@@ -301,7 +302,7 @@ class ProgressiveValidation(DeclaredState, Savable):
         """Return the sums with these rows added to them."""
         predictions, targets, weights, _ = rows
         distances = (1.0 if self.kind == "classes" else targets) - predictions
-        terms: dict[int, Array] = {_WEIGHT: np.ones_like(weights), _LOSS: losses, _SQUARES: np.square(distances)}
+        terms: dict[int, Array | float] = {_WEIGHT: 1.0, _LOSS: losses, _SQUARES: np.square(distances)}
         terms[_DISTANCE] = np.abs(distances)
         if self.kind == "regression":
             shifted = targets - (self._first or 0.0)
@@ -313,12 +314,12 @@ class ProgressiveValidation(DeclaredState, Savable):
             chosen = predictions >= 0.5
             terms |= {_CORRECT: chosen == (targets == 1.0), _BOTH: chosen * targets, _ONES: chosen + targets}
             terms[_TARGETS] = targets  # φ of 0 and of 1 is 0.
-        places = list(terms)
-        weighted = np.stack(list(terms.values())) * weights
-        weighted[:, 0] += sums[places]
-        added = np.zeros(_SUMS)
-        # Row after row: numpy's sum adds in pairs, so its result would depend on the cuts of batches.
-        added[places] = np.cumsum(weighted, axis=1, out=weighted)[:, -1]
+        added, weighted = np.zeros(_SUMS), np.empty(len(weights))
+        for place, term in terms.items():
+            np.multiply(term, weights, out=weighted)
+            weighted[0] += sums[place]
+            # Row after row: numpy's sum adds in pairs, so its result would depend on the cuts of batches.
+            added[place] = np.cumsum(weighted, out=weighted)[-1]
         return added
 
     def _means(self, count: int, sums: Floats, area: float | None, calibration: Calibration | None) -> dict[str, float]:
