@@ -1,6 +1,6 @@
 """Tools of the Kafka benchmarks: new topics, and clients of aiokafka and of confluent-kafka with good settings.
 
-The settings are the same as in streamiter's connector: read committed, checksums verified, 1 MB of each
+The settings are the same as in streamiter's connector: read committed, checksums verified, 4 MB of each
 partition in an answer, record batches of up to 1 MB, an idempotent producer that lingers as the benchmark says.
 """
 
@@ -39,6 +39,7 @@ __all__ = [
 ]
 
 _BATCH_BYTES = 1_000_000
+_PARTITION_BYTES = 4_000_000
 _FETCH_BYTES = 8_000_000
 # For ``consume`` of confluent-kafka. From 1,000 to 20,000 records at once, the speed is the same within the noise.
 CONSUMED_TOGETHER = 5_000
@@ -105,7 +106,7 @@ async def consumer(address: str, *topics: str, partitions: int) -> AsyncIterator
         enable_auto_commit=False,
         isolation_level="read_committed",
         fetch_max_bytes=_FETCH_BYTES,
-        max_partition_fetch_bytes=_BATCH_BYTES,
+        max_partition_fetch_bytes=_PARTITION_BYTES,
     )
     await client.start()
     try:
@@ -161,7 +162,7 @@ def confluent_clients(address: str, source: Topic, *, partitions: int, linger_s:
             "check.crcs": True,
             "fetch.queue.backoff.ms": 5,
             "fetch.max.bytes": _FETCH_BYTES,
-            "max.partition.fetch.bytes": _BATCH_BYTES,
+            "max.partition.fetch.bytes": _PARTITION_BYTES,
         }
     )
     writer = Producer(
