@@ -174,9 +174,7 @@ class ReadPartition:
         batches = answer.batches
         if batches[-1].next_offset - _base_offset(batches[0]) < _LOCATED_FROM or not is_loaded():
             return None
-        if not all(batch.validate_crc() for batch in batches):
-            return None
-        located = compiled_locate()(self.number, answer.fetched, answer.starts)
+        located = compiled_locate()(self.number, answer.fetched, answer.starts, batches)
         if located is None:
             return None
         located.keep(self.next_offset, self._stop)
@@ -215,7 +213,7 @@ class ReadPartition:
 
 
 @cache
-def compiled_locate() -> Callable[[int, bytes, Sequence[int]], LocatedRecords | None]:
+def compiled_locate() -> Callable[[int, bytes, Sequence[int], Sequence[WireBatch]], LocatedRecords | None]:
     """Return the function that locates the plain records of an answer; the first call compiles it."""
     from streamiter_kafka import record_columns
 

@@ -174,13 +174,17 @@ def plain_answer(count: int, size: int = 100) -> bytes:
     return bytes(queue.seal(ProducerIdentity()))
 
 
-def test_plain_records_are_located() -> None:
+@pytest.mark.parametrize("has_instruction", [True, False])
+def test_plain_records_are_located(has_instruction: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Records of the usual form were parsed one by one, and the speed of long streams was that of short ones."""
-    partition = ReadPartition(0, "topic 't'", 0, None)
-    partition.add(0, plain_answer(20), None, 20)
-    batch = partition.take(20)
-    assert batch is not None
-    assert isinstance(batch.values, JoinedValues)
+    if not has_instruction:
+        monkeypatch.setattr("streamiter_kafka.record_columns.has_crc32c_instruction", lambda: False)
+    for count in range(20, 28):  # Checksums take eight bytes at once, and then those that are left.
+        partition = ReadPartition(0, "topic 't'", 0, None)
+        partition.add(0, plain_answer(count, size=1), None, count)
+        batch = partition.take(count)
+        assert batch is not None
+        assert isinstance(batch.values, JoinedValues)
 
 
 def test_damaged_records_are_an_error() -> None:

@@ -24,10 +24,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from functools import cached_property
-from typing import Any, Final
+from functools import cache, cached_property
+from typing import Any, Final, cast
 
 import numpy as np
+from llvmlite import ir  # type: ignore[import-untyped]
+from llvmlite.binding import get_host_cpu_features  # type: ignore[import-untyped]
 from numba import version_info
 from numba.core import types
 from numba.core.caching import FunctionCache, NullCache
@@ -38,7 +40,16 @@ from numba.core.registry import CPUDispatcher
 from numba.core.runtime.nrt import rtsys
 from numba.extending import intrinsic
 
-__all__ = ["CompiledFunction", "Event", "Listener", "install_listener", "intrinsic", "types"]
+__all__ = [
+    "CompiledFunction",
+    "Event",
+    "Listener",
+    "crc32c_instruction",
+    "has_crc32c_instruction",
+    "install_listener",
+    "intrinsic",
+    "types",
+]
 
 # Of these versions it is known that stored code needs nothing but the runtime, and how called functions are compiled.
 # With others, Numba imports all its parts before it loads code, as it does by itself: a name that is missing then would
@@ -167,3 +178,34 @@ def _parts(function: Callable[..., Any], seen: set[Callable[..., Any]]) -> Itera
             yield name, getattr(value, "_fields", ())
         elif isinstance(value, (int, float, str, bytes, np.generic, tuple)):
             yield name, value
+
+
+@cache
+def has_crc32c_instruction() -> bool:
+    """Whether the processor has the instruction of :func:`crc32c_instruction`, as those of x86 since 2008 have."""
+    with suppress(RuntimeError):  # llvmlite does not know the features of each processor.
+        return bool(get_host_cpu_features().get("sse4.2"))
+    return False
+
+
+def crc32c_instruction(bits: int) -> Callable[[int, Any, int], int]:
+    """Return a function for compiled code that adds 8 or 64 bits, at an index of a pointer to bytes, to a checksum.
+
+    The checksum is CRC-32C, before its bits are inverted. The function takes one instruction of the processor.
+    """
+
+    def add_bits(_context: Any, checksum: Any, data: Any, at: Any) -> Any:
+        def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+            added, whole = ir.IntType(bits), ir.IntType(64)
+            state = whole if bits == 64 else ir.IntType(32)
+            function = ir.FunctionType(state, [state, added])
+            instruction = builder.module.declare_intrinsic(f"llvm.x86.sse42.crc32.{state.width}.{bits}", (), function)
+            place = builder.bitcast(builder.gep(arguments[1], [arguments[2]]), added.as_pointer())
+            value = builder.load(place, align=1)
+            before = arguments[0] if state is whole else builder.trunc(arguments[0], state)
+            after = builder.call(instruction, [before, value])
+            return after if state is whole else builder.zext(after, whole)
+
+        return types.int64(types.int64, data, types.int64), generate
+
+    return cast(Callable[[int, Any, int], int], intrinsic(add_bits))
