@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from support.waiting import PATIENCE_S
 
-from streamiter.values.helpers.compiled import compiled, is_compiling
+from streamiter.values.helpers.compiled import beside_event_loop, compiled, compiled_code_begins, is_compiling
 
 
 def twice(number: float) -> float:
@@ -50,6 +52,7 @@ def cubes(numbers):
 
 _CALLS = """
 import sys
+import threading
 from numpy import array
 from streamiter.values.helpers import numba_code
 numba_code.LOADED_AT_ONCE = eval(sys.argv[1], vars(numba_code))
@@ -146,3 +149,27 @@ def test_threads_may_compile_at_the_same_time() -> None:
             check=True,
         )
         assert ended.stdout == ""
+
+
+async def test_a_thread_comes_to_its_compiled_code_before_the_event_loop_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Rows were learned, and JSON was scanned, after the other work of the event loop, and not beside it."""
+    monkeypatch.setattr(sys, "getswitchinterval", lambda: PATIENCE_S)
+    happened, goes_on = list[str](), threading.Event()
+
+    def work() -> str:
+        happened.append("prepared")
+        compiled_code_begins()
+        assert goes_on.wait(PATIENCE_S)
+        return "done"
+
+    async def others() -> None:
+        happened.append("others")
+        goes_on.set()
+
+    done, _ = await asyncio.gather(beside_event_loop(work), others())
+    assert done == "done"
+    assert happened == ["prepared", "others"]
+    with pytest.raises(ZeroDivisionError):
+        await beside_event_loop(lambda: 1 // 0)

@@ -17,7 +17,7 @@ from streamiter.learn.losses import PlainLoss
 from streamiter.learn.model_rows import CONFIRMED, ModelRows, RowSteps
 from streamiter.models.linear_predictor import LinearPredictor
 from streamiter.values.crossed_rows import Cross, crossed_fields
-from streamiter.values.helpers.compiled import saying_that_it_compiles
+from streamiter.values.helpers.compiled import compiled_code_begins, saying_that_it_compiles
 from streamiter.values.numbers import ROUNDING, Floats, Indices, is_number
 
 # From 0.01 to 0.1 the best on 5 streams with drift, with one rate: 10% less loss, and 5% less on 8 other streams.
@@ -329,6 +329,7 @@ class ExpertWeights:
             except BaseException:  # There is no memory, or Ctrl-C.
                 self._slot_of[self._slot_of >= self._slots] = 0
                 raise
+        compiled_code_begins()
         self._steps.step_rows(
             self._kind,
             self.hashed,

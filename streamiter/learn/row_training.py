@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable
+from functools import partial
 from itertools import starmap
 from operator import itemgetter
 from typing import Any, Final, NamedTuple
@@ -41,7 +42,7 @@ from streamiter.operators.declared_state import COPIED, NESTED, Form, declared
 from streamiter.operators.definitions import Definition
 from streamiter.operators.operator import Context, KeepsRecords
 from streamiter.operators.output import Output, detach
-from streamiter.values.helpers.compiled import is_compiling
+from streamiter.values.helpers.compiled import beside_event_loop, is_compiling
 from streamiter.values.numbers import Floats, Indices
 from streamiter.values.records import Batch
 from streamiter.values.times import MIN_TIME
@@ -175,7 +176,7 @@ class RowOwner(ModelOwner, KeepsRecords):
                 self.take_over_rollback()  # in the event loop, where rollbacks arrive
                 attach = detach(out)
                 try:
-                    await asyncio.to_thread(self._learn_rows, given, out)
+                    await beside_event_loop(partial(self._learn_rows, given, out))
                 finally:
                     attach()
             self.count_step(out)

@@ -11,7 +11,7 @@ from flow.small_flows import Fed
 from runtime.probe import tasks_left, turns
 from support.waiting import PATIENCE_S
 
-from streamiter import Flow, Operator, OutputTag, connect
+from streamiter import Flow, IterationBodyResult, Operator, OutputTag, Stream, connect, iterate_unbounded_streams
 from streamiter.engine.job.job import Job
 from streamiter.engine.plan.job_settings import ChannelLimits, JobOptions
 from streamiter.errors import RejectRecords
@@ -324,3 +324,31 @@ class TestAwaited:
             await clock.advance(1)
         assert got.items == list(range(5))
         await job.stop("drain")
+
+
+async def test_a_step_that_has_waited_begins_its_next_mini_batch_before_others_handle_its_output() -> None:
+    """While other steps handled what a model had learned in a thread, the thread had nothing to do."""
+    happened: list[str] = []
+
+    class Waits(Operator):
+        async def process_batches(self, batch: Any, out: Output) -> None:
+            happened.append(f"begin {batch[0]}")
+            await asyncio.sleep(0)
+            out.emit(batch[0])
+
+        def process_start(self, record: Any, out: Output) -> None:
+            """Do nothing."""
+
+    class InAnotherTask(Waits):
+        def process_batches(self, record: Any, out: Output) -> None:  # type: ignore[override]
+            happened.append(f"later {record}")
+
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        made = connect(start=variables[0], batches=data[0].batch(1)).process(Waits)
+        later = connect(start=variables[0], batches=made).process(InAnotherTask)
+        return IterationBodyResult([later], [later])
+
+    flow = Flow("f")
+    iterate_unbounded_streams([flow.from_items([0])], [flow.from_items([1, 2, 3])], body)
+    await (await flow.start()).wait()
+    assert happened.index("begin 2") < happened.index("later 1")

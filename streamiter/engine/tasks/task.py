@@ -119,6 +119,8 @@ class Task:
         self._lanes = [lane for writer in self.writers for lane in writer.lanes]
         self._batches_in_a_row = self._records_in_a_row = 0
         self._seconds_in_a_row = 0.0
+        self._others_ran = False
+        """Whether other tasks have run while a batch was awaited."""
         operator = self.first.operator
         self._boundary = operator if isinstance(operator, Boundary) else None
         self._boundary_out = _TaskBoundaryOutput(self)
@@ -328,12 +330,16 @@ class Task:
                     await self._handle_event(event)
             else:
                 assert port is not None
+                others = asyncio.get_running_loop().call_soon(self._note_others) if self._awaited else None
                 try:
                     await self._handle_batch(port, message, began_s)
                 except RecordFailure as failure:
                     if isinstance(message, SourceBatch) and failure.within is None:
                         failure.within = _within_batch(message)
                     raise
+                finally:
+                    if others is not None:
+                        others.cancel()
             if self._looks_after:
                 await self._after_handling()
             for lane in self._lanes:
@@ -342,6 +348,11 @@ class Task:
                     break
             self._handled_s += self._now_s() - began_s
             self._handling_since_s = None
+            if self._others_ran:
+                # Others have run, so the next batch can begin at once: beside a step in a thread, they run again.
+                self._others_ran = False
+                self._batches_in_a_row = self._records_in_a_row = self._seconds_in_a_row = 0
+                continue
             self._batches_in_a_row += 1
             if (
                 (self._in_loop and not is_control)
@@ -351,6 +362,9 @@ class Task:
             ):
                 self._batches_in_a_row = self._records_in_a_row = self._seconds_in_a_row = 0
                 await GIVE_WAY
+
+    def _note_others(self) -> None:
+        self._others_ran = True
 
     async def _after_handling(self) -> None:
         if not self.ended:

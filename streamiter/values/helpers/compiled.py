@@ -7,14 +7,17 @@ for the user where the module's directory cannot be written; only the first proc
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar, copy_context
 from functools import cache
 from importlib.util import find_spec
-from typing import Any, TypeVar, cast
+from threading import Event
+from typing import Any, Final, TypeVar, cast
 
 import numpy.typing as npt
 
@@ -22,6 +25,10 @@ _log = logging.getLogger("streamiter.compiled")
 
 AnyArray = TypeVar("AnyArray", bound=npt.NDArray[Any])
 AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
+T = TypeVar("T")
+
+_AWAITED: Final[ContextVar[Event | None]] = ContextVar("compiled code of this thread", default=None)
+"""In a thread of :func:`beside_event_loop`: what the event loop waits for."""
 
 
 @cache
@@ -83,6 +90,36 @@ def pointer_function() -> Callable[[AnyArray], AnyArray]:
     return cast(Callable[[AnyArray], AnyArray], intrinsic(pointer_to))
 
 
+async def beside_event_loop(work: Callable[[], T]) -> T:
+    """Do work in a thread that soon comes to a long compiled function, which calls :func:`compiled_code_begins` before.
+
+    The event loop waits up to there. Otherwise it would go on first: a thread that wants to run Python waits until the
+    event loop has nothing to do, or for Python's switch interval of 5 ms, which is longer than most work. So compiled
+    code, beside which Python can run, would run after the other work, and the second core would do nothing.
+
+    >>> asyncio.run(beside_event_loop(lambda: 1 + 1))
+    2
+    """
+    awaited = Event()
+
+    def begin() -> T:
+        _AWAITED.set(awaited)
+        try:
+            return work()
+        finally:
+            awaited.set()
+
+    done = asyncio.get_running_loop().run_in_executor(None, copy_context().run, begin)
+    awaited.wait(sys.getswitchinterval())
+    return await done
+
+
+def compiled_code_begins() -> None:
+    """Tell the event loop, if it waits, that compiled code follows, beside which it can go on."""
+    if (awaited := _AWAITED.get()) is not None:
+        awaited.set()
+
+
 @contextmanager
 def saying_that_it_compiles(functions: str) -> Iterator[None]:
     """Log one line before functions are compiled in this block, which takes some seconds; none if they are stored.
@@ -94,7 +131,7 @@ def saying_that_it_compiles(functions: str) -> Iterator[None]:
             _warn_of_slowness(functions)
         yield
         return
-    from streamiter.values.helpers.numba_code import Event, Listener, install_listener
+    from streamiter.values.helpers.numba_code import Listener, install_listener
 
     class _Says(Listener):
         is_said = False
