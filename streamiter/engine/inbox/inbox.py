@@ -109,6 +109,8 @@ class Inbox:
         self.stands_still = False
         """Whether it reads only barriers: a barrier passes before the records in the channels, which are set aside or
         stay there. Only the inbox changes it."""
+        self.is_at_barrier = False
+        """Whether the state of the task is being taken. Only the task changes it."""
         self._admitted: float = math.inf
         """At the border of a loop: the last epoch whose records the operator receives now."""
         self.aside = FeedbackAside(self.feedback.ports, make_queue)
@@ -124,7 +126,7 @@ class Inbox:
                 assert make_queue is not None
                 port.set_aside_by_epoch(make_queue)
             port.channel.attach(partial(self._ready.add, port))
-            if port.channel.peek() is not None:
+            if port.channel.waiting:
                 self._ready.add(port)
 
     # -- taking --------------------------------------------------------------------------------------
@@ -197,17 +199,7 @@ class Inbox:
         Behind the end of data are records of the end of the iteration. If ports have a fixed order, they stay in the
         channel until the end of data has had its turn, and come after all other records.
         """
-        batches, channel, received = 0, port.channel, self.aside.received
-        # In most rounds of a loop the feedback is in memory. It then takes few calls.
-        if received is not None and port.feedback is not None and not (self._by_port or self._idle):
-            for taken, size_bytes in port.feedback.take_ahead(self._admitted, _FEEDBACK_BATCHES):
-                if isinstance(taken, Control):
-                    self._ready.add(port)
-                    return taken
-                batches += 1
-                self.aside.count(taken.records)
-                if received(taken.epoch, len(taken.records)) and port.later is not None:
-                    port.later.put(taken, size_bytes)
+        batches, channel = 0, port.channel
         while isinstance(item := channel.peek(), DataBatch):
             if port.marks.end is not None and self._by_port:
                 return None
@@ -290,7 +282,7 @@ class Inbox:
         if port.in_hand is not None or (self.sets_aside and port.marks):
             self._served = port
         # A channel that is empty now calls when it has something.
-        if self.sets_aside or port.held or port.channel.peek() is not None:
+        if self.sets_aside or port.held or port.channel.waiting:
             self._ready.add(port)
         return batch
 
@@ -333,34 +325,34 @@ class Inbox:
 
     # -- at the border of a loop -----------------------------------------------------------------------
 
-    def only_count_feedback(
-        self, received: Callable[[int, int], bool], complete: Callable[[EpochWatermark], None]
-    ) -> None:
-        """Drop all feedback. ``received`` gets its epoch and the number of its records, ``complete`` its watermark.
+    def hand_over_feedback(self, complete: Callable[[EpochWatermark], None]) -> None:
+        """Let producers of feedback hand it over, so that the task need not read it. ``complete`` gets its watermarks.
 
-        While the task waits, the producer of the feedback calls both functions itself, so this task need not run.
+        The producer's turn then sets feedback aside, and reports that an epoch was received.
         """
-        self._admitted, self.aside.received = -math.inf, received
         for port in self.feedback.ports:
             if type(port.channel) is FeedbackChannel and port.channel.return_path is None:
                 port.channel.hand_over = partial(self._handed_over, port, complete)
 
     def _handed_over(self, port: Port, complete: Callable[[EpochWatermark], None], item: DataBatch | Control) -> bool:
-        """Handle an item of an empty channel if the task waits, and no checkpoint is under way; return whether."""
-        ready = self._ready
-        if ready.waiter is None or ready.queue or self._posted or self._idle or port.is_blocked:
+        """Handle an item of an empty channel, if the task waits or has made the item itself; return whether."""
+        is_open = self._ready.waiter is not None or (port.is_own and not self.is_at_barrier)
+        if not is_open or self._idle or port.is_blocked:
             return False
         if isinstance(item, DataBatch):
-            self.aside.takes(item)
+            if item.epoch <= self._admitted:
+                return False
+            if self.aside.takes(item):
+                port.set_aside(item)
             return True
         if not isinstance(item, EpochWatermark):
             return False
-        for event in self.accept(port, item):
+        for event in self._progress.bring(port, item):
             assert isinstance(event, EpochWatermark)
             complete(event)
         return True
 
-    def admit_up_to(self, epoch: int) -> None:
+    def admit_up_to(self, epoch: float) -> None:
         """Let the operator receive data of the epochs up to this one."""
         self._admitted = epoch
         if self._ready.parked:

@@ -267,24 +267,6 @@ class SpillQueue(SpillLog):
 
     keeps_one = True
 
-    def take_ahead(self, above_epoch: float, batches: int) -> list[tuple[QueuedItem, int]]:
-        """Take at most this many batches of epochs above this one, and the control record behind, with their bytes.
-
-        Only items in memory are taken.
-        """
-        memory, items = self.memory, list[tuple[QueuedItem, int]]()
-        while memory:
-            item, size_bytes = memory[0]
-            if type(item) is not DataBatch:
-                items.append(memory.popleft())
-                break
-            if item.epoch <= above_epoch or len(items) == batches:
-                break
-            items.append(memory.popleft())
-            self._bytes_in_memory -= size_bytes
-            self._records -= len(item.records)
-        return items
-
     def put(self, item: QueuedItem, size_bytes: int = 0) -> None:
         """Add a batch or a control record at the end. ``size_bytes`` were counted for the batch, if they are known.
 
