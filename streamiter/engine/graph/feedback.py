@@ -133,6 +133,9 @@ class FeedbackChannel:
     ``put`` never waits, so a loop cannot deadlock. After the end of the head, feedback is dropped.
     """
 
+    is_at_hand = True
+    """Whether its producer is in this process."""
+
     def __init__(self, name: str, queue: SpillQueue, return_path: ReturnPath | None = None) -> None:
         """``return_path``: the way of the feedback into the channel, if it goes through a topic."""
         self.name = name

@@ -15,7 +15,6 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final, final
 
-from streamiter.engine.graph.feedback import FeedbackChannel
 from streamiter.engine.inbox.alignment import BarrierAlignment, BarrierReturned, FeedbackLog, Logged
 from streamiter.engine.inbox.order import ARRIVAL, ASIDE, NOW, STAYS, Arrival, Fate, WantedInputs
 from streamiter.engine.inbox.port_log import FeedbackAside, Port, ReadyPorts
@@ -109,8 +108,11 @@ class Inbox:
         self.stands_still = False
         """Whether it reads only barriers: a barrier passes before the records in the channels, which are set aside or
         stay there. Only the inbox changes it."""
-        self.is_at_barrier = False
-        """Whether the state of the task is being taken. Only the task changes it."""
+        self.rests = self.is_at_barrier = False
+        """Whether the task waits, or gives way to other tasks; and whether its state is being taken. The task changes
+        them."""
+        self.handle: Callable[[Port, DataBatch], bool] | None = None
+        """Handles admitted feedback while the task rests; returns whether it has. The task sets it, if it can."""
         self._admitted: float = math.inf
         """At the border of a loop: the last epoch whose records the operator receives now."""
         self.aside = FeedbackAside(self.feedback.ports, make_queue)
@@ -331,17 +333,17 @@ class Inbox:
         The producer's turn then sets feedback aside, and reports that an epoch was received.
         """
         for port in self.feedback.ports:
-            if type(port.channel) is FeedbackChannel and port.channel.return_path is None:
-                port.channel.hand_over = partial(self._handed_over, port, complete)
+            if port.feedback is not None and port.feedback.is_at_hand and port.feedback.return_path is None:
+                port.feedback.hand_over = partial(self._handed_over, port, complete)
 
     def _handed_over(self, port: Port, complete: Callable[[EpochWatermark], None], item: DataBatch | Control) -> bool:
-        """Handle an item of an empty channel, if the task waits or has made the item itself; return whether."""
-        is_open = self._ready.waiter is not None or (port.is_own and not self.is_at_barrier)
-        if not is_open or self._idle or port.is_blocked:
+        """Handle an item of an empty channel, if the task rests or has made the item itself; return whether."""
+        rests = self.rests and not (self._ready.queue or self._posted)
+        if self._idle or port.is_blocked or not (rests or (port.is_own and not self.is_at_barrier)):
             return False
         if isinstance(item, DataBatch):
             if item.epoch <= self._admitted:
-                return False
+                return rests and self.handle is not None and self.handle(port, item)
             if self.aside.takes(item):
                 port.set_aside(item)
             return True

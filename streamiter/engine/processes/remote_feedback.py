@@ -110,6 +110,8 @@ class _FeedbackWay(DepartingChannel):
 class ArrivingFeedback(FeedbackChannel):
     """The head's half. ``queue`` holds no more than one window of a channel, behind restored feedback."""
 
+    is_at_hand = False
+
     def __init__(self, name: str, link: ProcessLink, number: int, queue: SpillQueue) -> None:
         super().__init__(name, queue)
         self._link = link

@@ -14,9 +14,9 @@ from typing import Any, Final, final
 
 from streamiter.engine.graph.channels import Channel
 from streamiter.engine.graph.feedback import FeedbackChannel
-from streamiter.engine.graph.output import Writer, restore_turns, turns_of
+from streamiter.engine.graph.output import EdgeWriter, Writer, restore_turns, turns_of
 from streamiter.engine.inbox.alignment import BarrierReturned
-from streamiter.engine.inbox.inbox import Inbox, Posted
+from streamiter.engine.inbox.inbox import Inbox, Posted, nothing
 from streamiter.engine.inbox.port_log import Port
 from streamiter.engine.inbox.port_progress import InputEnded
 from streamiter.engine.inbox.turn import GIVE_WAY, TURN_S
@@ -127,6 +127,8 @@ class Task:
         for port in inbox.feedback.ports:
             origin = port.origin
             port.is_own = origin is not None and (origin.upstream in names and origin.subtask == self.first.subtask)
+        if len(self.instances) == 1 and all(isinstance(writer, EdgeWriter) for writer in self.writers):
+            inbox.handle = self._handle_for_producer
         self._wanted: Callable[[], Iterable[str] | None] | None = None
         self._looks_after = True
         """Whether ``_after_handling`` has something to do."""
@@ -321,7 +323,9 @@ class Task:
                 self._batches_in_a_row = self._records_in_a_row = self._seconds_in_a_row = 0
                 if self.inbox.has_parked:
                     self._held_since_s = self._now_s()
+                self.inbox.rests = True
                 await self.inbox.wait()
+                self.inbox.rests = False
                 if self._held_since_s is not None:
                     self._held_s += self._now_s() - self._held_since_s
                     self._held_since_s = None
@@ -368,7 +372,9 @@ class Task:
                 or 2 * self._seconds_in_a_row >= TURN_S
             ):
                 self._batches_in_a_row = self._records_in_a_row = self._seconds_in_a_row = 0
+                self.inbox.rests = True
                 await GIVE_WAY
+                self.inbox.rests = False
 
     async def _after_handling(self) -> None:
         if not self.ended:
@@ -396,6 +402,22 @@ class Task:
             self.inbox.want(self._wanted())
         except Exception as error:
             raise RecordFailure(self.first.step.name) from error
+
+    def _handle_for_producer(self, port: Port, feedback: DataBatch) -> bool:
+        """Handle feedback in the turn of its producer, while this task rests; return whether it has.
+
+        No operator follows in this task, so the producer calls no function of the user but those that give keys.
+        """
+        for lane in self._lanes:
+            if lane.waiting:
+                return False
+        self.progress.handled += 1
+        self._handle_batch(port, feedback)
+        for lane in self._lanes:
+            if lane.waiting:
+                self.inbox.post(nothing)
+                break
+        return True
 
     def _handle_batch(self, port: Port, message: DataBatch | SourceBatch) -> Awaitable[None] | None:
         """Handle a batch; return what to await until it is handled. Mostly that is nothing, which saves a coroutine."""
