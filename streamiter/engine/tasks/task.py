@@ -364,7 +364,7 @@ class Task:
                     break
             self._handled_s += self._now_s() - began_s
             self._handling_since_s = None
-            self._batches_in_a_row += 1
+            self._batches_in_a_row += 1 if port is not None else 2  # A notice may be a whole round of a loop.
             if (
                 (self._in_loop and not is_control)
                 or self._batches_in_a_row >= _BATCHES_IN_A_ROW
