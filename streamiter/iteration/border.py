@@ -308,18 +308,10 @@ class Head(ReceivingHead):
             self.received.end()
 
     async def _advance(self, epoch: int, out: BoundaryOutput) -> None:
-        if epoch > self._released and (ahead := self._max_epochs_ahead) is not None:
-            # As _release does: a loop comes here in each round.
-            self._released = epoch
-            self.surroundings.inbox.admit_up_to(epoch + ahead)
-            await self._emit_held(epoch + ahead, out)
-        elif epoch > self._released:
-            self._released = epoch
+        await self._release(epoch, out)
         self._advanced = self._complete = epoch
         self.received.acknowledge(epoch)
-        if epoch > self._passed_watermark:
-            self._passed_watermark = epoch
-            await out.control(EpochWatermark(epoch))
+        await self._pass_watermark(epoch, out)
 
     async def _pass_watermark(self, epoch: int, out: BoundaryOutput) -> None:
         if epoch > self._passed_watermark:

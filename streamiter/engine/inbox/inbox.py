@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final, final
 
 from streamiter.engine.inbox.alignment import BarrierAlignment, BarrierReturned, FeedbackLog, Logged
 from streamiter.engine.inbox.order import ARRIVAL, ASIDE, NOW, STAYS, Arrival, Fate, WantedInputs
-from streamiter.engine.inbox.port_log import FeedbackAside, Port, ReadyPorts
+from streamiter.engine.inbox.port_log import FeedbackAside, Item, Port, ReadyPorts
 from streamiter.engine.inbox.port_progress import InputEnded, PortProgress
 from streamiter.engine.inbox.turn import NO_WAIT, TurnSize
 from streamiter.operators.operator import BoundaryOutput, Notice
@@ -143,29 +143,21 @@ class Inbox:
             return self._poll_rest(self._end)
         if self._by_port and (polled := self._poll_next()) is not None:
             return polled
-        ready, sets_aside, stands_still = self._ready, self.sets_aside, self.stands_still
+        ready, sets_aside = self._ready, self.sets_aside
         while ready.queue:
             port = ready.queue.popleft()
             ready.is_queued[port.index] = False
             if sets_aside and not self._by_port:
                 port.load(self._epochs.value + 1)
-            item = port.held[0] if port.held else port.channel.peek()  # As ``peek`` does: each round comes here.
+            item = port.peek()
             if item is None or port.is_blocked:
                 continue
-            if stands_still and not port.is_feedback and not isinstance(item, CheckpointBarrier):
-                fate: Fate = ASIDE if self.barriers.is_due else STAYS
-            elif isinstance(item, Control):
+            if (fate := self._fate(port, item)) == NOW:
+                if not isinstance(item, Control):
+                    return port, self._take_batch(port)
                 port.take()
                 ready.add(port)
                 return port, item
-            elif port.is_feedback and isinstance(item, DataBatch) and item.epoch > self._admitted:
-                fate = ASIDE
-            elif (
-                isinstance(item, SourceBatch)
-                or (item.epoch <= self._admitted and self.wanted.names is None and not sets_aside)
-                or (fate := self._fate(port, item.epoch)) == NOW
-            ):
-                return port, self._take_batch(port)
             if (polled := self._leave(port, fate)) is not None:
                 return polled
         # If only some inputs are wanted, records that were set aside now may change which port is next.
@@ -173,10 +165,15 @@ class Inbox:
             return polled
         return self._poll_rest(self._end) if self._end is not None and self._epochs.all_ended else None
 
-    def _fate(self, port: Port, epoch: int) -> Fate:
-        if epoch > self._admitted:
+    def _fate(self, port: Port, item: Item) -> Fate:
+        if self.stands_still and not port.is_feedback and not isinstance(item, CheckpointBarrier):
+            return ASIDE if self.barriers.is_due else STAYS
+        if not isinstance(item, DataBatch):
+            return NOW
+        if item.epoch > self._admitted:
             return ASIDE if port.is_feedback or self.barriers.is_due else STAYS
-        return self._order.fate(port, epoch, self.wanted.names, self._epochs, barrier_is_due=self.barriers.is_due)
+        wanted, is_due = self.wanted.names, self.barriers.is_due
+        return self._order.fate(port, item.epoch, wanted, self._epochs, barrier_is_due=is_due)
 
     def _leave(self, port: Port, fate: Fate) -> Polled | None:
         """Leave a port whose record has no turn now; return what comes next instead, if there is something."""
@@ -209,7 +206,7 @@ class Inbox:
                 self._ready.add(port)
                 return Posted(nothing)
             batches += 1
-            if not self._by_port and self._fate(port, item.epoch) == NOW:
+            if not self._by_port and self._fate(port, item) == NOW:
                 self._ready.add(port)
                 return None
             channel.take()
