@@ -277,14 +277,8 @@ class SpillQueue(SpillLog):
             raise self._closed(item)
         if isinstance(item, DataBatch):
             size_bytes = size_bytes or BATCH_PLACE_BYTES + estimated_bytes(item.records)
-            before_bytes = self._bytes_in_memory
-            if not self._disk.count and (
-                not before_bytes or before_bytes + size_bytes <= self.memory_limit_bytes
-            ):  # As _fits and _keep do: a loop comes here for each record.
-                self.memory.append((item, size_bytes))
-                self._bytes_in_memory = now_bytes = before_bytes + size_bytes
-                if now_bytes > self._bytes_in_memory_peak:
-                    self._bytes_in_memory_peak = now_bytes
+            if not self._disk.count and self._fits(size_bytes):
+                self._keep(item, size_bytes)
             else:
                 self._spill(self._disk.encode(item.records, item.epoch))
             self._records += len(item.records)

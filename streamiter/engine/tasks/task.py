@@ -599,10 +599,7 @@ class _TaskBoundaryOutput(BoundaryOutput):
         out.flush()
 
     async def room(self) -> None:
-        for lane in self._task._lanes:
-            if lane.waiting:
-                await self._task.clear_lanes()
-                break
+        await self._task.clear_lanes()
 
     def control(self, control: Control) -> Coroutine[Any, Any, None]:
         # Most control records do not end the task, so this is no coroutine itself.
