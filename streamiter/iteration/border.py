@@ -8,6 +8,7 @@ the iteration ends. Each keeps the decisions that it was told, because the coord
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import chain
@@ -46,7 +47,7 @@ _NO_EPOCH: Final = -1
 class ReceivedEpochs(DeclaredState):
     """The feedback that one head has received of each epoch, and the epochs that it has reported to the coordinator."""
 
-    _counts = declared(made=EpochCounts, form=NESTED)
+    counts = declared(made=EpochCounts, form=NESTED)
     """The counts of epochs that are not received completely."""
     _unacknowledged: dict[int, int] = declared(made=dict, form=COPIED)
     """The counts of epochs that were reported and that the coordinator has not declared complete."""
@@ -57,22 +58,18 @@ class ReceivedEpochs(DeclaredState):
         """Report to the coordinator from now on, as the head of this number."""
         self._reports, self._head = reports, head
 
-    def add(self, epoch: int, records: int) -> None:
-        """Count records of ``epoch`` that have come back."""
-        self._counts.add(epoch, records)
-
     def report_up_to(self, epoch: int) -> None:
         """Report that all feedback of the epochs up to ``epoch`` has arrived: any number of new epochs, or none."""
         if self._has_ended:
             return
         for received in range(self._reported + 1, epoch + 1):
-            self._unacknowledged[received] = count = self._counts.take(received)
+            self._unacknowledged[received] = count = self.counts.take(received)
             self._reported = received
             self._reports.received(self._head, received, count)
 
     def end(self) -> None:
         """Report that no more feedback will arrive."""
-        self.report_up_to(self._counts.last_epoch or 0)
+        self.report_up_to(self.counts.last_epoch or 0)
         self._has_ended = True
         self._reports.ended(self._head)
 
@@ -154,6 +151,11 @@ class ReceivingHead(LoopMember):
     def open(self, context: Context) -> None:
         super().open(context)
         self.received.report_to(self.reports, self.number)
+        self.surroundings.inbox.hand_over_feedback(self.has_received)
+
+    def has_received(self, watermark: EpochWatermark) -> None:
+        """Report that all feedback of the epochs up to this watermark has come back."""
+        self.received.report_up_to(watermark.epoch)
 
     def terminate(self, epoch: int) -> None:
         self.context.post(partial(self._end, epoch))
@@ -245,7 +247,7 @@ class Head(ReceivingHead):
 
     # -- records -----------------------------------------------------------------------------------------
 
-    async def on_batch(self, input_name: str, records: Batch, epoch: int, out: BoundaryOutput) -> None:
+    def on_batch(self, input_name: str, records: Batch, epoch: int, out: BoundaryOutput) -> None:
         if input_name == INITIAL:
             out.emit_batch(records, 0)
             return
@@ -256,7 +258,7 @@ class Head(ReceivingHead):
         """Count feedback that has arrived; return whether the body may receive it."""
         if self.ended_in is not None and epoch > self.ended_in:
             return False
-        self.received.add(epoch, records)
+        self.received.counts.add(epoch, records)
         if self._is_overloaded:
             self._handled = (self._handled + 1) % FEEDBACK_FOR_ONE_INPUT
             if not self._handled:
@@ -294,7 +296,7 @@ class Head(ReceivingHead):
                 # Steps that merge in order then handle the data of epoch 0 as it arrives.
                 await self._pass_watermark(0, out)
         elif isinstance(control, EpochWatermark):
-            self.received.report_up_to(control.epoch)
+            self.has_received(control)
 
     def _input_ended(self, input_name: str) -> None:
         if input_name == INITIAL:
@@ -306,18 +308,10 @@ class Head(ReceivingHead):
             self.received.end()
 
     async def _advance(self, epoch: int, out: BoundaryOutput) -> None:
-        if epoch > self._released and (ahead := self._max_epochs_ahead) is not None:
-            # As _release does: a loop comes here in each round.
-            self._released = epoch
-            self.surroundings.inbox.admit_up_to(epoch + ahead)
-            await self._emit_held(epoch + ahead, out)
-        elif epoch > self._released:
-            self._released = epoch
+        await self._release(epoch, out)
         self._advanced = self._complete = epoch
         self.received.acknowledge(epoch)
-        if epoch > self._passed_watermark:
-            self._passed_watermark = epoch
-            await out.control(EpochWatermark(epoch))
+        await self._pass_watermark(epoch, out)
 
     async def _pass_watermark(self, epoch: int, out: BoundaryOutput) -> None:
         if epoch > self._passed_watermark:
@@ -349,12 +343,13 @@ class CriteriaHead(ReceivingHead):
 
     def open(self, context: Context) -> None:
         super().open(context)
-        self.surroundings.inbox.only_count_feedback(self._receive, self._pass)
+        self.surroundings.inbox.aside.begin(self._receive)
+        self.surroundings.inbox.admit_up_to(-math.inf)
         self.received.report_up_to(0)
 
     def _receive(self, epoch: int, records: int) -> bool:
         """Count criteria that have arrived; their records are of no use."""
-        self.received.add(epoch, records)
+        self.received.counts.add(epoch, records)
         return False
 
     def statistics(self) -> Mapping[str, int]:
@@ -362,14 +357,14 @@ class CriteriaHead(ReceivingHead):
 
     async def on_control(self, control: Control, out: BoundaryOutput) -> None:
         if isinstance(control, EpochWatermark):
-            self._pass(control)
+            self.has_received(control)
         elif isinstance(control, InputEnded):
             self.received.end()
 
-    def _pass(self, watermark: EpochWatermark) -> None:
+    def has_received(self, watermark: EpochWatermark) -> None:
         # From epoch 2 on, a watermark comes only after a head or an entrance was told of the epoch before it.
         self.received.acknowledge(watermark.epoch - 1)
-        self.received.report_up_to(watermark.epoch)
+        super().has_received(watermark)
 
     def restore(self, state: dict[str, Any]) -> None:
         super().restore(state)
@@ -438,7 +433,7 @@ class Entrance(LoopMember):
         self.reports.asks_awaited(self.number)  # In another process the answer is there at the next look.
         return f"its data is ahead of epoch {self.last_complete + 1}, which waits for {self._awaited}"
 
-    async def on_batch(self, input_name: str, records: Batch, epoch: int, out: BoundaryOutput) -> None:
+    def on_batch(self, input_name: str, records: Batch, epoch: int, out: BoundaryOutput) -> None:
         if not self._stamped:
             epoch = 0
         out.emit_batch(records, epoch)

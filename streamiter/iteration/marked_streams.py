@@ -166,9 +166,9 @@ class Replayer(Replaying, Entrance):
             self._post(self._replay_up_to)
         self._untaken = epoch
 
-    async def on_batch(self, input_name: str, records: Batch, epoch: int, out: BoundaryOutput) -> None:
+    def on_batch(self, input_name: str, records: Batch, epoch: int, out: BoundaryOutput) -> None:
         self.cache.append(records)
-        await super().on_batch(input_name, records, epoch, out)
+        super().on_batch(input_name, records, epoch, out)
 
     async def _replay_up_to(self, out: BoundaryOutput) -> None:
         assert self._untaken is not None

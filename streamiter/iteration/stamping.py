@@ -269,7 +269,7 @@ class TimedStamper(CatchingUp):
     def close(self) -> None:
         self._clock.leave(self._index)
 
-    async def on_batch(self, input_name: str, records: Batch, epoch: int, out: BoundaryOutput) -> None:
+    def on_batch(self, input_name: str, records: Batch, epoch: int, out: BoundaryOutput) -> None:
         out.emit_batch(records, self._epoch)
         if not self._has_records:
             self._has_records = True

@@ -504,8 +504,8 @@ class Boundary(EngineOperator):
     gives_epochs: bool = False
     """Whether epochs start at it: its subtasks may be in different epochs, and may skip epochs."""
 
-    async def on_batch(self, input_name: str, records: Batch, epoch: int, out: BoundaryOutput) -> None:
-        """Handle records of one epoch."""
+    def on_batch(self, input_name: str, records: Batch, epoch: int, out: BoundaryOutput) -> Awaitable[None] | None:
+        """Handle records of one epoch; return what to await until they are handled."""
         raise NotImplementedError
 
     async def on_control(self, control: Control, out: BoundaryOutput) -> None:

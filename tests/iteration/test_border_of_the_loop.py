@@ -9,16 +9,27 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from iteration.iteration_support import called, ended
+from iteration.iteration_support import Endless, called, ended
 from operators.operator_harness import stored
 from runtime.inbox_run import spill_queue
+from support.waiting import until
 
-from streamiter import Flow, IterationBodyResult, Operator, connect, iterate_bounded_streams_until_termination, replayed
+from streamiter import (
+    Flow,
+    IterationBodyResult,
+    Operator,
+    Stream,
+    connect,
+    iterate_bounded_streams_until_termination,
+    iterate_unbounded_streams,
+    replayed,
+)
 from streamiter.engine.graph.feedback import FeedbackChannel, Surroundings
 from streamiter.engine.inbox.inbox import Inbox, Posted
 from streamiter.engine.inbox.port_log import Port
 from streamiter.engine.inbox.port_progress import InputEnded
 from streamiter.engine.job.job import Job
+from streamiter.engine.plan.job_settings import ChannelLimits
 from streamiter.engine.storage.replay_cache import ReplayCache
 from streamiter.iteration import all_reduce, terminate_after
 from streamiter.iteration.border import FEEDBACK, INITIAL, Head, JoinLoop, LoopMember
@@ -109,12 +120,16 @@ class Bench:
     async def feed(self, input_name: str, *records: Any, epoch: int = 0) -> None:
         """Pass records of one epoch to the operator."""
         if input_name != FEEDBACK:
-            await self.operator.on_batch(input_name, list(records), epoch, self.out)
+            await self._handle(input_name, list(records), epoch)
             return
         self.feedback.put(DataBatch(list(records), epoch))
         while (polled := self.inbox.poll()) is not None:
             assert isinstance(polled[1], DataBatch)
-            await self.operator.on_batch(input_name, polled[1].records, polled[1].epoch, self.out)
+            await self._handle(input_name, polled[1].records, polled[1].epoch)
+
+    async def _handle(self, input_name: str, records: Any, epoch: int) -> None:
+        if (under_way := self.operator.on_batch(input_name, records, epoch, self.out)) is not None:
+            await under_way
 
     async def control(self, control: Control) -> None:
         """Pass a control record to the operator."""
@@ -181,6 +196,58 @@ async def test_feedback_behind_the_end_of_the_iteration_is_not_kept() -> None:
     await first.feed(FEEDBACK, 1, 2, epoch=2)
     await first.feed(FEEDBACK, 3, epoch=1)
     assert first.inbox.held_records == 1
+
+
+async def test_a_producer_sets_feedback_aside_itself_if_the_head_rests_or_it_is_its_own() -> None:
+    """Feedback that came while the state was taken would have been in the snapshot, and its count would not."""
+    first = head(0)
+    inbox, [port] = first.inbox, first.inbox.feedback.ports
+
+    def waits_in_channel(*, at_barrier: bool = False) -> bool:
+        inbox.is_at_barrier = at_barrier
+        before = inbox.held_records
+        first.feedback.put(DataBatch([1], 1))
+        first.feedback.put_control(EpochWatermark(0))
+        in_channel = first.feedback.waiting > 0
+        while inbox.poll() is not None:
+            pass
+        assert inbox.held_records == before + 1
+        return in_channel
+
+    assert waits_in_channel()
+    port.is_own = True
+    assert [waits_in_channel(at_barrier=at_barrier) for at_barrier in (False, True)] == [False, True]
+    port.is_own, inbox.rests = False, True
+    assert not waits_in_channel()
+
+
+class _Thrice(Operator):
+    """Counts a record up to 20, while the loop comes to rest, then feeds three records back, each in its own batch."""
+
+    def __init__(self, seen: list[int]) -> None:
+        self.seen = seen
+
+    def process_number(self, number: int, out: Any) -> None:
+        self.seen.append(number)
+        for following in {20: range(21, 24)}.get(number, range(number + 1, min(number + 2, 21))):
+            out.emit_batch([following])
+
+    def process_nothing(self, record: int, out: Any) -> None:
+        raise AssertionError(f"expected no record, given {record}")
+
+
+async def test_feedback_that_a_producer_passes_on_for_the_head_waits_for_room() -> None:
+    """Nobody cleared the lanes of a head that rested, and a record stayed there until another one came."""
+    flow, seen = Flow("thrice"), list[int]()
+
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        thrice = connect(number=variables[0], nothing=data[0]).process(lambda: _Thrice(seen), name="thrice")
+        return IterationBodyResult([thrice], [])
+
+    iterate_unbounded_streams([flow.from_items([0])], [flow.from_source(Endless())], body)
+    job = await flow.start(channel_limits=ChannelLimits(records=2))
+    await until(lambda: seen == [*range(24)])
+    await job.stop("abort")
 
 
 async def test_a_head_gives_way_while_it_sets_much_feedback_aside() -> None:

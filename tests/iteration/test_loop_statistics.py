@@ -90,9 +90,10 @@ async def test_feedback_that_waits_in_memory_and_on_disk_with_its_peaks() -> Non
     opened.set()
     await ended(job)
     [channel] = [channel for task in job.statistics().tasks for channel in task.feedback]
-    assert (channel.records, channel.total_records, channel.peak_records, channel.last_epoch) == (0, 8, 8, 1)
+    # The head passes on two of them at once: the channel behind it and its lane have room.
+    assert (channel.records, channel.total_records, channel.peak_records, channel.last_epoch) == (0, 8, 6, 1)
     assert 1_000 <= channel.peak_bytes_in_memory <= 2_500
-    assert channel.peak_bytes_on_disk >= 6_000
+    assert channel.peak_bytes_on_disk >= 4_000
     assert (channel.bytes_in_memory, channel.bytes_on_disk) == (0, 0)
 
 

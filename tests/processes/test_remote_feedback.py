@@ -61,12 +61,8 @@ async def _run(actions: list[Any], seed: int, directory: Path) -> None:
 
     def take() -> None:
         while (item := arriving.peek()) is not None:
-            ahead = arriving.take_ahead(-1, 2) if random.random() < 0.5 else []
-            if ahead:
-                assert ahead[0][0] is item
-            else:
-                assert arriving.take() is item
-            taken.extend(repr(each) for each, _ in ahead or [(item, 0)])
+            assert arriving.take() is item
+            taken.append(repr(item))
 
     for number, action in enumerate(actions):
         if action == "take":

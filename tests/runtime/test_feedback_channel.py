@@ -10,7 +10,7 @@ from streamiter.engine.graph.channels import LIMIT_BYTES
 from streamiter.engine.graph.feedback import FeedbackChannel
 from streamiter.engine.inbox.port_log import Port
 from streamiter.engine.storage.disk_queue import SpillQueue
-from streamiter.values.records import CheckpointBarrier, DataBatch, EpochWatermark
+from streamiter.values.records import CheckpointBarrier, DataBatch
 
 
 def test_feedback_on_disk_is_read_in_pieces_that_fit_into_memory(tmp_path: Path) -> None:
@@ -27,28 +27,6 @@ def test_feedback_on_disk_is_read_in_pieces_that_fit_into_memory(tmp_path: Path)
     channel.close()
     assert sum(len(piece) for piece in pieces) == 24
     assert 1 << 20 < max(np.asarray(piece).nbytes for piece in pieces) <= LIMIT_BYTES
-
-
-def test_feedback_ahead_is_taken_up_to_the_control_record_behind_it(tmp_path: Path) -> None:
-    """Records of an epoch that was admitted, or what is behind a control record, would have been set aside, too."""
-    queue = SpillQueue(name="head", directory=tmp_path, memory_limit_bytes=1 << 20, disk_limit_bytes=1 << 30)
-    channel = FeedbackChannel("tail → head", queue)
-    for item in (DataBatch([1], 2), DataBatch([2], 1), DataBatch([3], 2), EpochWatermark(2), DataBatch([4], 3)):
-        if isinstance(item, DataBatch):
-            channel.put(item)
-        else:
-            channel.put_control(item)
-    taken = [
-        item.records for item, size_bytes in channel.take_ahead(1, 4) if isinstance(item, DataBatch) and size_bytes
-    ]
-    admitted = channel.take()
-    behind = [item for item, _ in channel.take_ahead(1, 4)]
-    assert (taken, isinstance(admitted, DataBatch) and admitted.records) == ([[1]], [2])
-    assert [type(item) for item in behind] == [DataBatch, EpochWatermark]
-    assert (channel.records, queue.records, len(queue)) == (1, 1, 1)
-    channel.take()
-    assert (channel.peek(), queue.bytes_in_memory) == (None, 0)
-    channel.close()
 
 
 def test_a_waiting_consumer_handles_feedback_only_if_nothing_is_before_it(tmp_path: Path) -> None:

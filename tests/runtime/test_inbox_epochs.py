@@ -471,7 +471,7 @@ def test_the_first_channels_of_an_unread_table_are_named() -> None:
     ports = [Port(number, "table", Channel(f"table {number}")) for number in range(5)]
     progress = PortProgress(ports, [], order=ARRIVAL, on_due=print, on_data_ended=lambda: None, awaited_input="table")
     alone = PortProgress(ports[:1], [], order=ARRIVAL, on_due=print, on_data_ended=lambda: None, awaited_input="table")
-    found = "its input 'table' must first be read to the end that was found at the start: table "
+    found = "its input 'table' must first be read to its end: table "
     assert alone.unread_table() == f"{found}0"
     assert progress.unread_table() == f"{found}0, table 1, table 2 and 2 more"
     for port in ports[:2]:

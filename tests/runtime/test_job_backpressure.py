@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from itertools import pairwise
 from typing import Any
 
@@ -14,7 +15,16 @@ from hypothesis import strategies as st
 from runtime.probe import Life, ProbeSource, Valve, turns
 from support.waiting import turn, until
 
-from streamiter import Columns, Flow, Operator, OutputTag, connect
+from streamiter import (
+    Columns,
+    Flow,
+    IterationBodyResult,
+    Operator,
+    OutputTag,
+    Stream,
+    connect,
+    iterate_bounded_streams_until_termination,
+)
 from streamiter.engine.graph.statistics import JobStatistics
 from streamiter.engine.inbox.turn import TURN_S, TurnSize
 from streamiter.engine.plan.job_settings import ChannelLimits
@@ -376,6 +386,28 @@ async def test_a_slow_step_leaves_others_their_turn_within_a_batch(made: type[Sl
     assert longest_s <= 0.065
     assert sorted(seen) == [number for number in range(count) if made is not SlowBatches or number % 7 != 3]
     await job.wait()
+
+
+async def test_a_loop_in_one_task_leaves_others_their_turn_after_a_few_rounds() -> None:
+    """Since a round takes one turn of its task, 16 rounds of a loop passed between two turns of a timer."""
+    seen, turns_of_others = list[int](), list[int]()
+    flow = Flow("f")
+
+    def round_of(number: int) -> int:
+        seen.append(len(turns_of_others))
+        return number + 1
+
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        raised = variables[0].map(round_of)
+        return IterationBodyResult([raised.filter(lambda number: number < 100)], [])
+
+    iterate_bounded_streams_until_termination([flow.from_items([0])], [], body)
+    job = await flow.start()
+    while len(seen) < 100:
+        turns_of_others.append(0)
+        await turn()
+    await job.wait()
+    assert max(Counter(seen).values()) <= 8
 
 
 async def test_a_slow_step_in_a_thread_takes_its_batches_in_pieces() -> None:

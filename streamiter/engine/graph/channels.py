@@ -102,6 +102,8 @@ class Channel:
         self.limit_records = limit_records
         self.limit_bytes = limit_bytes
         self.records = 0
+        self.waiting = 0
+        """Batches and control records that wait. Others only read it."""
         self._items: deque[DataBatch | Control] = deque()
         self._sizes: deque[int] = deque()
         self._size_bytes = 0
@@ -162,10 +164,12 @@ class Channel:
     def take(self) -> DataBatch | Control:
         """Take the next item (for the consumer)."""
         item = self._items.popleft()
+        self.waiting -= 1
         if not isinstance(item, Control):
             self.records -= len(item.records)
             self._size_bytes -= self._sizes.popleft()
-        self._wake_producer()
+        if self._room is not None:
+            self._wake_producer()
         return item
 
     def set_aside(self, records: int, size_bytes: int) -> None:
@@ -239,5 +243,6 @@ class Channel:
 
     def _append(self, item: DataBatch | Control) -> None:
         self._items.append(item)
-        if len(self._items) == 1 and self._on_ready is not None:
+        self.waiting += 1
+        if self.waiting == 1 and self._on_ready is not None:
             self._on_ready()

@@ -133,11 +133,15 @@ class FeedbackChannel:
     ``put`` never waits, so a loop cannot deadlock. After the end of the head, feedback is dropped.
     """
 
+    is_at_hand = True
+    """Whether its producer is in this process."""
+
     def __init__(self, name: str, queue: SpillQueue, return_path: ReturnPath | None = None) -> None:
         """``return_path``: the way of the feedback into the channel, if it goes through a topic."""
         self.name = name
         self.queue = queue
-        self.records = self._items = 0
+        self.records = self.waiting = 0
+        """The records, and the batches and control records, that wait."""
         self.total_records = self._peak_records = 0
         """``total_records`` were fed back since the start."""
         self._last_epoch = 0
@@ -177,52 +181,38 @@ class FeedbackChannel:
             self._peak_records = self.records + count
         if batch.epoch > self._last_epoch:
             self._last_epoch = batch.epoch
-        if self.hand_over is not None and not self._items and self._log is None and self.hand_over(batch):
+        if self.hand_over is not None and not self.waiting and self._log is None and self.hand_over(batch):
             return
         self.queue.put(batch)
         self.records += count
-        self._items += 1
-        if self._items == 1 and self._on_ready is not None:
+        self.waiting += 1
+        if self.waiting == 1 and self._on_ready is not None:
             self._on_ready()
 
     def put_control(self, control: Control) -> None:
         """Add a control record behind all earlier items; no effect after :meth:`close`."""
         if self._closed:
             return
-        if self.hand_over is not None and not self._items and self._log is None and self.hand_over(control):
+        if self.hand_over is not None and not self.waiting and self._log is None and self.hand_over(control):
             return
         self.queue.put(control)
-        self._items += 1
-        if self._items == 1 and self._on_ready is not None:
+        self.waiting += 1
+        if self.waiting == 1 and self._on_ready is not None:
             self._on_ready()
 
     def peek(self) -> DataBatch | Control | None:
         if memory := self.queue.memory:
             return memory[0][0]
-        return self.queue.peek() if self._items else None
+        return self.queue.peek() if self.waiting else None
 
     def take(self) -> DataBatch | Control:
         item = self.queue.take()
-        self._items -= 1
+        self.waiting -= 1
         if isinstance(item, DataBatch):
             self.records -= len(item.records)
         if self.return_path is not None or self._log is not None or self._restored:
             self._note_taken(item)
         return item
-
-    def take_ahead(self, above_epoch: float, batches: int) -> list[tuple[DataBatch | Control, int]]:
-        """Take at most this many batches of epochs above this one, and the control record behind them.
-
-        Each has the bytes counted for it. Only items in memory are taken.
-        """
-        items = self.queue.take_ahead(above_epoch, batches)
-        self._items -= len(items)
-        for item, _ in items:
-            if type(item) is DataBatch:
-                self.records -= len(item.records)
-            if self.return_path is not None or self._log is not None or self._restored:
-                self._note_taken(item)
-        return items
 
     def _note_taken(self, item: DataBatch | Control) -> None:
         """Log an item that no topic has, unless it is a barrier, and note that it was taken."""
@@ -245,7 +235,7 @@ class FeedbackChannel:
             before = self.queue.records
             self.queue.put_plain(entry)
             self.records += self.queue.records - before
-            self._items += 1
+            self.waiting += 1
             self._restored += 1
         self._peak_records = max(self._peak_records, self.records)
         in_topic = [TopicRange.from_plain(plain) for plain in ranges]
@@ -283,7 +273,7 @@ class FeedbackChannel:
     def close(self) -> None:
         """Close the files; feedback is dropped from now on."""
         self._closed = True
-        self.records = self._items = self._restored = 0
+        self.records = self.waiting = self._restored = 0
         path_closed = [] if self.return_path is None else [self.return_path.closed]
         close_now([self.close_log, self.queue.close, *path_closed])
 
@@ -418,10 +408,8 @@ class SetAside(Protocol):
 class BorderInbox(Protocol):
     """The inbox of an operator at the border of a loop, which decides how far data and feedback may run ahead."""
 
-    def only_count_feedback(
-        self, received: Callable[[int, int], bool], complete: Callable[[EpochWatermark], None]
-    ) -> None: ...
-    def admit_up_to(self, epoch: int) -> None: ...
+    def hand_over_feedback(self, complete: Callable[[EpochWatermark], None]) -> None: ...
+    def admit_up_to(self, epoch: float) -> None: ...
     @property
     def aside(self) -> SetAside: ...
     @property

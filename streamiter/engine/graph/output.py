@@ -284,11 +284,6 @@ class EdgeWriter:
                 return
             if self._keeps == "ranges":
                 origin = origin.with_originals(None)
-        if self.split is None and self._encode is None:
-            lane, item = self.lanes[0], DataBatch(batch, epoch, origin)
-            if lane.waiting or not lane.channel.try_put(item):  # As put does: a loop comes here for each batch.
-                lane.keep(item)
-            return
         for subtask, part in ((0, batch),) if self.split is None else _split(self.split, batch, self._step):
             self._put(subtask, part, epoch, origin)
 

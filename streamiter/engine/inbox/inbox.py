@@ -15,10 +15,9 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final, final
 
-from streamiter.engine.graph.feedback import FeedbackChannel
 from streamiter.engine.inbox.alignment import BarrierAlignment, BarrierReturned, FeedbackLog, Logged
 from streamiter.engine.inbox.order import ARRIVAL, ASIDE, NOW, STAYS, Arrival, Fate, WantedInputs
-from streamiter.engine.inbox.port_log import FeedbackAside, Port, ReadyPorts
+from streamiter.engine.inbox.port_log import FeedbackAside, Item, Port, ReadyPorts
 from streamiter.engine.inbox.port_progress import InputEnded, PortProgress
 from streamiter.engine.inbox.turn import NO_WAIT, TurnSize
 from streamiter.operators.operator import BoundaryOutput, Notice
@@ -109,6 +108,11 @@ class Inbox:
         self.stands_still = False
         """Whether it reads only barriers: a barrier passes before the records in the channels, which are set aside or
         stay there. Only the inbox changes it."""
+        self.rests = self.is_at_barrier = False
+        """Whether the task waits, or gives way to other tasks; and whether its state is being taken. The task changes
+        them."""
+        self.handle: Callable[[Port, DataBatch], bool] | None = None
+        """Handles admitted feedback while the task rests; returns whether it has. The task sets it, if it can."""
         self._admitted: float = math.inf
         """At the border of a loop: the last epoch whose records the operator receives now."""
         self.aside = FeedbackAside(self.feedback.ports, make_queue)
@@ -124,7 +128,7 @@ class Inbox:
                 assert make_queue is not None
                 port.set_aside_by_epoch(make_queue)
             port.channel.attach(partial(self._ready.add, port))
-            if port.channel.peek() is not None:
+            if port.channel.waiting:
                 self._ready.add(port)
 
     # -- taking --------------------------------------------------------------------------------------
@@ -139,29 +143,21 @@ class Inbox:
             return self._poll_rest(self._end)
         if self._by_port and (polled := self._poll_next()) is not None:
             return polled
-        ready, sets_aside, stands_still = self._ready, self.sets_aside, self.stands_still
+        ready, sets_aside = self._ready, self.sets_aside
         while ready.queue:
             port = ready.queue.popleft()
             ready.is_queued[port.index] = False
             if sets_aside and not self._by_port:
                 port.load(self._epochs.value + 1)
-            item = port.held[0] if port.held else port.channel.peek()  # As ``peek`` does: each round comes here.
+            item = port.peek()
             if item is None or port.is_blocked:
                 continue
-            if stands_still and not port.is_feedback and not isinstance(item, CheckpointBarrier):
-                fate: Fate = ASIDE if self.barriers.is_due else STAYS
-            elif isinstance(item, Control):
+            if (fate := self._fate(port, item)) == NOW:
+                if not isinstance(item, Control):
+                    return port, self._take_batch(port)
                 port.take()
                 ready.add(port)
                 return port, item
-            elif port.is_feedback and isinstance(item, DataBatch) and item.epoch > self._admitted:
-                fate = ASIDE
-            elif (
-                isinstance(item, SourceBatch)
-                or (item.epoch <= self._admitted and self.wanted.names is None and not sets_aside)
-                or (fate := self._fate(port, item.epoch)) == NOW
-            ):
-                return port, self._take_batch(port)
             if (polled := self._leave(port, fate)) is not None:
                 return polled
         # If only some inputs are wanted, records that were set aside now may change which port is next.
@@ -169,10 +165,15 @@ class Inbox:
             return polled
         return self._poll_rest(self._end) if self._end is not None and self._epochs.all_ended else None
 
-    def _fate(self, port: Port, epoch: int) -> Fate:
-        if epoch > self._admitted:
+    def _fate(self, port: Port, item: Item) -> Fate:
+        if self.stands_still and not port.is_feedback and not isinstance(item, CheckpointBarrier):
+            return ASIDE if self.barriers.is_due else STAYS
+        if not isinstance(item, DataBatch):
+            return NOW
+        if item.epoch > self._admitted:
             return ASIDE if port.is_feedback or self.barriers.is_due else STAYS
-        return self._order.fate(port, epoch, self.wanted.names, self._epochs, barrier_is_due=self.barriers.is_due)
+        wanted, is_due = self.wanted.names, self.barriers.is_due
+        return self._order.fate(port, item.epoch, wanted, self._epochs, barrier_is_due=is_due)
 
     def _leave(self, port: Port, fate: Fate) -> Polled | None:
         """Leave a port whose record has no turn now; return what comes next instead, if there is something."""
@@ -197,17 +198,7 @@ class Inbox:
         Behind the end of data are records of the end of the iteration. If ports have a fixed order, they stay in the
         channel until the end of data has had its turn, and come after all other records.
         """
-        batches, channel, received = 0, port.channel, self.aside.received
-        # In most rounds of a loop the feedback is in memory. It then takes few calls.
-        if received is not None and port.feedback is not None and not (self._by_port or self._idle):
-            for taken, size_bytes in port.feedback.take_ahead(self._admitted, _FEEDBACK_BATCHES):
-                if isinstance(taken, Control):
-                    self._ready.add(port)
-                    return taken
-                batches += 1
-                self.aside.count(taken.records)
-                if received(taken.epoch, len(taken.records)) and port.later is not None:
-                    port.later.put(taken, size_bytes)
+        batches, channel = 0, port.channel
         while isinstance(item := channel.peek(), DataBatch):
             if port.marks.end is not None and self._by_port:
                 return None
@@ -215,7 +206,7 @@ class Inbox:
                 self._ready.add(port)
                 return Posted(nothing)
             batches += 1
-            if not self._by_port and self._fate(port, item.epoch) == NOW:
+            if not self._by_port and self._fate(port, item) == NOW:
                 self._ready.add(port)
                 return None
             channel.take()
@@ -290,7 +281,7 @@ class Inbox:
         if port.in_hand is not None or (self.sets_aside and port.marks):
             self._served = port
         # A channel that is empty now calls when it has something.
-        if self.sets_aside or port.held or port.channel.peek() is not None:
+        if self.sets_aside or port.held or port.channel.waiting:
             self._ready.add(port)
         return batch
 
@@ -333,34 +324,34 @@ class Inbox:
 
     # -- at the border of a loop -----------------------------------------------------------------------
 
-    def only_count_feedback(
-        self, received: Callable[[int, int], bool], complete: Callable[[EpochWatermark], None]
-    ) -> None:
-        """Drop all feedback. ``received`` gets its epoch and the number of its records, ``complete`` its watermark.
+    def hand_over_feedback(self, complete: Callable[[EpochWatermark], None]) -> None:
+        """Let producers of feedback hand it over, so that the task need not read it. ``complete`` gets its watermarks.
 
-        While the task waits, the producer of the feedback calls both functions itself, so this task need not run.
+        The producer's turn then sets feedback aside, and reports that an epoch was received.
         """
-        self._admitted, self.aside.received = -math.inf, received
         for port in self.feedback.ports:
-            if type(port.channel) is FeedbackChannel and port.channel.return_path is None:
-                port.channel.hand_over = partial(self._handed_over, port, complete)
+            if port.feedback is not None and port.feedback.is_at_hand and port.feedback.return_path is None:
+                port.feedback.hand_over = partial(self._handed_over, port, complete)
 
     def _handed_over(self, port: Port, complete: Callable[[EpochWatermark], None], item: DataBatch | Control) -> bool:
-        """Handle an item of an empty channel if the task waits, and no checkpoint is under way; return whether."""
-        ready = self._ready
-        if ready.waiter is None or ready.queue or self._posted or self._idle or port.is_blocked:
+        """Handle an item of an empty channel, if the task rests or has made the item itself; return whether."""
+        rests = self.rests and not (self._ready.queue or self._posted)
+        if self._idle or port.is_blocked or not (rests or (port.is_own and not self.is_at_barrier)):
             return False
         if isinstance(item, DataBatch):
-            self.aside.takes(item)
+            if item.epoch <= self._admitted:
+                return rests and self.handle is not None and self.handle(port, item)
+            if self.aside.takes(item):
+                port.set_aside(item)
             return True
         if not isinstance(item, EpochWatermark):
             return False
-        for event in self.accept(port, item):
+        for event in self._progress.bring(port, item):
             assert isinstance(event, EpochWatermark)
             complete(event)
         return True
 
-    def admit_up_to(self, epoch: int) -> None:
+    def admit_up_to(self, epoch: float) -> None:
         """Let the operator receive data of the epochs up to this one."""
         self._admitted = epoch
         if self._ready.parked:

@@ -88,9 +88,6 @@ class PortProgress:
                     f"{port.arrived}"
                 )
             port.arrived = control.epoch
-            if port.later is None or port.is_feedback:  # As below: a loop comes here in each round.
-                self.epochs.reach(port.index, control.epoch)
-                return self._moved()
         elif isinstance(control, Idle):
             self.idle.add(port.index)
             return self._all_idle()
@@ -179,7 +176,7 @@ class PortProgress:
             return None
         more = f" and {len(missing) - _SHOWN_CHANNELS} more" if len(missing) > _SHOWN_CHANNELS else ""
         return (
-            f"its input {self._awaited[0].input_name!r} must first be read to the end that was found at the start: "
+            f"its input {self._awaited[0].input_name!r} must first be read to its end: "
             f"{', '.join(missing[:_SHOWN_CHANNELS])}{more}"
         )
 

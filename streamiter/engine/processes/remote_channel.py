@@ -139,6 +139,11 @@ class ArrivingChannel(Channel):
         else:
             raise InternalError(f"channel {self.name}: expected an item of its producer, given a frame of kind {kind}")
 
+    def take(self) -> DataBatch | Control:
+        item = super().take()
+        self.report_later()
+        return item
+
     def report(self) -> Taken:
         """Return the totals of items taken and set aside."""
         return Taken(

@@ -110,6 +110,8 @@ class _FeedbackWay(DepartingChannel):
 class ArrivingFeedback(FeedbackChannel):
     """The head's half. ``queue`` holds no more than one window of a channel, behind restored feedback."""
 
+    is_at_hand = False
+
     def __init__(self, name: str, link: ProcessLink, number: int, queue: SpillQueue) -> None:
         super().__init__(name, queue)
         self._link = link
@@ -150,11 +152,6 @@ class ArrivingFeedback(FeedbackChannel):
         self._count_taken()
         return item
 
-    def take_ahead(self, above_epoch: float, batches: int) -> list[tuple[DataBatch | Control, int]]:
-        items = super().take_ahead(above_epoch, batches)
-        self._count_taken()
-        return items
-
     def restore(self, items: Iterable[PlainValue], ranges: Iterable[PlainValue]) -> None:
         super().restore(items, ranges)
         self._waiting.extendleft([(0, 0)] * self._restored)  # They take no room of the window.
@@ -170,7 +167,7 @@ class ArrivingFeedback(FeedbackChannel):
 
     def _count_taken(self) -> None:
         """Count the items that are no longer in the queue."""
-        while len(self._waiting) > self._items:
+        while len(self._waiting) > self.waiting:
             records, size_bytes = self._waiting.popleft()
             self._taken_records += records
             self._taken_bytes += size_bytes

@@ -267,24 +267,6 @@ class SpillQueue(SpillLog):
 
     keeps_one = True
 
-    def take_ahead(self, above_epoch: float, batches: int) -> list[tuple[QueuedItem, int]]:
-        """Take at most this many batches of epochs above this one, and the control record behind, with their bytes.
-
-        Only items in memory are taken.
-        """
-        memory, items = self.memory, list[tuple[QueuedItem, int]]()
-        while memory:
-            item, size_bytes = memory[0]
-            if type(item) is not DataBatch:
-                items.append(memory.popleft())
-                break
-            if item.epoch <= above_epoch or len(items) == batches:
-                break
-            items.append(memory.popleft())
-            self._bytes_in_memory -= size_bytes
-            self._records -= len(item.records)
-        return items
-
     def put(self, item: QueuedItem, size_bytes: int = 0) -> None:
         """Add a batch or a control record at the end. ``size_bytes`` were counted for the batch, if they are known.
 
@@ -295,14 +277,8 @@ class SpillQueue(SpillLog):
             raise self._closed(item)
         if isinstance(item, DataBatch):
             size_bytes = size_bytes or BATCH_PLACE_BYTES + estimated_bytes(item.records)
-            before_bytes = self._bytes_in_memory
-            if not self._disk.count and (
-                not before_bytes or before_bytes + size_bytes <= self.memory_limit_bytes
-            ):  # As _fits and _keep do: a loop comes here for each record.
-                self.memory.append((item, size_bytes))
-                self._bytes_in_memory = now_bytes = before_bytes + size_bytes
-                if now_bytes > self._bytes_in_memory_peak:
-                    self._bytes_in_memory_peak = now_bytes
+            if not self._disk.count and self._fits(size_bytes):
+                self._keep(item, size_bytes)
             else:
                 self._spill(self._disk.encode(item.records, item.epoch))
             self._records += len(item.records)

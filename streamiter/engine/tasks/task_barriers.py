@@ -132,7 +132,9 @@ class TaskBarriers:
     async def pass_barrier(self, barrier: CheckpointBarrier) -> None:
         """Take the state of the task, then pass the barrier on."""
         number, is_abandoned = barrier.checkpoint, barrier.checkpoint <= self._abandoned
+        self._inbox.is_at_barrier = True
         parts = [] if is_abandoned else await self.parts()
+        self._inbox.is_at_barrier = False
         if self._boundary is not None:
             self._boundary.checkpoint_begins(number)
         is_kept = not barrier.suspend or self._keeps_last_state
