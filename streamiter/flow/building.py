@@ -340,6 +340,7 @@ def add_next_step(
     begins_epochs: bool = False,
     order: Literal["begins", "spans", "needs"] | None = None,
     awaited_input: str | None = None,
+    others_follow: bool = False,
 ) -> StepOutput:
     """Add a step that reads streams of one flow, each under the name of an input, and return the step's main output.
 
@@ -349,7 +350,7 @@ def add_next_step(
     ``epochs_seen`` are for drawings. ``outside_loops``: the step is outside any iteration, even while a body is being
     built. ``keeps_event_time``: its records have the timestamps of the records that it reads; ``begins_event_time``: it
     gives its records timestamps; ``begins_epochs``: it gives them epochs. ``Step`` describes ``order`` and
-    ``awaited_input``.
+    ``awaited_input`` and ``others_follow``.
     """
     streams = list(inputs.values())
     flow = streams[0].flow
@@ -393,6 +394,7 @@ def add_next_step(
             watermarked=round_scope is None and (begins_event_time or (keeps_event_time and has_watermarks(edges))),
             order=order,
             awaited_input=awaited_input,
+            others_follow=others_follow,
             topic=topic,
             shape=shape,
             epochs_seen=epochs_seen,

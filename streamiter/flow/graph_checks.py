@@ -212,10 +212,18 @@ def check_end_is_told(table: Iterable[Edge], *, step: str) -> None:
             )
 
 
-def check_can_wait(stream: Iterable[Edge], table: Iterable[Edge], steps: Iterable[Step], *, step: str) -> None:
+def check_can_wait(
+    stream: Iterable[Edge],
+    table: Iterable[Edge],
+    steps: Iterable[Step],
+    *,
+    step: str,
+    waits: Literal["table", "then"] = "table",
+) -> None:
     """Raise GraphError if a step of a flow with these ``steps`` cannot read a table first, and then a stream.
 
-    While it waits, the steps before the stream wait for room; the table must need none of them.
+    While it waits, the steps before the stream wait for room; the table must need none of them. With "then", the
+    table is the first one of two streams.
     """
     needed, waiting = upstream_of(table), [each for each in steps if each.awaited_input is not None]
     for _ in waiting:  # A step that waits for another table holds up the steps before its stream, too.
@@ -224,11 +232,27 @@ def check_can_wait(stream: Iterable[Edge], table: Iterable[Edge], steps: Iterabl
             if any(each in needed for each in upstream_of(held_up, but_awaited=True)):
                 needed |= upstream_of(awaited_edges(other))
     for upstream in upstream_of(stream, but_awaited=True):
+        if upstream in needed and upstream.source is not None and waits == "then":
+            raise GraphError(
+                f"step {step!r}: expected two streams from different sources, since the second one waits for "
+                f"the end of the first one, given {upstream.name!r}, which both need; read it twice"
+            )
         if upstream in needed and upstream.source is not None:
             raise GraphError(
                 f"step {step!r}: expected a stream and a table from different sources, since the stream waits for the "
                 f"table, given {upstream.name!r}, which both need; read it twice, or write wait_for_table=False"
             )
+
+
+def check_on(on: object, method: str, *, step: str | None) -> None:
+    """Raise GraphError unless ``on`` is the name of a field, a function, or a pair of these for left and right."""
+    if isinstance(on, tuple) and len(on) != 2:
+        raise GraphError(
+            f"{method}: expected a field's name, a function or a pair of these, given {on!r}; "
+            'write on="id", or on=("user_id", "id") for left and right'
+        )
+    for key in on if isinstance(on, tuple) else (on,):
+        check_field_or_function(key, method, step=step)
 
 
 def check_stop(stop: StopPosition, *, step: str) -> None:

@@ -29,10 +29,12 @@ from streamiter.flow.event_time import add_event_time
 from streamiter.flow.graph_checks import (
     check_count,
     check_field_or_function,
+    check_on,
     check_retries,
     check_seconds,
     check_user_function,
 )
+from streamiter.flow.history import add_then
 from streamiter.flow.options import GatheringOptions, ProcessOptions, StepOptions, check_step_options
 from streamiter.operators.calls import MapAsync
 from streamiter.operators.functions import field_or_function
@@ -421,6 +423,22 @@ class Stream(Outlets, Generic[Record]):
         outlets = [outlet for stream in (self, *others) for outlet in outlets_of(stream)]
         return Stream(self._flow, *outlets)
 
+    def then(self, following: Stream[T], **options: Unpack[StepOptions]) -> Stream[Record | T]:
+        """Emit the records of this stream, which ends, then those of ``following``: a history, and then a topic.
+
+        Before the end of this stream in all subtasks, the sources of ``following`` read nothing; where they begin
+        (``start=`` of ``flow.source``) is found at the first start. The switch is part of a checkpoint, so no record is
+        read twice or left out. Steps behind keep their state; event time goes on, if both streams have got it before.
+
+        >>> from streamiter import Flow, topic
+        >>> flow = Flow("history first")
+        >>> history, now = flow.from_items([3, 1]), flow.from_items([2])
+        >>> both = history.then(now).collect()
+        >>> flow.run().state, both.items
+        ('finished', [3, 1, 2])
+        """
+        return Stream(self._flow, add_then(self, following, options))
+
     def partitioned(self, partitioning: Partitioning) -> Stream[Record]:
         return Stream(self._flow, *(outlet._replace(partitioning=partitioning) for outlet in self._outlets))
 
@@ -483,13 +501,7 @@ class Stream(Outlets, Generic[Record]):
         """
         if not isinstance(other, Stream):
             raise GraphError(f"join: expected a stream, given {other!r}; write left.join(right, on=…)")
-        if isinstance(on, tuple) and len(on) != 2:
-            raise GraphError(
-                f"join: expected a field's name, a function or a pair of these, given {on!r}; "
-                'write on="id", or on=("user_id", "id") for left and right'
-            )
-        for key in on if isinstance(on, tuple) else (on,):
-            check_field_or_function(key, "join", step=options.get("name"))
+        check_on(on, "join", step=options.get("name"))
         check_same_flow(self, other, "join")
         check_bounded(self, "join")
         check_bounded(other, "join")

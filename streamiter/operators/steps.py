@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, compress, islice
@@ -21,9 +22,11 @@ from streamiter.operators.functions import (
     refuse,
     rows_if_table,
 )
-from streamiter.operators.operator import EngineOperator
+from streamiter.operators.operator import Context, EngineOperator
 from streamiter.operators.output import Output, emit_made, passes_originals
 from streamiter.values.records import Batch, Columns, TimedBatch, take, untimed
+
+_log = logging.getLogger("streamiter.operators")
 
 
 class Map(EngineOperator):
@@ -283,3 +286,23 @@ class Identity(EngineOperator):
 
     def process_batch(self, batch: Batch, out: Output) -> None:
         emit_made(out, batch)
+
+
+class Then(Identity):
+    """Emits the records of its input ``first``, and behind the end of that input those of ``following``."""
+
+    def open(self, context: Context) -> None:
+        self._name = context.name
+
+    def wanted_inputs(self) -> Sequence[str]:
+        return ("first",)
+
+    def process_first_batch(self, batch: Batch, out: Output) -> None:
+        emit_made(out, batch)
+
+    def process_following_batch(self, batch: Batch, out: Output) -> None:
+        emit_made(out, batch)
+
+    def input_ended(self, name: str, out: Output) -> None:
+        if name == "first":
+            _log.info("step %r: all that comes first has been read; its other input follows", self._name)

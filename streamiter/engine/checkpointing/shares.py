@@ -19,7 +19,7 @@ from typing import NamedTuple, final
 
 from streamiter.engine.graph.feedback import TopicRange
 from streamiter.engine.graph.graph import SINGLE_INPUT, Edge, Step, edge_key, leaves_loop
-from streamiter.engine.graph.output import Broadcast, Forward, Partitioning
+from streamiter.engine.graph.output import Broadcast, Forward, InStep, Partitioning
 from streamiter.engine.inbox.alignment import Logged
 from streamiter.engine.inbox.order import BEFORE_ALL_EPOCHS
 from streamiter.engine.inbox.port_log import Port, PortOrigin
@@ -122,7 +122,7 @@ def deal(
     >>> dealt(Rebalance(), ["a", "b"], ["c"]), dealt(Forward(), ["a"], [], ["b"]), dealt(Broadcast(), ["a"], ["a"])
     ([(0, 'a'), (1, 'b'), (0, 'c')], [(0, 'a'), (1, ''), (0, 'b')], [(0, 'a'), (1, 'a')])
     """
-    split = None if isinstance(partitioning, (Forward, Broadcast)) else partitioning.splitter(0, subtasks)
+    split = None if isinstance(partitioning, (Forward, InStep, Broadcast)) else partitioning.splitter(0, subtasks)
     for each in waiting:
         if isinstance(partitioning, Broadcast):
             if each.reader == 0:

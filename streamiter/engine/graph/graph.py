@@ -72,6 +72,9 @@ class Step:
     and it notes when the earlier record came, and when the pair was known. "needs": it needs the order."""
     awaited_input: str | None = None
     """The input that it reads first at each start, up to the end that its topics have then; None for no such input."""
+    others_follow: bool = False
+    """Whether the records of the other inputs come behind those of the awaited input, in event time, too: their sources
+    read nothing before it has ended."""
     topic: Topic | None = None
     """The topic that it reads or writes."""
     shape: str = "operator"
@@ -320,7 +323,8 @@ def read_to_end(steps: Iterable[Step]) -> dict[Step, None]:
     The records of the start are before that end, or the records that have replaced them meanwhile. In a loop, the table
     ends, and its end says enough.
     """
-    return upstream_of(edge for step in steps if step.loop is None for edge in awaited_edges(step))
+    awaiting = (step for step in steps if step.loop is None and not step.others_follow)
+    return upstream_of(edge for step in awaiting for edge in awaited_edges(step))
 
 
 def order_numbers(steps: Sequence[Step]) -> dict[Step, int]:

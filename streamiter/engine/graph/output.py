@@ -61,6 +61,17 @@ class Forward:
 
 
 @dataclass(frozen=True, slots=True)
+class InStep:
+    """Sends all records of subtask i to subtask i modulo their number, and control records to every subtask.
+
+    So what follows the end of the edge begins in no subtask before all of them have ended.
+    """
+
+    def splitter(self, subtask: int, subtasks_downstream: int) -> Splitter:
+        return lambda batch: ((subtask % subtasks_downstream, batch),)
+
+
+@dataclass(frozen=True, slots=True)
 class Broadcast:
     """Sends every record to every subtask."""
 

@@ -72,12 +72,13 @@ class Inbox:
         make_feedback_queue: Callable[[], SpillQueue] | None = None,
         timed_ports: Sequence[int] = (),
         awaited_input: str | None = None,
+        others_follow: bool = False,
     ) -> None:
         """``epochs_in_order``: a wanted input has ended when it has no more records of the current epoch.
 
         ``make_queue`` makes a queue for records whose epoch's turn has not come, ``make_feedback_queue`` one for the
         feedback of a checkpoint; both have the limits of the loop. ``timed_ports`` bring event-time watermarks, by
-        index. ``PortProgress`` describes ``awaited_input``.
+        index. ``PortProgress`` describes ``awaited_input`` and ``others_follow``.
         """
         self.ports = list(ports)
         self.sets_aside = order.sets_aside
@@ -97,8 +98,10 @@ class Inbox:
             on_due=self._ready.add,
             on_data_ended=self.reconsider_wanted,
             awaited_input=awaited_input,
+            others_follow=others_follow,
         )
         self.unread_table = self._progress.unread_table
+        self.hold_back = self._progress.hold_back
         self._epochs = self._progress.epochs
         self.times = self._progress.times
         """The event time of the ports; None if none brings any."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, final
 
+from streamiter.engine.graph.channels import Intake
 from streamiter.engine.inbox.order import BEFORE_ALL_EPOCHS, Arrival
 from streamiter.engine.inbox.port_log import Port
 from streamiter.errors import InternalError
@@ -43,24 +44,36 @@ class PortProgress:
         on_due: Callable[[Port], None],
         on_data_ended: Callable[[], None],
         awaited_input: str | None = None,
+        others_follow: bool = False,
     ) -> None:
         """If the order of ports is fixed, the end of data takes its turn like a record.
 
         The other inputs of a step with an ``awaited_input`` are not read until all channels of that input have brought
-        ``ReadToEnd``, or have ended. Without such channels, there is nothing to wait for.
+        ``ReadToEnd``, or have ended. Without such channels, there is nothing to wait for. ``others_follow``: they
+        follow its end in event time, too.
 
         ``on_due`` is called with a port that has records of the epoch whose turn has come, ``on_data_ended`` when the
         data of a port has ended, or a table is read.
         """
         self.epochs = Frontier(range(len(ports)), BEFORE_ALL_EPOCHS)
         """By port: the last epoch that it has brought and that the task has handled. Others only read it."""
-        self.times = Frontier(timed, MIN_TIME) if (timed := list(timed_ports)) else None
+        self._awaited = [port for port in ports if port.input_name == awaited_input]
+        self._unfinished = {port.index for port in self._awaited} if others_follow else set()
+        """While other ports follow: the awaited ports whose event time has not ended."""
+        timed = list(timed_ports)
+        self._following: dict[int, EventTimeWatermark | None] = {
+            index: None for index in timed if self._unfinished and index not in self._unfinished
+        }
+        """By port that follows: the watermark that it has brought last. It counts when the awaited ports have ended."""
+        self._held_back: list[Intake] = []
+        """The intakes of the sources of these ports."""
+        first = [index for index in timed if index not in self._following]
+        self.times = Frontier(first, MIN_TIME) if first else None
         """The event time of the ports; None if none brings any. Others only read it."""
         self.idle: set[int] = set()
         """The ports that have brought ``Idle`` and no data since, by index."""
         self._read = Frontier(range(len(ports)), 0)
         """By port: 1 if it has brought ``ReadToEnd``, which each start of a job begins anew."""
-        self._awaited = [port for port in ports if port.input_name == awaited_input]
         self._ports = ports
         self._by_port = order.by_port
         self._tells_due = order.sets_aside and not order.by_port
@@ -110,14 +123,14 @@ class PortProgress:
             return self._all_read()
         assert isinstance(mark, EventTimeWatermark)
         times = self.times
+        if port.index in self._following:
+            self._following[port.index] = mark
+            return []
         if times is None or port.index not in times:
             return []
         if mark.time == MAX_TIME:
-            times.end(port.index, MAX_TIME)
-        else:
-            times.reach(port.index, mark.time)
-            if mark.is_idle:
-                times.idle(port.index)
+            self._let_follow(port)
+        _note(times, port.index, mark)
         times.settle()
         now = times.value, times.is_idle
         if now == self._told_time:
@@ -152,7 +165,31 @@ class PortProgress:
         return [EpochWatermark(self.epochs.value)]
 
     def end_time(self, port: Port) -> list[Control]:
+        self._let_follow(port)
         return [] if self.times is None else self.bring(port, EventTimeWatermark(MAX_TIME))
+
+    def hold_back(self, intakes: Iterable[Intake]) -> None:
+        """Keep these intakes shut until the awaited ports have ended."""
+        for intake in intakes:
+            intake.shut()
+            self._held_back.append(intake)
+
+    def _let_follow(self, ended: Port) -> None:
+        """Let the other ports follow, if this is the last of the awaited ports that ends.
+
+        They count before it ends, since the end of all ports is the end of event time.
+        """
+        self._unfinished.discard(ended.index)
+        if self._unfinished:
+            return
+        following, self._following = self._following, {}
+        for index, mark in following.items():
+            assert self.times is not None
+            self.times.add(index, MIN_TIME)
+            if mark is not None:
+                _note(self.times, index, mark)
+        while self._held_back:
+            self._held_back.pop().open()
 
     def end_reading(self, port: Port) -> list[Control]:
         """Note that a channel has ended, once its records are handled. If all have ended so, their ends say enough."""
@@ -215,3 +252,12 @@ class PortProgress:
         """Return ``Idle`` if a channel is idle and no other channel brings data."""
         unfinished = {port.index for port in self._ports if not self.epochs.has_ended(port.index)}
         return [Idle()] if unfinished and unfinished <= self.idle else []
+
+
+def _note(times: Frontier[int], port: int, mark: EventTimeWatermark) -> None:
+    if mark.time == MAX_TIME:
+        times.end(port, MAX_TIME)
+        return
+    times.reach(port, mark.time)
+    if mark.is_idle:
+        times.idle(port)

@@ -283,6 +283,7 @@ class Planner:
             make_feedback_queue=lambda: spill_queue(f"{name}, feedback of a checkpoint", first.limits, self.plain_data),
             timed_ports=self._timed_ports(first, ports),
             awaited_input=first.awaited_input if first.loop is None else None,  # In a loop, the table ends.
+            others_follow=first.others_follow,
         )
 
     def _timed_ports(self, first: Step, ports: Sequence[Port]) -> list[int]:
@@ -449,18 +450,20 @@ class Planner:
             channel: (intake,) for channel, intake in self._intakes_elsewhere.items()
         }
         for task in tasks:
+            step, by_input = task.first.step, dict[str, dict[Intake, None]]()
+            for port in task.inbox.ports:
+                if isinstance(port.channel, Channel):
+                    by_input.setdefault(port.input_name, {}).update(dict.fromkeys(intakes.get(port.channel, ())))
             # Records of an awaited table go no further, and a step behind may hold records while this one waits again.
-            awaited = task.first.step.awaited_input
-            channels = [
-                port.channel
-                for port in task.inbox.ports
-                if isinstance(port.channel, Channel) and port.input_name != awaited
-            ]
-            known = dict.fromkeys(intake for channel in channels for intake in intakes.get(channel, ()))
+            awaited = by_input.pop(step.awaited_input or "", {})
+            known = {intake: None for of_input in by_input.values() for intake in of_input}
+            if step.others_follow:
+                task.inbox.hold_back(known)
+                known |= awaited
             sources = tuple(known) if task.feeder is None else (task.feeder.intake,)
             for channel in (lane.channel for writer in task.writers for lane in writer.lanes):
                 intakes[channel] = sources
-                channel.shut_intakes(sources, way[task.first.step] + 1)
+                channel.shut_intakes(sources, way[step] + 1)
 
 
 def _adds_up_in_order(step: Step) -> bool:
