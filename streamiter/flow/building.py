@@ -41,7 +41,7 @@ from streamiter.flow.graph_checks import (
     check_state_backend,
     check_user_function,
 )
-from streamiter.flow.options import ProcessOptions, StepOptions, check_step_options
+from streamiter.flow.options import GatheringOptions, ProcessOptions, StepOptions, check_step_options
 from streamiter.operators.operator import IterationListener, OperatorFactory
 from streamiter.operators.output import DEAD_LETTERS
 from streamiter.operators.services import Service
@@ -422,6 +422,14 @@ def add_operator(
     return add_next_step(
         inputs, label, factory, options, service=service, keys=keys, emits_unasked=_may_emit_unasked(factory)
     )
+
+
+def add_gathering(
+    inputs: Mapping[str, Outlets], method: str, factory: OperatorFactory, options: GatheringOptions
+) -> StepOutput:
+    """Add a step with one subtask that emits when its inputs have ended."""
+    check_step_options(method, options, GatheringOptions)
+    return add_next_step(inputs, method, factory, {**options, "parallelism": 1}, waits_for_end=True)
 
 
 def _may_emit_unasked(factory: OperatorFactory) -> bool:

@@ -6,7 +6,7 @@ arguments; ``add_next_step`` of :mod:`streamiter.flow.building` does the rest.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, Unpack, overload
 
@@ -17,6 +17,7 @@ from streamiter.flow.building import (
     Outlets,
     StepOutput,
     add_collect,
+    add_gathering,
     add_next_step,
     add_operator,
     add_publisher,
@@ -458,7 +459,7 @@ class Stream(Outlets, Generic[Record]):
         """
         check_user_function(f, "reduce_all", ["result", "record"], step=options.get("name"))
         check_bounded(self, "reduce_all")
-        return self._gather({SINGLE_INPUT: self}, "reduce_all", lambda: ReduceAll(f), options)
+        return Stream(self._flow, add_gathering({SINGLE_INPUT: self}, "reduce_all", lambda: ReduceAll(f), options))
 
     def sort(
         self,
@@ -481,7 +482,9 @@ class Stream(Outlets, Generic[Record]):
         if key is not None:
             check_field_or_function(key, "sort", step=options.get("name"))
         check_bounded(self, "sort")
-        return self._gather({SINGLE_INPUT: self}, "sort", lambda: Sort(key, reverse=reverse), options)
+        return Stream(
+            self._flow, add_gathering({SINGLE_INPUT: self}, "sort", lambda: Sort(key, reverse=reverse), options)
+        )
 
     def join(
         self, other: Stream[T], on: str | Callable[[Any], Any] | tuple[Any, Any], **options: Unpack[GatheringOptions]
@@ -505,14 +508,7 @@ class Stream(Outlets, Generic[Record]):
         check_same_flow(self, other, "join")
         check_bounded(self, "join")
         check_bounded(other, "join")
-        return self._gather({"left": self, "right": other}, "join", lambda: Join(on), options)
-
-    def _gather(
-        self, inputs: Mapping[str, Stream], method: str, factory: OperatorFactory, options: GatheringOptions
-    ) -> Stream:
-        check_step_options(method, options, GatheringOptions)
-        output = add_next_step(inputs, method, factory, {**options, "parallelism": 1}, waits_for_end=True)
-        return Stream(self._flow, output)
+        return Stream(self._flow, add_gathering({"left": self, "right": other}, "join", lambda: Join(on), options))
 
     # -- ends --------------------------------------------------------------------------------------------
 
