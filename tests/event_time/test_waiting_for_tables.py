@@ -17,6 +17,7 @@ from streamiter import Checkpoints, Flow, IterationBodyResult, RocksState, Strea
 from streamiter.engine.graph.channels import Channel
 from streamiter.engine.inbox.inbox import Inbox
 from streamiter.engine.inbox.port_log import Port
+from streamiter.engine.inbox.port_progress import AwaitedInput
 from streamiter.engine.job.job import Job
 from streamiter.engine.plan.job_settings import ChannelLimits
 from streamiter.errors import GraphError
@@ -321,7 +322,7 @@ async def test_a_table_that_is_read_later_does_not_hold_up_a_barrier_or_a_restor
 
     def inbox() -> tuple[Inbox, list[Channel]]:
         ports = [port(0, "stream"), port(1, "table"), port(2, "table")]
-        made = Inbox(ports, awaited_input="table")
+        made = Inbox(ports, awaited=AwaitedInput("table"))
         made.want(["table"])
         return made, [each.channel for each in ports]  # type: ignore[misc]
 

@@ -12,7 +12,7 @@ from support.examples import random_examples
 from streamiter.engine.graph.channels import Channel
 from streamiter.engine.inbox.order import ARRIVAL, BEFORE_ALL_EPOCHS
 from streamiter.engine.inbox.port_log import Port
-from streamiter.engine.inbox.port_progress import PortProgress
+from streamiter.engine.inbox.port_progress import AwaitedInput, PortProgress
 from streamiter.errors import InternalError
 from streamiter.operators.frontier import Frontier
 from streamiter.values.plain_data import PlainData
@@ -469,8 +469,12 @@ def test_a_table_is_not_read_because_its_records_are_handled() -> None:
 def test_the_first_channels_of_an_unread_table_are_named() -> None:
     """A log line named the thousand channels of a table."""
     ports = [Port(number, "table", Channel(f"table {number}")) for number in range(5)]
-    progress = PortProgress(ports, [], order=ARRIVAL, on_due=print, on_data_ended=lambda: None, awaited_input="table")
-    alone = PortProgress(ports[:1], [], order=ARRIVAL, on_due=print, on_data_ended=lambda: None, awaited_input="table")
+    progress = PortProgress(
+        ports, [], order=ARRIVAL, on_due=print, on_data_ended=lambda: None, awaited=AwaitedInput("table")
+    )
+    alone = PortProgress(
+        ports[:1], [], order=ARRIVAL, on_due=print, on_data_ended=lambda: None, awaited=AwaitedInput("table")
+    )
     found = "its input 'table' must first be read to its end: table "
     assert alone.unread_table() == f"{found}0"
     assert progress.unread_table() == f"{found}0, table 1, table 2 and 2 more"

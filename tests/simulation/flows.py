@@ -23,6 +23,7 @@ from simulation.flows_with_loops import (
 from simulation.flows_without_loops import (
     another_parallelism,
     calls_of_a_service,
+    history_first,
     joined_at_the_end,
     keyed_state_and_timers,
     mini_batches,
@@ -166,6 +167,7 @@ FLOWS: tuple[MakeFlow, ...] = (
     side_outputs_and_dead_letters,
     wanted_inputs,
     joined_at_the_end,
+    history_first,
     unbounded_synchronous_loop,
     floats_in_order,
     unbounded_asynchronous_loop,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from streamiter import Flow, Operator, OutputTag, connect
+from streamiter import Flow, Operator, OutputTag, connect, tumbling
 from streamiter.testing import Simulation
 
 LATE = OutputTag("late")
@@ -164,4 +164,27 @@ def joined_at_the_end(simulation: Simulation) -> Flow:
         simulation.output("seen", delivery="at_least_once"), delivery="at_least_once"
     )
     orders.map(lambda order: order["n"]).reduce_all(lambda a, b: a + b, name="sum").sink(simulation.output("sum"))
+    return flow
+
+
+def history_first(simulation: Simulation) -> Flow:
+    """Return a flow that reads a history, then a topic; the order of a key, event time and windows go on.
+
+    Each restart changes the number of subtasks.
+    """
+    flow = Flow("history first", parallelism=(simulation.seed + simulation.run) % 3 + 1)
+    rows = [{"key": n % 5, "n": n} for n in range(60)]
+    made = (("history", rows[:40], 3, 0.0, "latest"), ("now", rows[40:], 2, 2.0, None))
+    history, now = (
+        flow.source(
+            simulation.input(name, part, partitions=partitions, key=lambda row: str(row["key"]), over_s=over_s),
+            stop=stop,
+        ).event_time("n", unit="s", out_of_orderness_s=4, check_unit=False, name=f"time of {name}")
+        for name, part, partitions, over_s, stop in made
+    )
+    keyed = history.then(now, name="then").key_by("key")
+    listed = keyed.stateful_map(lambda before, row: ([*before, row["n"]], [row["key"], *before]), [], name="list")
+    listed.sink(simulation.output("listed", partitions=3, order="key"), key=lambda record: str(record[0]))
+    counts = keyed.window(tumbling(10)).aggregate("count", name="windows")
+    counts.map(lambda window: [window.key, window.end, window.value]).sink(simulation.output("windows", order="any"))
     return flow

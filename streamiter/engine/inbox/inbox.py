@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final, final
 from streamiter.engine.inbox.alignment import BarrierAlignment, BarrierReturned, FeedbackLog, Logged
 from streamiter.engine.inbox.order import ARRIVAL, ASIDE, NOW, STAYS, Arrival, Fate, WantedInputs
 from streamiter.engine.inbox.port_log import FeedbackAside, Item, Port, ReadyPorts
-from streamiter.engine.inbox.port_progress import InputEnded, PortProgress
+from streamiter.engine.inbox.port_progress import AwaitedInput, InputEnded, PortProgress
 from streamiter.engine.inbox.turn import NO_WAIT, TurnSize
 from streamiter.operators.operator import BoundaryOutput, Notice
 from streamiter.operators.source import SourceBatch
@@ -71,14 +71,13 @@ class Inbox:
         make_queue: Callable[[], SpillQueue] | None = None,
         make_feedback_queue: Callable[[], SpillQueue] | None = None,
         timed_ports: Sequence[int] = (),
-        awaited_input: str | None = None,
-        others_follow: bool = False,
+        awaited: AwaitedInput | None = None,
     ) -> None:
         """``epochs_in_order``: a wanted input has ended when it has no more records of the current epoch.
 
         ``make_queue`` makes a queue for records whose epoch's turn has not come, ``make_feedback_queue`` one for the
         feedback of a checkpoint; both have the limits of the loop. ``timed_ports`` bring event-time watermarks, by
-        index. ``PortProgress`` describes ``awaited_input`` and ``others_follow``.
+        index; ``awaited`` is the input that is read first.
         """
         self.ports = list(ports)
         self.sets_aside = order.sets_aside
@@ -97,8 +96,7 @@ class Inbox:
             order=order,
             on_due=self._ready.add,
             on_data_ended=self.reconsider_wanted,
-            awaited_input=awaited_input,
-            others_follow=others_follow,
+            awaited=awaited,
         )
         self.unread_table = self._progress.unread_table
         self.hold_back = self._progress.hold_back
@@ -413,6 +411,8 @@ class Inbox:
 
     def _counts_as_ended(self, port: Port) -> bool:
         """Return whether a port brings nothing more, or nothing more of the current epoch if epochs are in order."""
+        if self._progress.is_held_back(port):
+            return False
         if self._epochs.has_ended(port.index) and not port.held:
             return True
         if self._progress.is_read(port):
@@ -514,6 +514,7 @@ class Inbox:
         for port in self.ports:
             port.make_way(False)  # Also if the barrier starts at this task, or an end has arrived instead.
         self._unblock(port for port in self.ports if not port.is_feedback)
+        self._progress.barrier_passed()
         return [barrier]
 
     def _unblock(self, ports: Iterable[Port]) -> None:
@@ -573,6 +574,7 @@ class Inbox:
                 self.barriers.end(port)
             if port.later or port.peek() is not None:
                 self._ready.add(port)
+        self._progress.barrier_passed()
         for port in self.feedback.ports:
             # They act now: a notice may take records that were set aside before the port is read, and these control
             # records have no record in front of them.

@@ -7,6 +7,7 @@ told of them: the watermark of all ports, the ends of its inputs.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Final, final
 
 from streamiter.engine.graph.channels import Intake
@@ -31,6 +32,18 @@ class InputEnded(Control):
     input_name: str
 
 
+@dataclass(frozen=True, slots=True)
+class AwaitedInput:
+    """The input that a step reads first."""
+
+    name: str
+    others_follow: bool = False
+    """Whether the other inputs come behind its end in event time, too, and their sources read nothing before."""
+    needs_barrier: bool = False
+    """Whether they are read behind the first barrier after that end. Then all that the step has emitted before comes
+    first, also in steps that get records of several of its subtasks."""
+
+
 @final
 class PortProgress:
     """Follows the epochs and the event time of the ports, and decides which control records the task gets."""
@@ -43,21 +56,20 @@ class PortProgress:
         order: Arrival,
         on_due: Callable[[Port], None],
         on_data_ended: Callable[[], None],
-        awaited_input: str | None = None,
-        others_follow: bool = False,
+        awaited: AwaitedInput | None = None,
     ) -> None:
         """If the order of ports is fixed, the end of data takes its turn like a record.
 
-        The other inputs of a step with an ``awaited_input`` are not read until all channels of that input have brought
-        ``ReadToEnd``, or have ended. Without such channels, there is nothing to wait for. ``others_follow``: they
-        follow its end in event time, too.
+        The inputs other than the ``awaited`` one are not read until all of its channels have brought ``ReadToEnd``, or
+        have ended. Without such channels, there is nothing to wait for.
 
         ``on_due`` is called with a port that has records of the epoch whose turn has come, ``on_data_ended`` when the
         data of a port has ended, or a table is read.
         """
         self.epochs = Frontier(range(len(ports)), BEFORE_ALL_EPOCHS)
         """By port: the last epoch that it has brought and that the task has handled. Others only read it."""
-        self._awaited = [port for port in ports if port.input_name == awaited_input]
+        self._awaited = [port for port in ports if awaited is not None and port.input_name == awaited.name]
+        others_follow = awaited is not None and awaited.others_follow
         self._unfinished = {port.index for port in self._awaited} if others_follow else set()
         """While other ports follow: the awaited ports whose event time has not ended."""
         timed = list(timed_ports)
@@ -65,6 +77,7 @@ class PortProgress:
             index: None for index in timed if self._unfinished and index not in self._unfinished
         }
         """By port that follows: the watermark that it has brought last. It counts when the awaited ports have ended."""
+        self._awaits_barrier = awaited is not None and awaited.needs_barrier
         self._held_back: list[Intake] = []
         """The intakes of the sources of these ports."""
         first = [index for index in timed if index not in self._following]
@@ -169,10 +182,11 @@ class PortProgress:
         return [] if self.times is None else self.bring(port, EventTimeWatermark(MAX_TIME))
 
     def hold_back(self, intakes: Iterable[Intake]) -> None:
-        """Keep these intakes shut until the awaited ports have ended."""
-        for intake in intakes:
-            intake.shut()
-            self._held_back.append(intake)
+        """Keep these intakes shut until the other ports follow, unless they follow already."""
+        if self._unfinished or self._awaits_barrier:
+            for intake in intakes:
+                intake.shut()
+                self._held_back.append(intake)
 
     def _let_follow(self, ended: Port) -> None:
         """Let the other ports follow, if this is the last of the awaited ports that ends.
@@ -188,8 +202,23 @@ class PortProgress:
             self.times.add(index, MIN_TIME)
             if mark is not None:
                 _note(self.times, index, mark)
+        if not self._awaits_barrier:
+            self._open_intakes()
+
+    def barrier_passed(self) -> None:
+        """Let the other ports follow, if the awaited ports had ended before a barrier that all ports have brought."""
+        if self._awaits_barrier and not self._unfinished:
+            self._awaits_barrier = False
+            self._open_intakes()
+            self._on_data_ended()
+
+    def _open_intakes(self) -> None:
         while self._held_back:
             self._held_back.pop().open()
+
+    def is_held_back(self, port: Port) -> bool:
+        """Return whether ports that follow wait for a barrier, although this port may have ended."""
+        return self._awaits_barrier and port in self._awaited
 
     def end_reading(self, port: Port) -> list[Control]:
         """Note that a channel has ended, once its records are handled. If all have ended so, their ends say enough."""

@@ -197,6 +197,9 @@ class JobFollower:
 
     def _drain_sources(self) -> None:
         for task in self.tasks:
+            if task.feeder is not None:  # Else one that follows another one could begin to read when that one ends.
+                task.feeder.intake.shut()
+        for task in self.tasks:
             if task.brings_input and not task.ended:
                 task.drain()
 

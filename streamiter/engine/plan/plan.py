@@ -26,6 +26,7 @@ from streamiter.engine.graph.output import ChannelOutput, EdgeWriter, FeedbackWr
 from streamiter.engine.inbox.inbox import Inbox
 from streamiter.engine.inbox.order import ARRIVAL, BY_EPOCH, BY_EPOCH_THEN_PORT
 from streamiter.engine.inbox.port_log import Port, PortOrigin
+from streamiter.engine.inbox.port_progress import AwaitedInput
 from streamiter.engine.plan.job_settings import JobOptions, OwnProcess
 from streamiter.engine.plan.placement import PlacedEdge, place
 from streamiter.engine.states.backends import JobStates
@@ -282,9 +283,14 @@ class Planner:
             make_queue=lambda: spill_queue(name, first.limits, self.plain_data),
             make_feedback_queue=lambda: spill_queue(f"{name}, feedback of a checkpoint", first.limits, self.plain_data),
             timed_ports=self._timed_ports(first, ports),
-            awaited_input=first.awaited_input if first.loop is None else None,  # In a loop, the table ends.
-            others_follow=first.others_follow,
+            awaited=self._awaited_input(first),
         )
+
+    def _awaited_input(self, step: Step) -> AwaitedInput | None:
+        if step.awaited_input is None or step.loop is not None:  # In a loop, the table ends.
+            return None
+        needs_barrier = step.others_follow and step.parallelism > 1 and self.options.checkpoints is not None
+        return AwaitedInput(step.awaited_input, step.others_follow, needs_barrier)
 
     def _timed_ports(self, first: Step, ports: Sequence[Port]) -> list[int]:
         """Return the ports that bring event-time watermarks for the step: not feedback, and none in rounds."""
@@ -458,7 +464,9 @@ class Planner:
             awaited = by_input.pop(step.awaited_input or "", {})
             known = {intake: None for of_input in by_input.values() for intake in of_input}
             if step.others_follow:
-                task.inbox.hold_back(known)
+                elsewhere = [intake for intake in known if intake in self._intakes_elsewhere.values()]
+                task.inbox.hold_back(intake for intake in known if intake not in elsewhere)
+                task.holds_back = elsewhere
                 known |= awaited
             sources = tuple(known) if task.feeder is None else (task.feeder.intake,)
             for channel in (lane.channel for writer in task.writers for lane in writer.lanes):

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, S
 from concurrent.futures import Executor
 from typing import Any, Final, final
 
-from streamiter.engine.graph.channels import Channel
+from streamiter.engine.graph.channels import Channel, Intake
 from streamiter.engine.graph.feedback import FeedbackChannel
 from streamiter.engine.graph.output import EdgeWriter, Writer, restore_turns, turns_of
 from streamiter.engine.inbox.alignment import BarrierReturned
@@ -101,6 +101,8 @@ class Task:
         self._held_since_s: float | None = None
         """Since when the task waits, with input that it does not want yet."""
         self._handled_s = self._held_s = 0.0
+        self.holds_back: Sequence[Intake] = ()
+        """Intakes of other processes, which the inbox holds back from the begin of the run on; set before ``open``."""
         self.waits_for_room_in: Channel | None = None
         """The full channel that the task waits for."""
         self._clock = clock
@@ -233,6 +235,7 @@ class Task:
         """Handle input until it ends, or until a barrier with ``suspend`` has passed."""
         if not self.ended:
             self._update_wanted_inputs()
+            self.inbox.hold_back(self.holds_back)
             if self.feeder is not None and self.feeder.is_idle:
                 self.chain.write_control(Idle())
             for instance in self.instances:
