@@ -389,3 +389,6 @@ class FileOptions:
     """The number of bytes that are read at a time."""
     files_at_once: int = field(default=_FILES_AT_ONCE, metadata={"least": 1})
     """The number of files that are open and take turns; 1 reads one file after the other, in order."""
+    in_order: bool = False
+    """Whether the files follow each other in time, in the order of their names: they are read one after the other, and
+    event time counts them as one partition, so that it goes on with each file."""

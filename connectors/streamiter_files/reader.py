@@ -70,9 +70,15 @@ class FilesReader(TopicReader):
         return known_identities({partition.number: partition.identity for partition in self._partitions})
 
     def lag(self) -> Mapping[int, int]:
-        """Return the lag, estimated from the bytes that are left; a file of which no record was read is missing."""
-        lags = {partition.number: partition.lag() for partition in self._partitions}
-        return {number: lag for number, lag in lags.items() if lag is not None}
+        """Return the lag, estimated from the bytes that are left. Before the first record of any file it is missing."""
+        lags = {partition: partition.lag() for partition in self._partitions}
+        known = [(partition, lag) for partition, lag in lags.items() if lag is not None and partition.size_bytes]
+        records = sum(partition.next_offset + lag for partition, lag in known)
+        if records:
+            size_bytes = sum(partition.size_bytes for partition, _ in known)
+            for partition in [partition for partition, lag in lags.items() if lag is None]:
+                lags[partition] = max(0, partition.size_bytes * records // size_bytes - partition.next_offset)
+        return {partition.number: lag for partition, lag in lags.items() if lag is not None}
 
     async def close(self) -> None:
         self._is_closed = True
@@ -114,6 +120,10 @@ class FilePartition(abc.ABC):
         self._stop = stop
         self._records: Lines | Batch = []
         self._taken = 0
+
+    @property
+    def size_bytes(self) -> int:
+        return self._state.size_bytes
 
     @property
     def has_records(self) -> bool:

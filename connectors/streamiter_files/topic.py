@@ -128,6 +128,7 @@ class FilesTopic(Topic):
         self._location = location
         self._options = options
         self._files = FileSet(location, options)
+        self.is_one_sequence = options.in_order
 
     @property
     def url(self) -> str:
@@ -174,9 +175,8 @@ class FilesTopic(Topic):
         """Return a reader. For a position after the end of a file, ``read`` raises ``OffsetOutOfRange`` at the end."""
         check_request(request, self.name)
         partitions = await asyncio.to_thread(self._files.partitions, request)
-        return FilesReader(
-            partitions, topic=self.name, max_records=request.max_records, files_at_once=self._options.files_at_once
-        )
+        at_once = 1 if self._options.in_order else self._options.files_at_once
+        return FilesReader(partitions, topic=self.name, max_records=request.max_records, files_at_once=at_once)
 
     async def open_writer(self) -> TopicWriter:
         """Return a writer; create a missing file. Raises ``TopicNotFound`` where the folder is missing."""

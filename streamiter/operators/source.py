@@ -126,6 +126,10 @@ class Source:
         """Return the number of records not yet read, by partition, as far as known."""
         return {}
 
+    def read_records(self) -> int | None:
+        """Return about how many records a source that ends has read since its first start; None: not known."""
+        return None
+
     def parts(self, handled: Positions) -> Mapping[int | None, PartState] | None:
         """Return how far each partition has been read, for event time by partition; None: they count as one.
 

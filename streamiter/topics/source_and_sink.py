@@ -8,6 +8,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from types import MappingProxyType
 from typing import Any, Final, Literal, TypeVar
 
 from streamiter.errors import DecodeError, EncodeError
@@ -44,7 +45,8 @@ _log = logging.getLogger("streamiter.job")
 T = TypeVar("T")
 
 _IDENTITIES: Final = "identities"
-"""The key of the identities among the positions; the other keys are partitions."""
+_FIRST: Final = "first"
+"""The keys of the identities, and of first offsets that are not 0, among the positions; other keys are partitions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +62,8 @@ class ConsumerGroup:
 class TopicSource(TellsEnd):
     """Reads one subtask's share of a topic's partitions, as objects of :class:`TopicBatch`.
 
-    Its positions are the offsets by partition and, under ``"identities"``, the identities of the partitions as far as
-    they are known.
+    Its positions are the offsets by partition; under ``"identities"``, the identities of the partitions as far as they
+    are known; and if it ends, under ``"first"``, the offsets at which the first run began, except 0.
     """
 
     def __init__(
@@ -96,6 +98,8 @@ class TopicSource(TellsEnd):
         """A batch whose decoding was interrupted; the next read begins with it."""
         self._told: Mapping[int, str] = {}
         """The identities that the positions of the last batch had."""
+        self._ends = stop is not None or bool(getattr(topic, "bounded", False))
+        self._first: Mapping[int, int] = {}
 
     async def open(self, context: Context, positions: Positions | None) -> None:
         if positions is None and self.start == "committed":
@@ -113,6 +117,9 @@ class TopicSource(TellsEnd):
         )
         self._reader = await self._open_reader(self._request)
         self._told = self.positions().get(_IDENTITIES, {}) if restored is None else restored
+        if self._ends:
+            begin = self._reader.positions() if positions is None else positions.get(_FIRST, {})
+            self._first = {partition: offset for partition, offset in begin.items() if offset}
 
     async def _committed(self, context: Context) -> Positions | None:
         group = context.scope.get(ConsumerGroup, ConsumerGroup)
@@ -177,7 +184,7 @@ class TopicSource(TellsEnd):
     def positions(self) -> Positions:
         if self._reader is None:
             return {}
-        return _positions_of(self._reader.positions(), self._reader.identities())
+        return _positions_of(self._reader.positions(), self._reader.identities(), self._first)
 
     def settled(self, positions: Positions) -> Positions:
         """Skip offsets without records, such as the end of a transaction, where all returned records are handled."""
@@ -192,6 +199,11 @@ class TopicSource(TellsEnd):
 
     def lag(self) -> Mapping[int, int]:
         return {} if self._reader is None else self._reader.lag()
+
+    def read_records(self) -> int | None:
+        if not self._ends or self._reader is None:
+            return None
+        return sum(offset - self._first.get(part, 0) for part, offset in self._reader.positions().items())
 
     def timestamps_ms(self) -> Mapping[int, int]:
         return self._timestamps_ms
@@ -226,10 +238,12 @@ class TopicSource(TellsEnd):
     def redistribute(positions: Sequence[Positions], parallelism: int) -> list[Positions]:
         """Give partition p to subtask p mod n, with the position of the subtask that read it before."""
         identities: dict[int, str] = {}
+        first: dict[int, int] = {}
         for of_subtask in positions:
             identities |= of_subtask.get(_IDENTITIES, {})
+            first |= of_subtask.get(_FIRST, {})
         shares = by_partition(max)("offsets", list(map(_offsets, positions)), parallelism)
-        return [_positions_of(_in_order(offsets), identities) for offsets in shares]
+        return [_positions_of(_in_order(offsets), identities, first) for offsets in shares]
 
     async def close(self) -> None:
         if self._reader is not None:
@@ -237,12 +251,17 @@ class TopicSource(TellsEnd):
 
 
 def _offsets(positions: Positions) -> dict[int, int]:
-    return {partition: offset for partition, offset in positions.items() if partition != _IDENTITIES}
+    return {partition: offset for partition, offset in positions.items() if isinstance(partition, int)}
 
 
-def _positions_of(offsets: Mapping[int, int], identities: Mapping[int, str]) -> Positions:
-    known = _in_order({partition: identities[partition] for partition in offsets if partition in identities})
-    return {**offsets, **({_IDENTITIES: known} if known else {})}
+def _positions_of(
+    offsets: Mapping[int, int], identities: Mapping[int, str], first: Mapping[int, int] = MappingProxyType({})
+) -> Positions:
+    known: Positions = {**offsets}
+    for key, by_number in ((_IDENTITIES, identities), (_FIRST, first)):
+        if of_these := _in_order({number: by_number[number] for number in offsets if number in by_number}):
+            known[key] = of_these
+    return known
 
 
 def _in_order(by_number: Mapping[int, T]) -> dict[int, T]:

@@ -97,6 +97,9 @@ class SourceStatistics:
     lag_s: dict[str, float]
     """By partition: the age of the record read last, by its time stamp; 0 if no more are known, and left out if no time
     stamp is."""
+    read_records: int | None = None
+    """About how many records a source that ends has read since its first start; the lag is what is left. None: it does
+    not end, or is not known."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -225,6 +225,7 @@ class Feeder:
                 for part, left in self.source.lag().items()
                 if read_ms.get(part, 0) > 0
             },
+            read_records=self.source.read_records(),
         )
 
     def lag(self) -> Mapping[int, int]:
