@@ -29,7 +29,7 @@ from streamiter.service.settings import (
     http_secret,
     tls_context,
 )
-from streamiter.topics import topic
+from streamiter.topics import ReadRequest, topic
 from streamiter.values.settings import KeyPath, SettingsDocument
 
 Findings = dict[str, str]
@@ -50,7 +50,8 @@ class SettingsCheck:
     async def run(self) -> Findings:
         """Check everything, and return what was found."""
         given = self._settings.input
-        urls = {("input", "topic"): given.topic, ("publish", "topic"): self._settings.publish.topic}
+        topic_key = "topic" if given.history is None else "then"
+        urls = {("input", topic_key): given.topic, ("publish", "topic"): self._settings.publish.topic}
         for name in ("answers", "dead_letter"):
             if (url := getattr(given, name)) is not None:
                 urls["input", name] = url
@@ -61,10 +62,12 @@ class SettingsCheck:
         store = self._settings.checkpoints.store
         await asyncio.to_thread(self._try, ("checkpoints", "store"), lambda: checked_store(store))
         self._check_http(self._settings.http)
+        if given.history is not None:
+            await self._check_history(given, given.history)
         self._try(("input", "decoder"), partial(decoder_of, given.decoder))
         is_read = dict(zip(urls, are_there, strict=True))
         is_read["input", "decoder"] = not self._document.is_wrong(("input", "decoder"))
-        if all(is_read.get(("input", name), True) for name in ("topic", "answers", "decoder")):
+        if all(is_read.get(("input", name), True) for name in (topic_key, "answers", "decoder")):
             self._check_records(await self._sample(given))
         self._document.check()
         return {key: self._found[key] for key in sorted(self._found)}
@@ -113,6 +116,20 @@ class SettingsCheck:
             )
         self._found[".".join(path)] = said
         return True
+
+    async def _check_history(self, given: InputSettings, url: str) -> None:
+        """Open the history, whose records are not counted: that would read all files."""
+        try:
+            reader = await topic(url).open_reader(ReadRequest(stop="latest"))
+            self._found["input.history"] = f"{topic(url).url}: {len(reader.positions())} partitions"
+            await reader.close()
+            partitions = (await topic(given.topic).describe()).partitions
+        except StreamiterError as error:
+            self._document.refuse(("input", "history"), str(error))
+            return
+        if isinstance(given.at, Mapping) and len(given.at) != partitions:
+            remedy = "write one for each, or the others are read from their beginning"
+            self._document.expect(("input", "at"), f"offsets of {partitions} partitions", remedy)
 
     def _check_http(self, http: HttpSettings) -> None:
         for secret in ("token", "tls_key_password"):

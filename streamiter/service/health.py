@@ -54,6 +54,8 @@ class HealthFacts:
     quality: QualityNow | None = None
     model_trouble: str | None = None
     """Why no model answers, or an outdated one; None if the newest one does, or if no predictions are served."""
+    catching_up: str | None = None
+    """While a history is read that comes before the topic: how far. That is no problem."""
     without_model_s: float | None = None
     """For how many seconds, since the start of the process, no model has answered; None if one does."""
 
@@ -98,6 +100,7 @@ def facts_of(observations: Observations, statistics: JobStatistics | None) -> He
         worse_s=observations.worse_s,
         quality=observations.quality,
         model_trouble=_model_trouble(observations),
+        catching_up=None if observations.catching_up is None else observations.catching_up.shown,
         without_model_s=(
             None if observations.model is not None else observations.clock.monotonic_s() - observations.started_s
         ),

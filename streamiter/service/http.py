@@ -264,11 +264,14 @@ class Routes:
 
     async def readyz(self, request: Request) -> Response:
         """Answer whether the service does its work now."""
-        return self._of_health(readiness(self._facts()))
+        facts = self._facts()
+        return self._of_health(readiness(facts), facts.catching_up)
 
-    def _of_health(self, problems: tuple[HealthProblem, ...]) -> Response:
+    def _of_health(self, problems: tuple[HealthProblem, ...], catching_up: str | None = None) -> Response:
         status: Literal["ok", "failing"] = "failing" if problems else "ok"
         document: HealthDocument = {"status": status, "role": self._observations.role, "problems": problems}
+        if catching_up is not None:
+            document["catching_up"] = catching_up
         return _json(document, 503 if problems else 200)
 
     def _facts(self) -> HealthFacts:

@@ -140,25 +140,26 @@ def as_answer(record: Any) -> Record:
 
 
 def questions_and_answers(
-    events: Stream, answers: Stream | None, label: LabelSettings, rejections: Mapping[str, Any]
+    events: Stream, answers: Stream | None, label: LabelSettings, rejections: Mapping[str, Any], *, of: str = ""
 ) -> Stream:
     """Return the events that are questions or answers, in event time: that of their field, or else of the topic.
 
-    ``answers`` are in a topic of their own. The training merges both by time, however far each has been read.
+    ``answers`` are in a topic of their own. The training merges both by time, however far each has been read. ``of`` is
+    the end of the names of the steps.
     """
     if answers is not None:
         answers = _timed(answers, label, "times of answers", rejections)
         answers = answers.map(as_answer, name="mark answers", **rejections)
         return _timed(events, label, "times", rejections).union(answers)
     if label.question is None:
-        return _timed(events, label, "times", rejections)
+        return _timed(events, label, f"times{of}", rejections)
     # The times of a topic are known right behind it; events of other kinds need no field of time.
-    events = events if label.time is not None else _timed(events, label, "times", rejections)
+    events = events if label.time is not None else _timed(events, label, f"times{of}", rejections)
     kinds = (label.event, label.question)
     events = events.filter(
-        lambda event: event.get(label.event_field) in kinds, name="questions and answers", **rejections
+        lambda event: event.get(label.event_field) in kinds, name=f"questions and answers{of}", **rejections
     )
-    return events if label.time is None else _timed(events, label, "times", rejections)
+    return events if label.time is None else _timed(events, label, f"times{of}", rejections)
 
 
 def _timed(events: Stream, label: LabelSettings, name: str, rejections: Mapping[str, Any]) -> Stream:

@@ -56,10 +56,11 @@ class ServiceLearning:
         rollbacks: Rollbacks | None = None,
         initial: Stream | None = None,
         answers: Stream | None = None,
+        history: Stream | None = None,
         *,
         beside: OnlineTraining | None = None,
     ) -> OnlineTraining:
-        """Add the training to the flow; ``answers`` are those of a topic of their own.
+        """Add the training to the flow; ``answers`` are those of a topic of their own, ``history`` comes before all.
 
         ``beside`` is the training of the same events that this one challenges: it refuses what is wrong for both.
         """
@@ -70,7 +71,11 @@ class ServiceLearning:
         if learn.label.event is not None:
             if beside is None:
                 events = questions_and_answers(events, answers, learn.label, rejections)
+            if history is not None:
+                history = questions_and_answers(history, None, learn.label, rejections, of=" of the history")
             options = {"labels": delayed_labels_of(learn, self.features)}
+        if history is not None:
+            events = history.then(events, name="history first")
         return train_online(
             events,
             self._make_model(),

@@ -53,7 +53,14 @@ def apply_level(settings: LogSettings) -> None:
 def secrets_of(settings: ServiceSettings) -> set[str]:
     """Return the texts that must not be in the log: secrets in URLs, and those of the environment and of files."""
     given, http = settings.input, settings.http
-    urls = (given.topic, given.answers, given.dead_letter, settings.publish.topic, settings.predictions.log)
+    urls = (
+        given.topic,
+        given.history,
+        given.answers,
+        given.dead_letter,
+        settings.publish.topic,
+        settings.predictions.log,
+    )
     named = named_secrets((http.token_env, http.tls_key_password_env), (http.token_file, http.tls_key_password_file))
     # A file of tokens has one in each line, behind its role.
     tokens = {line.split()[-1] for secret in named for line in secret.splitlines() if line.split()}
@@ -108,6 +115,9 @@ def figures_of(observations: Observations, seconds: float) -> dict[str, float | 
 def log_figures(observations: Observations, seconds: float) -> None:
     """Write a line with the figures."""
     figures = figures_of(observations, seconds)
+    if (history := observations.catching_up) is not None:
+        shares = {"history_share": history.share, "history_left_s": history.left_s}
+        _log.info("%s", history.shown, extra={"figures": shares})
     _log.info(
         "%s: %s events/s, lag %s records (%s s), version %s (%s s old), loss %s (baseline %s)",
         *(

@@ -62,6 +62,12 @@ def _metrics(observations: Observations) -> Iterator[Metric]:
         yield from _loops(statistics)
         yield from _sources(statistics)
         yield from _checkpoints(statistics)
+    if (history := observations.catching_up) is not None:
+        for name, text, figure in (
+            ("share", "The share of the history that has been read; left out when all is read.", history.share),
+            ("left_seconds", "The seconds until the history is read, at the rate of now.", history.left_s),
+        ):
+            yield _gauge(f"history_{name}", text, (), [] if figure is None else [((), figure)])
     yield from _model(observations)
     yield from _process(observations, statistics)
 

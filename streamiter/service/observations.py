@@ -40,6 +40,8 @@ would take over; ``standby``: it predicts, and would take over from the leader; 
 # An hour of samples, at one a second: what the charts of the page show. A longer history is kept by Prometheus.
 HISTORY: Final = 3_600
 SAMPLE_S: Final = 1.0
+# The rate of a minute: files are read in bursts, and a checkpoint takes a second.
+_RATE_SAMPLES: Final = 60
 # The newest dead letters are for reading; all of them are in their topic.
 REJECTED_MAX: Final = 50
 CHECKPOINTS_MAX: Final = 20
@@ -104,6 +106,37 @@ class Sample:
     """Unread records of all topics."""
     lag_s: float | None
     """The age of the oldest record read last by a source that has more to read; 0 without unread records."""
+
+
+@dataclass(frozen=True, slots=True)
+class CatchingUp:
+    """How far the history has been read that comes before the topic.
+
+    >>> CatchingUp(0.431, 130.0).shown, CatchingUp(None, None).shown
+    ('catching up: 43 % of the history, about 2 min left', 'catching up: the history')
+    """
+
+    share: float | None
+    """The share of its records that was read; None while its size is not known."""
+    left_s: float | None
+    """The seconds that the rest takes at the rate of the last minute; None while that is not known."""
+
+    @property
+    def shown(self) -> str:
+        """The progress in words."""
+        share = "" if self.share is None else f"{int(100 * self.share)} % of "
+        return f"catching up: {share}the history{'' if self.left_s is None else f', {_about(self.left_s)} left'}"
+
+
+def _about(seconds: float) -> str:
+    """Return a time in words.
+
+    >>> [_about(seconds) for seconds in (7, 150, 9000)]
+    ['about 7 s', 'about 2 min', 'about 2.5 h']
+    """
+    if seconds < 100:
+        return f"about {seconds:.0f} s"
+    return f"about {seconds / 60:.0f} min" if seconds < 6_000 else f"about {seconds / 3600:.1f} h"
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,6 +292,12 @@ class Observations:
         self.loop_lag = LoopLag(self.clock, lambda: self.limits.loop_limit_s, self.busiest_task)
         self.samples: deque[Sample] = deque(maxlen=HISTORY)
         """One each second, oldest first, as all the lists here."""
+        self.history_step: str | None = None
+        """The source of the history that comes before the topic; None: there is none."""
+        self.catching_up: CatchingUp | None = None
+        """How far it has been read, at the last sample; None when it is read."""
+        self._left: deque[tuple[float, int]] = deque(maxlen=_RATE_SAMPLES)
+        """The records of the history that were left, at the last samples."""
         self.rates: tuple[TaskRates, ...] = ()
         """The work of each task at the last sample; empty while it is not known."""
         self.validation: deque[ValidationReport] = deque(maxlen=HISTORY)
@@ -381,7 +420,22 @@ class Observations:
         lags_s = [lag_s for task in tasks if task.source is not None for lag_s in task.source.lag_s.values()]
         lag_records, lag_s = sum(lags) if lags else None, max(lags_s, default=None)
         self.samples.append(Sample(at_ms, events_per_s, lag_records, lag_s))
+        self._see_history([task for task in tasks if task.steps[0].step == self.history_step], now_s)
         return statistics
+
+    def _see_history(self, tasks: Sequence[TaskStatistics], now_s: float) -> None:
+        if all(task.ended for task in tasks):
+            self.catching_up = None
+            self._left.clear()
+            return
+        read = sum(task.source.read_records or 0 for task in tasks if task.source is not None)
+        if not (left := sum(records for task in tasks for records in task.lag.values())):
+            self.catching_up = CatchingUp(None, None)  # Files tell their lag when the first record was read.
+            return
+        self._left.append((now_s, left))
+        since_s, then_left = self._left[0]
+        per_s = (then_left - left) / (now_s - since_s) if now_s > since_s else 0.0
+        self.catching_up = CatchingUp(read / (read + left), left / per_s if per_s > 0 else None)
 
     def busiest_task(self) -> str | None:
         """Return the task that has worked most since the last sample; None if none has worked."""

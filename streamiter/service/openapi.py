@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 from collections.abc import Mapping
-from typing import Annotated, Any, Final, Literal, TypedDict
+from typing import Annotated, Any, Final, Literal, NotRequired, TypedDict
 
 import msgspec
 from msgspec import Meta
@@ -56,6 +56,9 @@ class HealthDocument(TypedDict):
         ProcessRole, Meta(description="What the process is for: a leader learns, a standby would take over")
     ]
     problems: Annotated[tuple[HealthProblem, ...], Meta(description="Each condition that does not hold")]
+    catching_up: NotRequired[
+        Annotated[str, Meta(description="How far the history has been read that comes before the topic")]
+    ]
 
 
 _TYPES: Final = (

@@ -231,6 +231,8 @@ def page_state(observations: Observations) -> PageState:
     level, sentence, problems = _verdict(liveness(facts), readiness(facts), quality)
     if level == "well" and phase.phase == "following":
         sentence = f"All is well: this {observations.role} predicts with the newest version of the service"
+    if facts.catching_up is not None and not problems:
+        sentence = f"The service is {facts.catching_up}; it predicts with what it has learned so far"
     newest = observations.samples[-1] if observations.samples else None
     tasks = () if statistics is None else statistics.tasks
     update = observations.model

@@ -89,12 +89,15 @@ class OnlineLearningService(ServiceSurfaces):
             process = f"{socket.gethostname()}-{secrets.token_hex(6)}"
             self._leadership = Leadership(self._updates, self.name, process, settings.standby_s, self._clock)
         self._restore: Literal["last"] | None = None if without_checkpoint else "last"
+        self.observations.history_step = "history"
         self.flow = Flow(self.name)
         """The flow; it has the name of the service."""
-        self.events: Stream = self._read(settings.input.topic, "events")
-        """The decoded records of the input; without answers that have a topic of their own."""
-        of_answers = settings.input.answers
-        self.answers: Stream | None = None if of_answers is None else self._read(of_answers, "answers")
+        given = settings.input
+        self.history: Stream | None = None if given.history is None else self._read(given.history, "history")
+        """The decoded records of the history; None if there is none."""
+        self.events: Stream = self._read(given.topic, "events")
+        """The decoded records of the input; without the history, and answers that have a topic of their own."""
+        self.answers: Stream | None = None if given.answers is None else self._read(given.answers, "answers")
         """The decoded records of the topic of answers; None if there is none."""
         # Without a challenger, a version of a challenger that was promoted is one to start from.
         own = None if settings.challenger.file is None else ""
@@ -102,7 +105,7 @@ class OnlineLearningService(ServiceSurfaces):
         last = initial_model(self._updates, model=self.name, default=None, learner=own)
         newest = self.flow.from_source(last, name="last version", parallelism=1)
         rollbacks = Rollbacks(self._updates, self.name, own)
-        self.training: OnlineTraining = self.learning.train(self.events, rollbacks, newest, self.answers)
+        self.training: OnlineTraining = self.learning.train(self.events, rollbacks, newest, self.answers, self.history)
         """The streams of the training: models, validation, predictions, drifts."""
         self.challenger: OnlineTraining | None = None
         """The same streams of the challenger; None if there is none."""
@@ -119,11 +122,14 @@ class OnlineLearningService(ServiceSurfaces):
         """Why the service has aborted the job: no progress, or no last checkpoint in time."""
 
     def _read(self, url: str, name: str) -> Stream:
-        given = self.settings.input
+        given, read = self.settings.input, topic(url)
+        is_history = name == "history"
+        by_topic = (name == "answers" and given.decoder == "predictions") or (is_history and read.default_decoder())
         return self.flow.source(
-            topic(url),
-            decode=decoder_of("default" if name == "answers" and given.decoder == "predictions" else given.decoder),
-            start=given.start,
+            read,
+            decode=decoder_of("default" if by_topic else given.decoder),
+            start="earliest" if is_history else given.at or given.start,
+            stop="latest" if is_history else None,
             on_lost=given.on_lost,
             name=name,
             **rejections_of(given),

@@ -6,18 +6,21 @@ directory. ``settings_file`` reads the file.
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import operator
 import re
 import ssl
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
+from datetime import datetime
 from itertools import repeat
 from types import MappingProxyType
 from typing import Annotated, Any, Final, Literal
 
 from streamiter.errors import ConfigurationError
 from streamiter.parameter_server.optimizers import FTRL, SGD, AdaDelta, AdaGrad, Adam, Momentum, Optimizer, RMSProp
+from streamiter.topics.topic import StartPosition
 from streamiter.topics.urls import with_secrets
 from streamiter.values.field_kinds import Kind, time_zone_of
 from streamiter.values.settings import (
@@ -141,6 +144,33 @@ def topic_url_of(value: Any) -> str:
 _SECRET_OPTION: Final = re.compile(r"\w*(?:pas|pwd|secret|token)\w*(?<!_env)(?<!_file)", re.IGNORECASE)
 
 
+def history_url_of(value: Any) -> str:
+    """Parse the URL of a topic, or the path of files."""
+    url = topic_url_of(value)
+    return url if _URL.match(url) else f"file:{url}"
+
+
+_URL: Final = re.compile(r"[a-z][a-z0-9+.-]*:")
+
+
+def position_of(value: Any) -> StartPosition:
+    """Parse where a topic begins behind a history: its end or beginning, offsets, or a time."""
+    if value in ("earliest", "latest") and isinstance(value, str):
+        return "earliest" if value == "earliest" else "latest"
+    if isinstance(value, (str, datetime)):
+        with contextlib.suppress(ValueError):
+            at = datetime.fromisoformat(value) if isinstance(value, str) else value
+            if at.tzinfo is not None:
+                return at
+    offsets = value if isinstance(value, list) else [value]
+    if offsets and all(type(offset) is int and offset >= 0 for offset in offsets):
+        return dict(enumerate(offsets))
+    raise WrongValue(
+        'an offset for each partition, a time with its zone, "earliest" or "latest"',
+        "write at = [1200, 1180] for two partitions, or at = 2026-01-31T00:00:00Z",
+    )
+
+
 service_name_of: Final = pattern_of(
     r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}",
     "a name of at most 100 letters, digits, '.', '_' and '-'",
@@ -239,6 +269,11 @@ class InputSettings:
 
     topic: Annotated[str, topic_url_of]
     """The URL of the topic."""
+    history: Annotated[str | None, history_url_of] = None
+    """The URL of a topic, or the path of files, that is read to its end before the topic. With it, the key of ``topic``
+    is ``then``."""
+    at: Annotated[StartPosition | None, position_of] = None
+    """Where the topic begins behind the history."""
     answers: Annotated[str | None, topic_url_of] = None
     """The URL of the topic of the answers, if labels come later, and in a topic of their own."""
     start: Literal["earliest", "latest"] = "earliest"

@@ -110,8 +110,9 @@ def read_document(given: str | os.PathLike[str] | Mapping[str, object]) -> tuple
 
 def _read(document: SettingsDocument) -> ServiceSettings:
     document.table((), {name: Setting(any_of) for name in TABLES})
-    tables = {name: document.table((name,), keys) for name, (_, keys) in TABLES.items()}
+    tables = {name: document.table((name,), _keys_of(name, document)) for name in TABLES}
     _check_learn(document, tables["learn"], has_answers="answers" in tables["input"])
+    _check_history(document, tables)
     _check_publish(document, tables["publish"])
     _check_http(document, tables["http"])
     _check_topics(document, tables)
@@ -120,6 +121,33 @@ def _read(document: SettingsDocument) -> ServiceSettings:
     document.check()
     made = {name: kind(**tables[name]) for name, (kind, _) in TABLES.items() if name != "service"}
     return ServiceSettings(**tables["service"], **made, source=document.source)
+
+
+def _keys_of(table: str, document: SettingsDocument) -> Mapping[str, Setting]:
+    """Return the keys of a table. With a history, the topic that is read behind it is ``then``."""
+    keys = TABLES[table][1]
+    if table != "input" or {"history", "then"}.isdisjoint(document.names(("input",))):
+        return keys
+    return {"then": keys["topic"]} | {name: key for name, key in keys.items() if name not in ("topic", "start")}
+
+
+def _check_history(document: SettingsDocument, tables: Mapping[str, Mapping[str, Any]]) -> None:
+    given = document.names(("input",))
+    label, path = tables["learn"].get("label"), ("input", "history")
+    if "at" in given and {"history", "then"}.isdisjoint(given):
+        document.expect(("input", "at"), "it with input.history only", "write start, or add the history")
+    if "then" in given and "history" not in given:
+        document.expect(path, "history and then together", "add the history, or write topic")
+    if "history" not in given:
+        return
+    if "at" not in given:
+        remedy = 'write the offsets or the time up to which the history goes, or "earliest" for all of the topic'
+        document.expect(("input", "at"), "where the topic begins behind the history", remedy)
+    if "answers" in given:
+        document.expect(path, "no history with input.answers", "leave one of them out")
+    elif label is not None and label.event is not None and label.time is None:
+        remedy = "add the field with the time of an event: files tell none"
+        document.expect(("learn", "label", "time"), "it with input.history", remedy)
 
 
 def _document(given: str | os.PathLike[str] | Mapping[str, object]) -> SettingsDocument:
@@ -388,14 +416,16 @@ def _check_http(document: SettingsDocument, http: dict[str, Any]) -> None:
 def _check_topics(document: SettingsDocument, given: dict[str, dict[str, Any]]) -> None:
     """Refuse URLs that no connector takes, and to write to the topic that is read."""
     read = [given["input"].get(name) for name in ("topic", "answers")]
+    topic_path = ("input", "then" if "then" in document.names(("input",)) else "topic")
     for path in (
-        ("input", "topic"),
+        topic_path,
+        ("input", "history"),
         ("input", "answers"),
         ("publish", "topic"),
         ("input", "dead_letter"),
         ("predictions", "log"),
     ):
-        if (url := given[path[0]].get(path[1])) is None:
+        if (url := given[path[0]].get("topic" if path == topic_path else path[1])) is None:
             continue
         try:
             topic(url)
@@ -403,7 +433,7 @@ def _check_topics(document: SettingsDocument, given: dict[str, dict[str, Any]]) 
             document.refuse(path, " ".join(str(error).split()))
         for other, name in zip(read, ("topic", "answers"), strict=True):
             # A service may learn from its own log.
-            if url == other and path not in (("input", "topic"), ("input", name), ("predictions", "log")):
+            if url == other and path not in (topic_path, ("input", name), ("predictions", "log")):
                 document.expect(path, f"another topic than input.{name}", "choose one of its own", given="the same")
 
 
@@ -544,5 +574,7 @@ _NEEDS: Final[Mapping[str, str]] = dict.fromkeys(
         "reads the new topic from its start on",
     ),
     "service.name": "the flow, its checkpoints and its model have this name; with another one it is another service",
-    "input.start": "it counts in the first run only, and later runs resume from their checkpoint",
+    **dict.fromkeys(
+        ("input.start", "input.at"), "it counts in the first run only, and later runs resume from their checkpoint"
+    ),
 }

@@ -117,9 +117,21 @@ class TopicSource(TellsEnd):
         )
         self._reader = await self._open_reader(self._request)
         self._told = self.positions().get(_IDENTITIES, {}) if restored is None else restored
+        if positions is None and isinstance(self.start, Mapping):
+            self._warn_of_others(context.name, [each for each in self._reader.positions() if each not in self.start])
         if self._ends:
             begin = self._reader.positions() if positions is None else positions.get(_FIRST, {})
             self._first = {partition: offset for partition, offset in begin.items() if offset}
+
+    def _warn_of_others(self, step: str, partitions: Sequence[int]) -> None:
+        if partitions:
+            _log.warning(
+                "step %r: start= names no offset for the partitions %s of topic %s, which are read from their earliest "
+                "record",
+                step,
+                ", ".join(map(str, partitions)),
+                self._url,
+            )
 
     async def _committed(self, context: Context) -> Positions | None:
         group = context.scope.get(ConsumerGroup, ConsumerGroup)

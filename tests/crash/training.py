@@ -27,6 +27,8 @@ KEYS = 7
 WINDOW_MS = 100
 PAIR_MS = 20
 WEIGHTS = 1000
+PARTITIONS = 3
+BEFORE = 5
 
 
 class Example(msgspec.Struct):
@@ -51,7 +53,9 @@ class Options(msgspec.Struct):
     mini_batch: int
     stop: Literal["latest"] | None = None
     delivery: Literal["at_least_once"] | None = None
-    kind: Literal["training", "sums", "numbers", "counts", "windows", "table", "changes"] = "training"
+    kind: Literal["training", "sums", "numbers", "counts", "windows", "table", "changes", "history"] = "training"
+    history: str = ""
+    """The topic that is read before the events, which begin at offset ``BEFORE`` of each partition then."""
     on_disk: bool = False
     """Whether the states of keys are on disk."""
     processes: int | None = None
@@ -165,6 +169,26 @@ def table(options: Options) -> Flow:
     return flow
 
 
+def history(options: Options) -> Flow:
+    """Return a flow that counts the events of each key, and of each window, in a history and then in the topic."""
+    flow = Flow(options.flow, parallelism=options.parallelism)
+    first, then = (
+        flow.source(topic(url), decode=Typed(Example), start=start, stop=stop, name=name).event_time(
+            lambda event: event.n, unit="ms", check_unit=False, out_of_orderness_s=0.1, name=f"time of {name}"
+        )
+        for url, start, stop, name in (
+            (options.history, None, "latest", "history"),
+            (options.events, dict.fromkeys(range(PARTITIONS), BEFORE), options.stop, "events"),
+        )
+    )
+    keyed = first.then(then).key_by(lambda event: event.n % KEYS)
+    counted = keyed.stateful_map(lambda count, event: (count + 1, [event.n % KEYS, count, event.n]), 0, name="counts")
+    counted.sink(topic(options.read))
+    in_windows = keyed.window(tumbling(WINDOW_MS / 1000), name="windows").aggregate("count")
+    in_windows.map(lambda result: [result.key, result.start, result.value]).sink(topic(options.updates))
+    return flow
+
+
 class Table(Operator):
     """Changes one of many weights with each event, and emits all of them with the last of a mini-batch."""
 
@@ -204,6 +228,7 @@ def flow_of(options: Options) -> Flow:
         "windows": windows,
         "table": table,
         "changes": changes,
+        "history": history,
     }
     return flows[options.kind](options)
 
