@@ -429,7 +429,8 @@ class Observations:
             self._left.clear()
             return
         read = sum(task.source.read_records or 0 for task in tasks if task.source is not None)
-        if not (left := sum(records for task in tasks for records in task.lag.values())):
+        left = sum(records for task in tasks for records in task.lag.values())
+        if not read:
             self.catching_up = CatchingUp(None, None)  # Files tell their lag when the first record was read.
             return
         self._left.append((now_s, left))

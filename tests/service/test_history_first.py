@@ -1,0 +1,135 @@
+"""A service that reads a history before its topic: what it says meanwhile, and what it has learned at the end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import orjson
+import pytest
+from service.test_service import answers, running, until
+from service.test_service_restarts import NAME, Place
+from support.waiting import PATIENCE_S
+
+from streamiter import Operator
+from streamiter.models import LinearPredictor, last_update
+from streamiter.operators import Output
+from streamiter.service import OnlineLearningService, read_settings
+from streamiter.service.logs import log_figures
+from streamiter.service.metrics import MetricsNow, exposition
+from streamiter.service.page_documents import page_state
+from streamiter.topics import topic
+from streamiter.values.records import Batch
+
+LABEL: Final = {"event": "click", "key": "id", "within": "60s", "otherwise": False, "time": "at"}
+VIEWS: Final = 4_000
+HISTORY: Final = 120_000
+
+
+class Gate(Operator):
+    """Wants only a part of the history until it is opened; barriers pass meanwhile."""
+
+    def __init__(self, opened: asyncio.Event) -> None:
+        self._opened, self._taken = opened, 0
+
+    def wanted_inputs(self) -> tuple[()] | None:
+        return None if self._opened.is_set() or self._taken < HISTORY // 6 else ()
+
+    def process_batch(self, batch: Batch, out: Output) -> None:
+        self._taken += len(batch)
+
+
+def chance(x: float) -> float:
+    """Return the probability of a click."""
+    return 1 / (1 + math.exp(1 - 2 * x))
+
+
+def events() -> list[dict[str, Any]]:
+    """Return views and their clicks in the order of time, and at the end events that end all waits."""
+    random = np.random.default_rng(3)
+    made = []
+    for number, x in enumerate(random.normal(size=VIEWS).tolist()):
+        made.append({"event": "view", "id": number, "at": 1_700_000_000 + number, "x": x})
+        if random.random() < chance(x):
+            made.append({"event": "click", "id": number, "at": made[-1]["at"] + float(random.uniform(0, 50))})
+    made.sort(key=lambda event: event["at"])
+    last = made[-1]["at"]
+    return [*made, *({"event": "click", "id": -1, "at": last + more} for more in (1000, 2000))]
+
+
+def service_of(place: Place, given: dict[str, Any], **changes: Any) -> OnlineLearningService:
+    """Return a service with this table ``[input]``."""
+    return OnlineLearningService(read_settings(place.settings(**changes) | {"input": given}))
+
+
+async def model_of(place: Place, given: dict[str, Any]) -> Callable[[float], float]:
+    """Return the predictions of the version that has learned from all views."""
+    update = await place.learned(service_of(place, given, learn={"label": LABEL}), VIEWS)
+    predict = LinearPredictor(update.parameters)
+    return lambda x: float(predict({"x": x}))
+
+
+async def test_late_labels_of_a_history_and_its_topic_are_learned_as_those_of_one_topic(tmp_path: Path) -> None:
+    """At the switch the questions that waited lost their answers, or the topic's records made the history's late."""
+    rows = events()
+    half = len(rows) // 2
+    whole, split = Place(tmp_path / "whole"), Place(tmp_path / "split")
+    for place in (whole, split):
+        place.folder.mkdir()
+        await place.create("updates", "events")
+    await whole.write(rows, "events")
+    expected = await model_of(whole, {"topic": whole.url("events")})
+    for number, begin in enumerate(range(0, half, 1_000)):
+        lines = b"\n".join(orjson.dumps(row) for row in rows[begin : min(half, begin + 1_000)])
+        (split.folder / f"day-{number}.jsonl").write_bytes(lines + b"\n")
+    # The topic has the end of the history, too; it is read from offset 40 on.
+    await split.write(rows[half - 40 :], "events")
+    given = {"history": f"{split.folder}/day-*.jsonl?in_order=true", "then": split.url("events"), "at": 40}
+    found = await model_of(split, given)
+    for x in (-2.0, 0.0, 2.0):
+        assert found(x) == pytest.approx(expected(x), rel=1e-9)
+        assert found(x) == pytest.approx(chance(x), abs=0.1)
+
+
+async def test_a_service_serves_while_it_catches_up_and_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """For the hours in which it read the history, the service looked idle, and nobody knew how long it would take."""
+    place, opened = Place(tmp_path), asyncio.Event()
+    await place.create("updates", "flights")
+    rows = [orjson.dumps({"km": number % 7, "late": number % 7 > 3}) for number in range(HISTORY)]
+    for part in range(3):
+        (tmp_path / f"part-{part}.jsonl").write_bytes(b"\n".join(rows[part::3]) + b"\n")
+    await place.write([{"km": 1, "late": False}])
+    given = {"history": f"{tmp_path}/part-*.jsonl", "then": place.url("flights"), "at": "earliest"}
+    service = service_of(place, given)
+    assert service.history is not None
+    service.history.process(lambda: Gate(opened), name="gate")
+    observations = service.observations
+
+    def share() -> float:
+        return 0.0 if observations.catching_up is None else observations.catching_up.share or 0.0
+
+    async with running(service) as task:
+        await until(lambda: share() > 0.05 and service.observations.model is not None)
+        code, told = await answers(service, "/readyz")
+        assert (code, "catching up: " in orjson.loads(told)["catching_up"]) == (200, True)
+        assert "is catching up: " in page_state(observations).sentence
+        assert b"streamiter_history_share" in exposition(MetricsNow(observations), "")[0]
+        with caplog.at_level(logging.INFO, logger="streamiter.service"):
+            log_figures(observations, 1.0)
+        assert "% of the history" in caplog.text
+        opened.set()
+        await until(lambda: observations.catching_up is None)
+        async with asyncio.timeout(PATIENCE_S):
+            while (
+                update := await last_update(topic(place.url("updates")), NAME)
+            ) is None or update.records != HISTORY + 1:
+                assert not task.done()
+                await asyncio.sleep(0.02)
+        assert "catching_up" not in orjson.loads((await answers(service, "/readyz"))[1])
