@@ -139,6 +139,27 @@ def _about(seconds: float) -> str:
     return f"about {seconds / 60:.0f} min" if seconds < 6_000 else f"about {seconds / 3600:.1f} h"
 
 
+class HistoryProgress:
+    """How far a history has been read, and how long the rest takes, from what was read and left at each sample.
+
+    >>> progress = HistoryProgress()
+    >>> progress.seen(0.0, read=300, left=2700).shown, progress.seen(20.0, read=1290, left=1710).shown
+    ('catching up: 10 % of the history', 'catching up: 43 % of the history, about 35 s left')
+    """
+
+    def __init__(self) -> None:
+        self._left: deque[tuple[float, int]] = deque(maxlen=_RATE_SAMPLES)
+
+    def seen(self, now_s: float, read: int, left: int) -> CatchingUp:
+        """Note how many records are read and left at a time."""
+        if not read:  # Files tell what is left when the first record was read.
+            return CatchingUp(None, None)
+        self._left.append((now_s, left))
+        since_s, left_then = self._left[0]
+        per_s = (left_then - left) / (now_s - since_s) if now_s > since_s else 0.0
+        return CatchingUp(read / (read + left), left / per_s if per_s > 0 else None)
+
+
 @dataclass(frozen=True, slots=True)
 class ValidationReport:
     """Metrics of progressive validation."""
@@ -296,8 +317,7 @@ class Observations:
         """The source of the history that comes before the topic; None: there is none."""
         self.catching_up: CatchingUp | None = None
         """How far it has been read, at the last sample; None when it is read."""
-        self._left: deque[tuple[float, int]] = deque(maxlen=_RATE_SAMPLES)
-        """The records of the history that were left, at the last samples."""
+        self._history = HistoryProgress()
         self.rates: tuple[TaskRates, ...] = ()
         """The work of each task at the last sample; empty while it is not known."""
         self.validation: deque[ValidationReport] = deque(maxlen=HISTORY)
@@ -425,18 +445,11 @@ class Observations:
 
     def _see_history(self, tasks: Sequence[TaskStatistics], now_s: float) -> None:
         if all(task.ended for task in tasks):
-            self.catching_up = None
-            self._left.clear()
+            self.catching_up, self._history = None, HistoryProgress()
             return
         read = sum(task.source.read_records or 0 for task in tasks if task.source is not None)
         left = sum(records for task in tasks for records in task.lag.values())
-        if not read:
-            self.catching_up = CatchingUp(None, None)  # Files tell their lag when the first record was read.
-            return
-        self._left.append((now_s, left))
-        since_s, then_left = self._left[0]
-        per_s = (then_left - left) / (now_s - since_s) if now_s > since_s else 0.0
-        self.catching_up = CatchingUp(read / (read + left), left / per_s if per_s > 0 else None)
+        self.catching_up = self._history.seen(now_s, read, left)
 
     def busiest_task(self) -> str | None:
         """Return the task that has worked most since the last sample; None if none has worked."""

@@ -269,11 +269,6 @@ class InputSettings:
 
     topic: Annotated[str, topic_url_of]
     """The URL of the topic."""
-    history: Annotated[str | None, history_url_of] = None
-    """The URL of a topic, or the path of files, that is read to its end before the topic. With it, the key of ``topic``
-    is ``then``."""
-    at: Annotated[StartPosition | None, position_of] = None
-    """Where the topic begins behind the history."""
     answers: Annotated[str | None, topic_url_of] = None
     """The URL of the topic of the answers, if labels come later, and in a topic of their own."""
     start: Literal["earliest", "latest"] = "earliest"
@@ -287,6 +282,11 @@ class InputSettings:
     """The effect of a position that the topic no longer has: by retention, or because it is another topic."""
     dead_letter: Annotated[str | None, topic_url_of] = None
     """The URL of the topic for such records."""
+    history: Annotated[str | None, history_url_of] = None
+    """The URL of a topic, or the path of files, that is read to its end before the topic. With it, the key of ``topic``
+    is ``then``."""
+    at: Annotated[StartPosition | None, position_of] = None
+    """Where the topic begins behind the history."""
 
 
 # Records of ``input.answers`` get this field with this value, so that they are known among the questions.

@@ -141,8 +141,8 @@ def _check_history(document: SettingsDocument, tables: Mapping[str, Mapping[str,
     if "history" not in given:
         return
     if "at" not in given:
-        remedy = 'write the offsets or the time up to which the history goes, or "earliest" for all of the topic'
-        document.expect(("input", "at"), "where the topic begins behind the history", remedy)
+        remedy = 'write at = [1200, 1180] for two partitions, a time, or "earliest" for all of the topic'
+        document.expect(("input", "at"), "the place in the topic at which the history ends", remedy)
     if "answers" in given:
         document.expect(path, "no history with input.answers", "leave one of them out")
     elif label is not None and label.event is not None and label.time is None:

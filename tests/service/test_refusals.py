@@ -30,6 +30,11 @@ async def of_learn(code: str) -> object:
     return read_settings(f"{SHORT}{eval(code)}\n").learn
 
 
+async def of_input(code: str) -> object:
+    text = SHORT.replace('input.topic = "memory://in"', f"input = {eval(code)}")
+    return read_settings(f'{text}kind = "classification"\n').input.at
+
+
 async def of_the_address(code: str) -> object:
     keys = eval(code, {"REMOTE": REMOTE})
     text = GOOD.replace('address = "127.0.0.1:8080"', keys).replace("\nbehind_proxy = false", "")
@@ -59,6 +64,7 @@ async def of_a_challenger(code: str) -> object:
 
 CALLS = {
     "the table learn, of a file with little else": of_learn,
+    "the table input, of a file with little else": of_input,
     "the address, of a file that is complete": of_the_address,
     "the label and its kind, of a file that is complete": of_the_label,
     "the file of a challenger, the table challenger, and the file with it": of_a_challenger,
