@@ -109,10 +109,10 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
-class CatchingUp:
+class HistoryRead:
     """How far the history has been read that comes before the topic.
 
-    >>> CatchingUp(0.431, 130.0).shown, CatchingUp(None, None).shown
+    >>> HistoryRead(0.431, 130.0).shown, HistoryRead(None, None).shown
     ('catching up: 43 % of the history, about 2 min left', 'catching up: the history')
     """
 
@@ -150,14 +150,14 @@ class HistoryProgress:
     def __init__(self) -> None:
         self._left: deque[tuple[float, int]] = deque(maxlen=_RATE_SAMPLES)
 
-    def seen(self, now_s: float, read: int, left: int) -> CatchingUp:
+    def seen(self, now_s: float, read: int, left: int) -> HistoryRead:
         """Note how many records are read and left at a time."""
         if not read:  # Files tell what is left when the first record was read.
-            return CatchingUp(None, None)
+            return HistoryRead(None, None)
         self._left.append((now_s, left))
         since_s, left_then = self._left[0]
         per_s = (left_then - left) / (now_s - since_s) if now_s > since_s else 0.0
-        return CatchingUp(read / (read + left), left / per_s if per_s > 0 else None)
+        return HistoryRead(read / (read + left), left / per_s if per_s > 0 else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,7 +315,7 @@ class Observations:
         """One each second, oldest first, as all the lists here."""
         self.history_step: str | None = None
         """The source of the history that comes before the topic; None: there is none."""
-        self.catching_up: CatchingUp | None = None
+        self.catching_up: HistoryRead | None = None
         """How far it has been read, at the last sample; None when it is read."""
         self._history = HistoryProgress()
         self.rates: tuple[TaskRates, ...] = ()
