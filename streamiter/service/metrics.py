@@ -62,12 +62,7 @@ def _metrics(observations: Observations) -> Iterator[Metric]:
         yield from _loops(statistics)
         yield from _sources(statistics)
         yield from _checkpoints(statistics)
-    if (history := observations.catching_up) is not None:
-        for name, text, figure in (
-            ("share", "The share of the history that has been read; left out when all is read.", history.share),
-            ("left_seconds", "The seconds until the history is read, at the rate of now.", history.left_s),
-        ):
-            yield _gauge(f"history_{name}", text, (), [] if figure is None else [((), figure)])
+    yield from _history(observations)
     yield from _model(observations)
     yield from _process(observations, statistics)
 
@@ -190,6 +185,17 @@ def _sources(statistics: JobStatistics) -> Iterator[Metric]:
     )
     text = "When the topic answered last, also with no records."
     yield _gauge("source_last_fetch_timestamp_seconds", text, ("step", "topic", "subtask"), answers)
+
+
+def _history(observations: Observations) -> Iterator[Metric]:
+    """Yield how far a history is; the figures are left out when it is read, or not known."""
+    read = observations.catching_up
+    share, left_s = (None, None) if read is None else (read.share, read.left_s)
+    for name, text, figure in (
+        ("share", "The share of the history that has been read; left out when all is read.", share),
+        ("left_seconds", "The seconds until the history is read, at the rate of the last minute.", left_s),
+    ):
+        yield _gauge(f"history_{name}", text, (), [] if figure is None else [((), figure)])
 
 
 def _checkpoints(statistics: JobStatistics) -> Iterator[Metric]:

@@ -26,7 +26,7 @@ from streamiter.learn.challengers import ComparedRows
 from streamiter.models import ModelSnapshot, ModelUpdateEncoder, ServedModel
 from streamiter.service.challenger import Challenger
 from streamiter.service.metrics import MetricsNow, exposition
-from streamiter.service.observations import Observations
+from streamiter.service.observations import HistoryRead, Observations
 from streamiter.service.prediction_log import PredictionLog
 from streamiter.service.settings import ChallengerSettings, PredictionSettings
 from streamiter.topics import MemoryBroker
@@ -68,6 +68,7 @@ async def _scraped(folder: Path, label_of: object, embeddings: Embeddings | None
         observations.drifted({"row": 1, "old_loss": 0.1, "new_loss": 0.2, "detector": "PageHinkley"})
         observations.predicted(0.001, predicted=1)
         observations.requested("/predict", 200)
+        observations.catching_up = HistoryRead(0.4, 60.0)
         body, _ = exposition(MetricsNow(observations), "")
     families = text_string_to_metric_families(body.decode())
     samples = [sample for family in families for sample in family.samples]
