@@ -106,7 +106,7 @@ class SettingsCheck:
         except StreamiterError as error:
             self._document.refuse(path, str(error))
             return False
-        partitions = "1 partition" if description.partitions == 1 else f"{description.partitions} partitions"
+        partitions = _partitions(description.partitions)
         said = f"{found.url}: {partitions}, {description.records:,} records"
         if path == ("publish", "topic"):
             said += (
@@ -121,7 +121,7 @@ class SettingsCheck:
         """Open the history, whose records are not counted: that would read all files."""
         try:
             reader = await topic(url).open_reader(ReadRequest(stop="latest"))
-            self._found["input.history"] = f"{topic(url).url}: {len(reader.positions())} partitions"
+            self._found["input.history"] = f"{topic(url).url}: {_partitions(len(reader.positions()))}"
             await reader.close()
             partitions = (await topic(given.topic).describe()).partitions
         except StreamiterError as error:
@@ -129,7 +129,7 @@ class SettingsCheck:
             return
         if isinstance(given.at, Mapping) and len(given.at) != partitions:
             remedy = "write one for each, or the others are read from their beginning"
-            self._document.expect(("input", "at"), f"offsets of {partitions} partitions", remedy)
+            self._document.expect(("input", "at"), f"offsets of {_partitions(partitions)}", remedy)
 
     def _check_http(self, http: HttpSettings) -> None:
         for secret in ("token", "tls_key_password"):
@@ -230,6 +230,10 @@ class SettingsCheck:
         names = sorted(features.fields or known - features.without)
         ending = f"; {refused:,} of {len(records):,} records are refused" if refused else ""
         self._found["learn.features"] = f"{len(names)} fields: {', '.join(names[:_NAMES_SHOWN])}{ending}"
+
+
+def _partitions(count: int) -> str:
+    return "1 partition" if count == 1 else f"{count} partitions"
 
 
 _NAMES_SHOWN: Final = 10

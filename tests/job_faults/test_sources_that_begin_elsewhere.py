@@ -14,7 +14,7 @@ from job_faults.sums import Topics, check_committed, sums_flow, until_committed,
 from streamiter import Checkpoints, Flow
 from streamiter.errors import JobFailed, OffsetOutOfRange
 from streamiter.operators import Operator, Output
-from streamiter.topics import MemoryBroker, Topic, TopicReader, topic
+from streamiter.topics import MemoryBroker, OutgoingBatch, Topic, TopicReader, topic
 from streamiter.topics.memory import MemoryReader
 
 
@@ -217,3 +217,25 @@ async def test_positions_that_were_abandoned_once_are_kept_by_a_restart(
     await service.suspended()
     await check_committed(topics.sums, 90)
     assert caplog.text.count("the state of 'numbers' is left behind, as changed_steps= says") == 1
+
+
+async def test_a_source_that_ends_counts_from_its_first_start_and_names_partitions_without_offset(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """After a restart a history was said to begin; a partition without offset was read twice, in silence."""
+    numbers = MemoryBroker().topic("numbers")
+    await numbers.create(partitions=2)
+    read = []
+    for count in (10, 5):
+        writer = await numbers.open_writer()
+        for partition in range(2):
+            await writer.write(OutgoingBatch([b"1"] * count, partition=partition))
+        await writer.close()
+        flow = Flow("ends")
+        flow.source(numbers, start={0: 4}, stop="latest", name="numbers").map(int)
+        job = await flow.start(checkpoints=checkpoints_in(tmp_path))
+        await job.wait()
+        read += [task.source.read_records for task in job.statistics().tasks if task.source is not None]
+    assert read == [16, 26]
+    [said] = [record.getMessage() for record in caplog.records if "names no offset" in record.getMessage()]
+    assert said.endswith("for the partitions 1 of topic memory://numbers, which are read from their earliest record")

@@ -92,6 +92,27 @@ async def test_a_topic_that_keeps_versions_for_too_short_a_time_is_told(
     assert told in caplog.text
 
 
+async def test_a_history_is_found_and_its_end_compared_with_the_partitions_of_the_topic(case: Case) -> None:
+    """One offset was given for a topic of two partitions: the records of the other one were learned twice."""
+    await case.write({"late": True, "km": 1})
+    (case.folder / "checkpoints.jsonl").write_bytes(orjson.dumps({"late": False, "km": 2}))
+    history = 'input.history = "{folder}.jsonl"\ninput.at = [{at}]\ninput.then = "{url}"'
+    file = FILE.replace('input.topic = "{url}"{answers}', history)
+    given = {"url": case.url, "folder": case.folder / "checkpoints", "label": '{ field = "late" }', "features": '"all"'}
+    found = await SettingsCheck(*read_document(file.format(**given, at="1"))).run()
+    assert found["input.history"].endswith("checkpoints.jsonl: 1 partition")
+    assert found["input.then"] == f"{case.url}: 1 partition, 1 records"
+    for at, said in (
+        ("1, 2", "f:3: input.at: expected offsets of 1 partition, given the array"),
+        ("1", "checkpoints.jsonl"),
+    ):
+        with pytest.raises(SettingsError) as caught:
+            await SettingsCheck(*read_document(file.format(**given, at=at))).run()
+        [problem] = caught.value.problems
+        assert said in problem.shown("f")
+        (case.folder / "checkpoints.jsonl").unlink(missing_ok=True)
+
+
 async def test_answers_in_a_topic_of_their_own_are_checked_with_the_questions(case: Case) -> None:
     """Only one of two topics was looked at, so that a wrong key was found after a day."""
     await case.write(*({"id": n, "km": n, "at": 1_700_000_000 + n} for n in range(40)))
