@@ -73,14 +73,14 @@ class PortProgress:
         self._unfinished = {port.index for port in self._awaited} if others_follow else set()
         """While other ports follow: the awaited ports whose event time has not ended."""
         timed = list(timed_ports)
-        self._following: dict[int, EventTimeWatermark | None] = {
-            index: None for index in timed if self._unfinished and index not in self._unfinished
-        }
+        first = [index for index in timed if index in self._unfinished] or timed
+        self._following: dict[int, EventTimeWatermark | None] = dict.fromkeys(
+            each for each in timed if each not in first
+        )
         """By port that follows: the watermark that it has brought last. It counts when the awaited ports have ended."""
         self._awaits_barrier = awaited is not None and awaited.needs_barrier
         self._held_back: list[Intake] = []
         """The intakes of the sources of these ports."""
-        first = [index for index in timed if index not in self._following]
         self.times = Frontier(first, MIN_TIME) if first else None
         """The event time of the ports; None if none brings any. Others only read it."""
         self.idle: set[int] = set()
