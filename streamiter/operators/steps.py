@@ -292,7 +292,7 @@ class Then(Identity):
     """Emits the records of its input ``first``, and behind the end of that input those of ``following``."""
 
     def open(self, context: Context) -> None:
-        self._name = context.name
+        self._context = context
 
     def wanted_inputs(self) -> Sequence[str]:
         return ("first",)
@@ -304,5 +304,5 @@ class Then(Identity):
         emit_made(out, batch)
 
     def input_ended(self, name: str, out: Output) -> None:
-        if name == "first":
-            _log.info("step %r: all that comes first has been read; its other input follows", self._name)
+        if name == "first" and self._context.subtask_index == 0:
+            _log.info("step %r: its first input has been read to its end; the other one follows", self._context.name)
