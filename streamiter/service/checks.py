@@ -30,6 +30,7 @@ from streamiter.service.settings import (
     tls_context,
 )
 from streamiter.topics import ReadRequest, topic
+from streamiter.topics.topic import StartPosition
 from streamiter.values.settings import KeyPath, SettingsDocument
 
 Findings = dict[str, str]
@@ -62,8 +63,12 @@ class SettingsCheck:
         store = self._settings.checkpoints.store
         await asyncio.to_thread(self._try, ("checkpoints", "store"), lambda: checked_store(store))
         self._check_http(self._settings.http)
-        if given.history is not None:
-            await self._check_history(given, given.history)
+        for key, url, of, at in (
+            ("", given.history, given.topic, given.at),
+            ("answers_", given.answers_history, given.answers, given.answers_at),
+        ):
+            if url is not None and of is not None:
+                await self._check_history(key, url, of, at)
         self._try(("input", "decoder"), partial(decoder_of, given.decoder))
         is_read = dict(zip(urls, are_there, strict=True))
         is_read["input", "decoder"] = not self._document.is_wrong(("input", "decoder"))
@@ -117,19 +122,19 @@ class SettingsCheck:
         self._found[".".join(path)] = said
         return True
 
-    async def _check_history(self, given: InputSettings, url: str) -> None:
-        """Open the history, whose records are not counted: that would read all files."""
+    async def _check_history(self, key: str, url: str, of: str, at: StartPosition | None) -> None:
+        """Open the history of a topic, whose records are not counted: that would read all files."""
         try:
             reader = await topic(url).open_reader(ReadRequest(stop="latest"))
-            self._found["input.history"] = f"{topic(url).url}: {_partitions(len(reader.positions()))}"
+            self._found[f"input.{key}history"] = f"{topic(url).url}: {_partitions(len(reader.positions()))}"
             await reader.close()
-            partitions = (await topic(given.topic).describe()).partitions
+            partitions = (await topic(of).describe()).partitions
         except StreamiterError as error:
-            self._document.refuse(("input", "history"), str(error))
+            self._document.refuse(("input", f"{key}history"), str(error))
             return
-        if isinstance(given.at, Mapping) and len(given.at) != partitions:
+        if isinstance(at, Mapping) and len(at) != partitions:
             remedy = "write one for each, or the others are read from their beginning"
-            self._document.expect(("input", "at"), f"offsets of {_partitions(partitions)}", remedy)
+            self._document.expect(("input", f"{key}at"), f"offsets of {_partitions(partitions)}", remedy)
 
     def _check_http(self, http: HttpSettings) -> None:
         for secret in ("token", "tls_key_password"):

@@ -148,9 +148,9 @@ def questions_and_answers(
     the end of the names of the steps.
     """
     if answers is not None:
-        answers = _timed(answers, label, "times of answers", rejections)
-        answers = answers.map(as_answer, name="mark answers", **rejections)
-        return _timed(events, label, "times", rejections).union(answers)
+        answers = _timed(answers, label, f"times of answers{of}", rejections)
+        answers = answers.map(as_answer, name=f"mark answers{of}", **rejections)
+        return _timed(events, label, f"times{of}", rejections).union(answers)
     if label.question is None:
         return _timed(events, label, f"times{of}", rejections)
     # The times of a topic are known right behind it; events of other kinds need no field of time.

@@ -57,10 +57,11 @@ class ServiceLearning:
         initial: Stream | None = None,
         answers: Stream | None = None,
         history: Stream | None = None,
+        answers_history: Stream | None = None,
         *,
         beside: OnlineTraining | None = None,
     ) -> OnlineTraining:
-        """Add the training to the flow; ``answers`` are those of a topic of their own, ``history`` comes before all.
+        """Add the training to the flow; ``answers`` are those of a topic of their own; histories come before all.
 
         ``beside`` is the training of the same events that this one challenges: it refuses what is wrong for both.
         """
@@ -72,7 +73,7 @@ class ServiceLearning:
             if beside is None:
                 events = questions_and_answers(events, answers, learn.label, rejections)
             if history is not None:
-                history = questions_and_answers(history, None, learn.label, rejections, of=" of the history")
+                history = questions_and_answers(history, answers_history, learn.label, rejections, of=" of the history")
             options = {"labels": delayed_labels_of(learn, self.features)}
         if history is not None:
             events = history.then(events, name="history first")

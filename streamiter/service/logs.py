@@ -56,6 +56,7 @@ def secrets_of(settings: ServiceSettings) -> set[str]:
     urls = (
         given.topic,
         given.history,
+        given.answers_history,
         given.answers,
         given.dead_letter,
         settings.publish.topic,

@@ -313,8 +313,8 @@ class Observations:
         self.loop_lag = LoopLag(self.clock, lambda: self.limits.loop_limit_s, self.busiest_task)
         self.samples: deque[Sample] = deque(maxlen=HISTORY)
         """One each second, oldest first, as all the lists here."""
-        self.history_step: str | None = None
-        """The source of the history that comes before the topic; None: there is none."""
+        self.history_steps: Collection[str] = ()
+        """The sources of histories that come before their topics."""
         self.catching_up: HistoryRead | None = None
         """How far it has been read, at the last sample; None when it is read."""
         self._history = HistoryProgress()
@@ -440,7 +440,7 @@ class Observations:
         lags_s = [lag_s for task in tasks if task.source is not None for lag_s in task.source.lag_s.values()]
         lag_records, lag_s = sum(lags) if lags else None, max(lags_s, default=None)
         self.samples.append(Sample(at_ms, events_per_s, lag_records, lag_s))
-        self._see_history([task for task in tasks if task.steps[0].step == self.history_step], now_s)
+        self._see_history([task for task in tasks if task.steps[0].step in self.history_steps], now_s)
         return statistics
 
     def _see_history(self, tasks: Sequence[TaskStatistics], now_s: float) -> None:

@@ -41,6 +41,7 @@ from streamiter.service.settings_file import SettingChange, changed
 from streamiter.service.surfaces import FAILED, SUCCEEDED, ServiceSurfaces
 from streamiter.service.tracing import Traces
 from streamiter.topics import topic
+from streamiter.topics.topic import StartPosition
 from streamiter.values.helpers.clock import Clock
 
 _log = logging.getLogger("streamiter.service")
@@ -54,6 +55,9 @@ _CODES: Final[Mapping[str, int]] = {"stall": STALLED, "time": ABORTED}
 # After an outage of a topic the job is started again: at first soon, since most outages are restarts of a broker.
 _WAITS_S: Final = (1.0, 2.0, 5.0, 10.0)
 
+
+HISTORY_STEPS: Final = ("history", "history of answers")
+"""The names of the sources of histories."""
 
 # A stop commits a last checkpoint, unless that takes this long: the first while the broker is away, the second while it
 # answers. An abort takes up to 8 s while it is away. Compose kills the process after 45 s, Kubernetes after 60.
@@ -89,15 +93,21 @@ class OnlineLearningService(ServiceSurfaces):
             process = f"{socket.gethostname()}-{secrets.token_hex(6)}"
             self._leadership = Leadership(self._updates, self.name, process, settings.standby_s, self._clock)
         self._restore: Literal["last"] | None = None if without_checkpoint else "last"
-        self.observations.history_step = "history"
+        self.observations.history_steps = HISTORY_STEPS
         self.flow = Flow(self.name)
         """The flow; it has the name of the service."""
         given = settings.input
-        self.history: Stream | None = None if given.history is None else self._read(given.history, "history")
-        """The decoded records of the history; None if there is none."""
-        self.events: Stream = self._read(given.topic, "events")
+        self.history, self.answers_history = (
+            None if url is None else self._read(url, name, "earliest", is_history=True)
+            for url, name in zip((given.history, given.answers_history), HISTORY_STEPS, strict=True)
+        )
+        """The decoded records of the history, and of that of the topic of answers; None if there is none."""
+        self.events: Stream = self._read(given.topic, "events", given.at)
         """The decoded records of the input; without the history, and answers that have a topic of their own."""
-        self.answers: Stream | None = None if given.answers is None else self._read(given.answers, "answers")
+        of_answers = given.answers
+        self.answers: Stream | None = (
+            None if of_answers is None else self._read(of_answers, "answers", given.answers_at)
+        )
         """The decoded records of the topic of answers; None if there is none."""
         # Without a challenger, a version of a challenger that was promoted is one to start from.
         own = None if settings.challenger.file is None else ""
@@ -105,7 +115,9 @@ class OnlineLearningService(ServiceSurfaces):
         last = initial_model(self._updates, model=self.name, default=None, learner=own)
         newest = self.flow.from_source(last, name="last version", parallelism=1)
         rollbacks = Rollbacks(self._updates, self.name, own)
-        self.training: OnlineTraining = self.learning.train(self.events, rollbacks, newest, self.answers, self.history)
+        self.training: OnlineTraining = self.learning.train(
+            self.events, rollbacks, newest, self.answers, self.history, self.answers_history
+        )
         """The streams of the training: models, validation, predictions, drifts."""
         self.challenger: OnlineTraining | None = None
         """The same streams of the challenger; None if there is none."""
@@ -121,14 +133,14 @@ class OnlineLearningService(ServiceSurfaces):
         self._ended_by: Literal["stall", "time"] | None = None
         """Why the service has aborted the job: no progress, or no last checkpoint in time."""
 
-    def _read(self, url: str, name: str) -> Stream:
+    def _read(self, url: str, name: str, at: StartPosition | None, *, is_history: bool = False) -> Stream:
         given, read = self.settings.input, topic(url)
-        is_history = name == "history"
-        by_topic = (name == "answers" and given.decoder == "predictions") or (is_history and read.default_decoder())
+        is_by_topic = "answers" in name and given.decoder == "predictions"
+        is_by_topic = is_by_topic or (is_history and read.default_decoder() is not None)
         return self.flow.source(
             read,
-            decode=decoder_of("default" if by_topic else given.decoder),
-            start="earliest" if is_history else given.at or given.start,
+            decode=decoder_of("default" if is_by_topic else given.decoder),
+            start=given.start if at is None else at,
             stop="latest" if is_history else None,
             on_lost=given.on_lost,
             name=name,

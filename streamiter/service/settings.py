@@ -287,6 +287,9 @@ class InputSettings:
     is ``then``."""
     at: Annotated[StartPosition | None, position_of] = None
     """Where the topic begins behind the history."""
+    answers_history: Annotated[str | None, history_url_of] = None
+    answers_at: Annotated[StartPosition | None, position_of] = None
+    """The same for the topic of the answers."""
 
 
 # Records of ``input.answers`` get this field with this value, so that they are known among the questions.

@@ -138,14 +138,16 @@ def _check_history(document: SettingsDocument, tables: Mapping[str, Mapping[str,
         document.expect(("input", "at"), "it with input.history only", "write start, or add the history")
     if "then" in given and "history" not in given:
         document.expect(path, "history and then together", "add the history, or write topic")
+    for key in ("answers_history", "answers_at"):
+        if (key in given) is not {"answers", "history"}.issubset(given):
+            remedy = "answers in a topic of their own have a history of their own; add it, or leave it out"
+            document.expect(("input", key), "it together with history and answers", remedy)
     if "history" not in given:
         return
     if "at" not in given:
         remedy = 'write at = [1200, 1180] for two partitions, a time, or "earliest" for all of the topic'
         document.expect(("input", "at"), "the place in the topic at which the history ends", remedy)
-    if "answers" in given:
-        document.expect(path, "no history with input.answers", "leave one of them out")
-    elif label is not None and label.event is not None and label.time is None:
+    if label is not None and label.event is not None and label.time is None:
         remedy = "add the field with the time of an event: files tell none"
         document.expect(("learn", "label", "time"), "it with input.history", remedy)
 
@@ -420,6 +422,7 @@ def _check_topics(document: SettingsDocument, given: dict[str, dict[str, Any]]) 
     for path in (
         topic_path,
         ("input", "history"),
+        ("input", "answers_history"),
         ("input", "answers"),
         ("publish", "topic"),
         ("input", "dead_letter"),
@@ -575,6 +578,7 @@ _NEEDS: Final[Mapping[str, str]] = dict.fromkeys(
     ),
     "service.name": "the flow, its checkpoints and its model have this name; with another one it is another service",
     **dict.fromkeys(
-        ("input.start", "input.at"), "it counts in the first run only, and later runs resume from their checkpoint"
+        ("input.start", "input.at", "input.answers_at"),
+        "it counts in the first run only, and later runs resume from their checkpoint",
     ),
 }

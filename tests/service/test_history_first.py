@@ -67,9 +67,9 @@ def service_of(place: Place, given: dict[str, Any], **changes: Any) -> OnlineLea
     return OnlineLearningService(read_settings(place.settings(**changes) | {"input": given}))
 
 
-async def model_of(place: Place, given: dict[str, Any]) -> Callable[[float], float]:
+async def model_of(place: Place, given: dict[str, Any], label: Any = LABEL) -> Callable[[float], float]:
     """Return the predictions of the version that has learned from all views."""
-    update = await place.learned(service_of(place, given, learn={"label": LABEL}), VIEWS)
+    update = await place.learned(service_of(place, given, learn={"label": label}), VIEWS)
     predict = LinearPredictor(update.parameters)
     return lambda x: float(predict({"x": x}))
 
@@ -94,6 +94,32 @@ async def test_late_labels_of_a_history_and_its_topic_are_learned_as_those_of_on
     for x in (-2.0, 0.0, 2.0):
         assert found(x) == pytest.approx(expected(x), rel=1e-9)
         assert found(x) == pytest.approx(chance(x), abs=0.1)
+
+
+async def test_answers_in_a_topic_of_their_own_have_a_history_of_their_own(tmp_path: Path) -> None:
+    """The history of answers came before all questions, and each question of it was learned without its answer."""
+    views = [row for row in events() if row["event"] == "view"]
+    clicks = [row for row in events() if row["event"] == "click"]
+    # Events of both kinds end all waits.
+    views += [{"event": "view", "id": -2 - more, "at": clicks[-1]["at"] + more} for more in range(2)]
+    label = {key: value for key, value in LABEL.items() if key != "event"}
+    found = []
+    for share in (0.0, 0.5):
+        place = Place(tmp_path / str(share))
+        place.folder.mkdir()
+        await place.create("updates", "views", "clicks")
+        for name, rows in (("views", views), ("clicks", clicks)):
+            in_file = int(share * len(rows))
+            (place.folder / f"{name}.jsonl").write_bytes(b"\n".join(map(orjson.dumps, rows[:in_file])) + b"\n")
+            await place.write(rows[in_file:], name)
+        given = {"answers": place.url("clicks")}
+        if share:
+            given |= {"history": f"{place.folder}/views.jsonl", "then": place.url("views"), "at": "earliest"}
+            given |= {"answers_history": f"{place.folder}/clicks.jsonl", "answers_at": "earliest"}
+        else:
+            given["topic"] = place.url("views")
+        found.append((await model_of(place, given, label))(0.5))
+    assert found[1] == pytest.approx(found[0], rel=1e-9)
 
 
 async def test_a_service_serves_while_it_catches_up_and_says_so(
