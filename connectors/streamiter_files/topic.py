@@ -129,6 +129,7 @@ class FilesTopic(Topic):
         self._options = options
         self._files = FileSet(location, options)
         self.is_one_sequence = options.in_order
+        """Whether partitions are read one after the other and follow each other in time: event time counts one."""
 
     @property
     def url(self) -> str:

@@ -55,10 +55,6 @@ class Topic(abc.ABC):
     has_timestamps: ClassVar[bool] = True
     """Whether the topic gives each record the time at which it was written."""
 
-    is_one_sequence: bool = False
-    """Whether partitions are read one after the other and follow each other in time, so that event time counts them as
-    one."""
-
     keeps_positions: ClassVar[bool] = False
     """Whether the server keeps the positions of consumer groups, as Kafka's brokers do. The positions of other topics
     are in the commit topic of their commit domain (:func:`streamiter.topics.compacted.committed_positions`)."""

@@ -263,7 +263,7 @@ class Planner:
         )
         for step, instance in instances.items():
             if isinstance(instance.operator, AssignEventTime):
-                is_one = first.topic is not None and first.topic.is_one_sequence
+                is_one = bool(getattr(first.topic, "is_one_sequence", False))
                 decoder, by_partition = self._decoder(instances, step), self._reads_partitions(step) and not is_one
                 instance.operator.attach(EventTimeInput(task.parts, decoder, by_partition=by_partition), instance.out)
         return task
