@@ -20,6 +20,7 @@ from streamiter.learn import (
     OnlineTraining,
     PageHinkley,
     PublishSchedule,
+    sampled_negatives,
     train_online,
 )
 from streamiter.models import Rollbacks
@@ -71,6 +72,8 @@ class ServiceLearning:
             if beside is None:
                 events = questions_and_answers(events, answers, learn.label, rejections)
             options = {"labels": delayed_labels_of(learn, self.features)}
+        if learn.negatives is not None:
+            events = sampled_negatives(events, label=learn.label.field, **learn.negatives, **rejections)
         return train_online(
             events,
             self._make_model(),

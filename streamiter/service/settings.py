@@ -307,6 +307,8 @@ class LearnSettings:
     """``default``; ``network``: the default learner with embeddings; or the name of an optimizer."""
     learner_settings: Annotated[Mapping[str, Any], any_of] = field(default_factory=dict)
     """The table ``[learn.settings]``: those of the learner."""
+    negatives: Annotated[Mapping[str, Any] | None, any_of] = None
+    """The options of ``sampled_negatives``, which then adds the field of ``label``. None: events have labels."""
     drift: Literal["adwin", "page-hinkley"] | None = None
     """The detector that watches the loss. None: no detector."""
     kinds: Annotated[Mapping[str, FeatureKind], _kinds_of] = field(default_factory=dict)

@@ -109,6 +109,16 @@ def mixed_hashes(hashes: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     return hashes ^ (hashes >> _SHIFT_64)
 
 
+# 2^64 divided by the golden ratio, as in SplitMix64.
+_SPREAD: Final = np.uint64(0x9E3779B97F4A7C15)
+
+
+def drawn_hashes(numbers: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """Return a hash of each number that is as good as drawn; it is the same on all machines."""
+    # Mixed twice, small numbers that follow each other would still be alike.
+    return mixed_hashes(mixed_hashes(mixed_hashes(numbers * _SPREAD)))
+
+
 _BLANK_KEYS: Final = tuple(int.from_bytes(text.encode()) for text in sorted(BLANKS) if text[:1] > "9")
 
 
