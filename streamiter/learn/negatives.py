@@ -81,8 +81,8 @@ class SampleNegatives(DeclaredOperator):
             first = np.uint64(self._records * self._each)
             # The remainder of 64 bits is as good as equal chances.
             for place in (drawn_hashes(self._draws + first) % np.uint64(others)).tolist():
-                values = zip(self._fields, self._values[place + (place >= own)], strict=True)
-                rows.append({**record, **dict(values), self._label: False})
+                other = zip(self._fields, self._values[place + (place >= own)], strict=True)
+                rows.append({**record, **dict(other), self._label: False})
         self._records += 1
         return rows
 

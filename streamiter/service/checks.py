@@ -169,7 +169,8 @@ class SettingsCheck:
 
     def _with_negatives(self, learn: LearnSettings, records: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
         """Return the records that are choices of items, and their negatives."""
-        sample, rows, reasons = SampleNegatives(label=learn.label.field, **learn.negatives or {}), [], []
+        sample = SampleNegatives(label=learn.label.field, **learn.negatives or {})
+        rows, reasons = list[Mapping[str, Any]](), list[str]()
         for record in records:
             try:
                 rows += sample.rows_of(record)

@@ -19,7 +19,7 @@ from typing import Annotated, Any, Final, Literal
 from streamiter.errors import ConfigurationError
 from streamiter.parameter_server.optimizers import FTRL, SGD, AdaDelta, AdaGrad, Adam, Momentum, Optimizer, RMSProp
 from streamiter.topics.urls import with_secrets
-from streamiter.values.field_kinds import Kind, time_zone_of
+from streamiter.values.field_kinds import KINDS, Kind, is_kind, time_zone_of
 from streamiter.values.settings import (
     WrongValue,
     any_of,
@@ -34,8 +34,8 @@ from streamiter.values.settings import (
 from streamiter.values.times import in_seconds
 
 LearningKind = Literal["classification", "regression", "multiclass"]
-FeatureKind = Literal["number", "category", "words", "time", "text", "ignore"]
-"""The kind of a field in the file; ``text`` is another name of ``words``."""
+FeatureKind = Kind
+"""The kind of a field in the file, or ``ignore``; ``text`` is another name of ``words``."""
 
 
 @dataclass(frozen=True)
@@ -200,13 +200,14 @@ def _kinds_of(value: Any) -> dict[str, FeatureKind]:
         raise WrongValue("a table with a kind for each field", 'write { zip = "category", title = "words" }')
     for name, kind in value.items():
         try:
-            _feature_kind_of("words" if kind == "text" else kind)
+            if kind not in ("text", "ignore") and not is_kind(kind):
+                _feature_kind_of(kind)
         except WrongValue as wrong:
             raise WrongValue(wrong.expected, wrong.remedy, given=shown_value(kind), key=(name,)) from None
     return dict(value)
 
 
-_feature_kind_of: Final = choice_of("number", "category", "words", "time", "ignore")
+_feature_kind_of: Final = choice_of(*KINDS, "ignore")
 
 
 def _time_zone_of(value: Any) -> str:

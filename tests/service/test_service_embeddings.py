@@ -147,7 +147,7 @@ async def test_a_service_learns_from_choices_alone_and_resumes(place: ClickPlace
             await until(lambda: seen.model is not None and seen.model.records == rows)
         return LinearPredictor(seen.model.parameters)  # type: ignore[union-attr]
 
-    await learn(2_000)
+    await learn(1_000)
     model = await learn(6_000)
     chances = np.array([[shop.chance(user, item, 20) for item in shop.items] for user in shop.users])
     ranked = [model.top_k({"user": user, "hour": "20"}, {"item": shop.items}, k=10) for user in shop.users]
