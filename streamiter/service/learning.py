@@ -72,7 +72,7 @@ class ServiceLearning:
             if beside is None:
                 events = questions_and_answers(events, answers, learn.label, rejections)
             options = {"labels": delayed_labels_of(learn, self.features)}
-        if learn.negatives is not None:
+        if learn.negatives is not None and beside is None:
             events = sampled_negatives(events, label=learn.label.field, **learn.negatives, **rejections)
         return train_online(
             events,

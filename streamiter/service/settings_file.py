@@ -475,7 +475,7 @@ def _check_challenger(document: SettingsDocument, given: dict[str, dict[str, Any
 
 
 _SAME_INPUT: Final = ("topic", "answers", "decoder")
-_SAME_LABELS: Final = ("kind", "label", "weight")
+_SAME_LABELS: Final = ("kind", "label", "weight", "negatives")
 
 
 def _check_store(document: SettingsDocument, given: dict[str, dict[str, Any]]) -> None:
