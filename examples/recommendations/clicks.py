@@ -13,6 +13,7 @@ Environment variables::
     MODELS             none                            the topic of the model's versions; created, too, if it is given
     EVENTS_PER_SECOND  500                             0: as fast as possible, with the times of 500
     VIEWS              0                               end after so many views; 0: run until SIGTERM or Ctrl-C
+    CHOICES            0                               1: only what users choose, for choices.toml
     SEED               1                               of the events
 """
 
@@ -84,6 +85,14 @@ class Shop:
             if random.random() < self.chance(user, item, hour):
                 waiting.append({"event": "click", "view": str(number), "at": at + CLICK_AFTER_MS})
 
+    def choices(self) -> Iterator[dict[str, Any]]:
+        """Yield what users choose, without what they have seen, as purchases are known."""
+        for event in self.events():
+            if event["event"] == "view":
+                chosen = {name: event[name] for name in ("user", "item", "hour", "at")}
+                if self._random.random() < self.chance(event["user"], event["item"], int(event["hour"])):
+                    yield chosen
+
 
 async def main() -> None:
     """Write events, paced."""
@@ -92,7 +101,8 @@ async def main() -> None:
     for each in [clicks, *(topic(url) for url in [os.environ.get("MODELS")] if url)]:
         await create(each)
     shop = Shop(int(os.environ.get("SEED", "1")), per_second or PER_SECOND)
-    await write(shop.events(), clicks, per_second, views)
+    events = shop.choices() if os.environ.get("CHOICES") == "1" else shop.events()
+    await write(events, clicks, per_second, views)
 
 
 async def create(given: Topic) -> None:
@@ -108,7 +118,7 @@ async def create(given: Topic) -> None:
 
 
 async def write(events: Iterator[dict[str, Any]], clicks: Topic, per_second: int = 0, views: int = 0) -> None:
-    """Write events: so many a second, with times from now on, and so many views; 0: without a limit.
+    """Write events: so many a second, with times from now on, and so many views, or choices; 0: without a limit.
 
     Without a limit of events a second, the last of the views is seen now.
     """
@@ -117,9 +127,11 @@ async def write(events: Iterator[dict[str, Any]], clicks: Topic, per_second: int
     began_s, written, seen = time.monotonic(), 0, 0
     while not views or seen < views:
         batch = list(itertools.islice(events, max(1, per_second // 10) if per_second else 1_000))
-        seen += sum(event["event"] == "view" for event in batch)
+        seen += sum(event.get("event") != "click" for event in batch)
         values = [json.dumps({**event, "at": began_ms + event["at"]}).encode() for event in batch]
-        await writer.write(OutgoingBatch(values, keys=[event["view"].encode() for event in batch]))
+        await writer.write(
+            OutgoingBatch(values, keys=[event.get("view", event.get("user")).encode() for event in batch])
+        )
         written += len(batch)
         await asyncio.sleep(max(0.0, began_s + written / per_second - time.monotonic()) if per_second else 0.0)
     await writer.close()

@@ -20,6 +20,7 @@ Each module imports only from the modules in the rows below it:
 ``item_sets``                            ``apriori``
 ``centroids``                            the arithmetic of k-means
 ``online_centroids``                     ``online_k_means``: clusters of a stream
+``negatives``                            ``sampled_negatives``: from choices to rows with labels
 ``features``                             ``FeatureHasher``, ``StandardScaler``: from records to features
 ``foreign_models``                       ``ForeignModel``: models of other libraries
 ``training``                             the operators that train: an owner of the parameters, and workers
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
     from streamiter.learn.linear import LinearModel
     from streamiter.learn.losses import HingeLoss, HuberLoss, LogLoss, PoissonLoss, QuantileLoss, SquaredLoss
     from streamiter.learn.model_owner import PublishSchedule
+    from streamiter.learn.negatives import sampled_negatives
     from streamiter.learn.on_parameter_server import k_means_on_parameter_server, train_on_parameter_server
     from streamiter.learn.online import OnlineTraining, train_online
     from streamiter.learn.online_centroids import online_k_means
@@ -102,6 +104,7 @@ else:
             "streamiter.learn.linear": "LinearModel",
             "streamiter.learn.losses": "HingeLoss HuberLoss LogLoss PoissonLoss QuantileLoss SquaredLoss",
             "streamiter.learn.model_owner": "PublishSchedule",
+            "streamiter.learn.negatives": "sampled_negatives",
             "streamiter.learn.on_parameter_server": "k_means_on_parameter_server train_on_parameter_server",
             "streamiter.learn.online": "OnlineTraining train_online",
             "streamiter.learn.online_centroids": "online_k_means",
@@ -177,6 +180,7 @@ __all__ = [
     "k_means_on_parameter_server",
     "online_k_means",
     "online_standard_scaler",
+    "sampled_negatives",
     "scaled",
     "train_offline",
     "train_on_parameter_server",

@@ -20,7 +20,7 @@ from streamiter.learn.model_rows import BEHIND_KEYS, ModelRows, RowSteps
 from streamiter.parameter_server.admission import UNKNOWN_TIME
 from streamiter.values.field_states import Truths
 from streamiter.values.helpers.compiled import saying_that_it_compiles
-from streamiter.values.named_rows import mixed_hashes
+from streamiter.values.named_rows import drawn_hashes
 from streamiter.values.numbers import Float32s, Floats
 
 # Which numbers begin with these drawn numbers: part of what is hashed.
@@ -345,10 +345,6 @@ def fold_rows(rows: ModelRows, places: int) -> ModelRows:
     return ModelRows(indptr, indices[:count], values[:count])
 
 
-# 2^64 divided by the golden ratio, as in SplitMix64.
-_SPREAD: Final = np.uint64(0x9E3779B97F4A7C15)
-
-
 def _drawn(which: int, first: int, rows: int, columns: int) -> Floats:
     """Return numbers with mean 0 and deviation 1, nearly normal, for the rows from ``first`` on.
 
@@ -359,8 +355,6 @@ def _drawn(which: int, first: int, rows: int, columns: int) -> Floats:
     total = np.full((rows, columns), -2.0)
     for part in range(4):
         base = np.uint64((which * 4 + part + 1) << 56)
-        # Mixed twice, small numbers that follow each other would still be alike.
-        spread = (base ^ (row << np.uint64(20)) ^ column) * _SPREAD
-        hashes = mixed_hashes(mixed_hashes(mixed_hashes(spread)))
+        hashes = drawn_hashes(base ^ (row << np.uint64(20)) ^ column)
         total += (hashes >> np.uint64(11)).astype(np.float64) * 2.0**-53
     return np.asarray(total * np.sqrt(3.0))

@@ -16,6 +16,7 @@ from streamiter.engine.storage.store import blobs_at, is_url
 from streamiter.errors import ConfigurationError, ModelError, StreamiterError, TopicNotFound, described, did_you_mean
 from streamiter.learn import BadRows
 from streamiter.learn.labels import LabelReader
+from streamiter.learn.negatives import SampleNegatives
 from streamiter.models.rollbacks import early_deletion
 from streamiter.service.features import FeatureRows
 from streamiter.service.labels import label_of, shares_of_labels, task_of
@@ -161,6 +162,8 @@ class SettingsCheck:
             self._found["input.decoder"] = f"{bad:,} of the newest {bad + len(records):,} records cannot be read"
         learn = self._settings.learn
         label = learn.label
+        if learn.negatives is not None:
+            records = self._with_negatives(learn, records)
         if label.event is None:
             self._check_labels(learn, records, "records")
             self._check_features(learn, records)
@@ -185,6 +188,22 @@ class SettingsCheck:
             self._check_labels(learn, [row for row in answers if row.get(label.field, 0) is not None], "answers")
         if questions:
             self._check_features(learn, questions)
+
+    def _with_negatives(self, learn: LearnSettings, records: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+        """Return the records that are choices of items, and their negatives."""
+        sample = SampleNegatives(label=learn.label.field, **learn.negatives or {})
+        rows, reasons = list[Mapping[str, Any]](), list[str]()
+        for record in records:
+            try:
+                rows += sample.rows_of(record)
+            except ModelError as error:
+                reasons.append(str(error).removeprefix("sampled_negatives: "))
+        if not rows:
+            self._document.refuse(("learn", "negatives", "item"), reasons[0])
+        self._found["learn.negatives"] = (
+            f"{len(records) - len(reasons):,} of the newest {len(records):,} records choose an item"
+        )
+        return rows
 
     def _check_labels(self, learn: LearnSettings, records: Sequence[Mapping[str, Any]], noun: str) -> None:
         read, reasons, labels = label_of(learn), [], []

@@ -20,6 +20,7 @@ from streamiter.learn import (
     OnlineTraining,
     PageHinkley,
     PublishSchedule,
+    sampled_negatives,
     train_online,
 )
 from streamiter.models import Rollbacks
@@ -77,6 +78,8 @@ class ServiceLearning:
             options = {"labels": delayed_labels_of(learn, self.features)}
         if history is not None:
             events = history.then(events, name="history first")
+        if learn.negatives is not None and beside is None:
+            events = sampled_negatives(events, label=learn.label.field, **learn.negatives, **rejections)
         return train_online(
             events,
             self._make_model(),

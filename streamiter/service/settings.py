@@ -22,7 +22,7 @@ from streamiter.errors import ConfigurationError
 from streamiter.parameter_server.optimizers import FTRL, SGD, AdaDelta, AdaGrad, Adam, Momentum, Optimizer, RMSProp
 from streamiter.topics.topic import StartPosition
 from streamiter.topics.urls import with_secrets
-from streamiter.values.field_kinds import Kind, time_zone_of
+from streamiter.values.field_kinds import KINDS, Kind, is_kind, time_zone_of
 from streamiter.values.settings import (
     WrongValue,
     any_of,
@@ -37,8 +37,8 @@ from streamiter.values.settings import (
 from streamiter.values.times import in_seconds
 
 LearningKind = Literal["classification", "regression", "multiclass"]
-FeatureKind = Literal["number", "category", "words", "time", "text", "ignore"]
-"""The kind of a field in the file; ``text`` is another name of ``words``."""
+FeatureKind = Kind
+"""The kind of a field in the file, or ``ignore``; ``text`` is another name of ``words``."""
 
 
 @dataclass(frozen=True)
@@ -230,13 +230,14 @@ def _kinds_of(value: Any) -> dict[str, FeatureKind]:
         raise WrongValue("a table with a kind for each field", 'write { zip = "category", title = "words" }')
     for name, kind in value.items():
         try:
-            _feature_kind_of("words" if kind == "text" else kind)
+            if kind not in ("text", "ignore") and not is_kind(kind):
+                _feature_kind_of(kind)
         except WrongValue as wrong:
             raise WrongValue(wrong.expected, wrong.remedy, given=shown_value(kind), key=(name,)) from None
     return dict(value)
 
 
-_feature_kind_of: Final = choice_of("number", "category", "words", "time", "ignore")
+_feature_kind_of: Final = choice_of(*KINDS, "ignore")
 
 
 def _time_zone_of(value: Any) -> str:
@@ -345,6 +346,8 @@ class LearnSettings:
     """``default``; ``network``: the default learner with embeddings; or the name of an optimizer."""
     learner_settings: Annotated[Mapping[str, Any], any_of] = field(default_factory=dict)
     """The table ``[learn.settings]``: those of the learner."""
+    negatives: Annotated[Mapping[str, Any] | None, any_of] = None
+    """The options of ``sampled_negatives``, which then adds the field of ``label``. None: events have labels."""
     drift: Literal["adwin", "page-hinkley"] | None = None
     """The detector that watches the loss. None: no detector."""
     kinds: Annotated[Mapping[str, FeatureKind], _kinds_of] = field(default_factory=dict)

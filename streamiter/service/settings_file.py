@@ -187,6 +187,8 @@ def _check_learn(document: SettingsDocument, learn: dict[str, Any], *, has_answe
         document.refuse(path, "expected fields without the field of the label, given it; leave it out")
     if learn.get("kinds") and learn.get("features") is not None:
         document.expect(("learn", "kinds"), 'no kinds, unless features = "all"', "give them in features")
+    if "negatives" in learn:
+        _check_negatives(document, learn)
     if document.is_wrong(("learn", "learner")):
         return  # What it needs is not known.
     if learner in READY_MADE:
@@ -216,6 +218,22 @@ def _check_learn(document: SettingsDocument, learn: dict[str, Any], *, has_answe
     for key, (expected, is_refused, remedy) in refusals.items():
         if is_refused and not document.is_wrong(("learn", key)):
             document.expect(("learn", key), expected, remedy)
+
+
+def _check_negatives(document: SettingsDocument, learn: dict[str, Any]) -> None:
+    """Read the table of negatives; refuse labels of events, which are choices then, and items without a feature."""
+    path, label = ("learn", "negatives"), learn.get("label")
+    learn["negatives"] = document.table(path, _NEGATIVE_KEYS)
+    item, features = learn["negatives"].get("item", ()), learn.get("features")
+    if learn.get("kind", "classification") != "classification":
+        document.expect(("learn", "kind"), '"classification" with negatives', "change it, or leave negatives out")
+    if label is not None and (label != LabelSettings(label.value) or not isinstance(label.value, str)):
+        remedy = 'write { field = "chosen" }, or leave negatives out'
+        document.expect(("learn", "label"), "the name of a new field with negatives", remedy, given="labels of events")
+    if label is not None and label.field in item:
+        document.expect((*path, "item"), "fields without that of the label", "give the label the name of a new field")
+    if item and features is not None and not set(item).intersection(features):
+        document.expect((*path, "item"), "a field of the features", "add a field of the item to the features")
 
 
 def _check_network(document: SettingsDocument, learn: Mapping[str, Any]) -> None:
@@ -306,6 +324,15 @@ def _crosses_of(value: Any) -> list[tuple[str, str]]:
     raise WrongValue("pairs of fields", 'write [["carrier", "dest"]]')
 
 
+def _item_of(value: Any) -> list[str]:
+    return [text_of(value)] if isinstance(value, str) else items_of(text_of, "fields of an item")(value)
+
+
+_NEGATIVE_KEYS: Final = {
+    "item": Setting(_item_of, is_required=True),
+    "each": Setting(whole_of(1, 1_000)),
+    "items": Setting(whole_of(2, 10_000_000)),
+}
 _LINEAR_KEYS: Final = {
     "bits": Setting(whole_of(1, _BITS_MAX)),
     "scales": Setting(_scales_of),
@@ -481,7 +508,7 @@ def _check_challenger(document: SettingsDocument, given: dict[str, dict[str, Any
 
 
 _SAME_INPUT: Final = ("topic", "answers", "decoder")
-_SAME_LABELS: Final = ("kind", "label", "weight")
+_SAME_LABELS: Final = ("kind", "label", "weight", "negatives")
 
 
 def _check_store(document: SettingsDocument, given: dict[str, dict[str, Any]]) -> None:
@@ -546,6 +573,9 @@ def _needed(key: str, before: ServiceSettings, after: ServiceSettings) -> str:
     if key == "learn.learner" and before.learn.learner in READY_MADE and after.learn.learner in READY_MADE:
         return _NEW_EMBEDDINGS
     if key == "learn.settings.bits" and after.learn.learner not in READY_MADE:  # All its columns are hashed.
+        return _NEW_STATE
+    items = [(settings.learn.negatives or {}).get("item") for settings in (before, after)]
+    if key == "learn.negatives" and items[0] != items[1]:  # The checkpoint has items with the old fields.
         return _NEW_STATE
     return _NEEDS.get(key, _RESTART)
 

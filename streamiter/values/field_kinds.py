@@ -9,10 +9,10 @@ from __future__ import annotations
 import contextlib
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, date, datetime, timedelta, tzinfo
 from types import MappingProxyType
-from typing import Any, Final, Literal, NamedTuple, get_args
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -21,11 +21,14 @@ from streamiter.errors import ConfigurationError, shortened
 from streamiter.values.numbers import Floats, is_number
 from streamiter.values.times import read_times
 
-Kind = Literal["number", "category", "words", "time"]
+Kind: TypeAlias = str
 """``number``: also of texts that are numbers. ``category``: each different value is a feature. ``words``: each word of
-a text, or each text of a list, is a feature. ``time``: it becomes hour, weekday, month and trend."""
+a text, or each text of a list, is a feature. ``last 20``: as ``category``, but of a list only its last 20 texts, or
+so many as it says. ``time``: it becomes hour, weekday, month and trend."""
 
-KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
+KINDS: Final[tuple[Kind, ...]] = ("number", "category", "words", "last 20", "time")
+"""The kinds; another number from 1 to 999 may be in place of 20."""
+_LAST: Final = re.compile(r"last ([1-9]\d{0,2})", re.ASCII)
 
 # What a value is, other than a plain number: an array has one of these for each row.
 NO_VALUE: Final = 0
@@ -90,13 +93,18 @@ class Readings(NamedTuple):
 def checked_kinds(owner: str, given: Any) -> dict[str, Kind]:
     """Return the kinds of fields. Raises ConfigurationError unless they are a dict of names and kinds."""
     kinds: dict[Any, Any] = dict(given) if isinstance(given, Mapping) else {None: given}
-    wrong = {name: kind for name, kind in kinds.items() if not isinstance(name, str) or kind not in KINDS}
+    wrong = {name: kind for name, kind in kinds.items() if not isinstance(name, str) or not is_kind(kind)}
     if wrong:
         raise ConfigurationError(
             f"{owner}(kinds=): expected a dict such as {{'km': 'number'}} with the kinds {', '.join(KINDS)}, given "
             f"{shortened(wrong if isinstance(given, Mapping) else given)}"
         )
     return kinds
+
+
+def is_kind(kind: object) -> bool:
+    """Whether this is the name of a kind."""
+    return isinstance(kind, str) and (kind in KINDS or preparation_of(kind) is not None)
 
 
 def time_zone_of(owner: str, name: str | None) -> tzinfo | None:
@@ -168,6 +176,21 @@ def category_of(value: Any) -> Any:
     if _is_missing(value):
         return None
     return as_text(value) if isinstance(value, str) or is_number(value) or isinstance(value, np.bool_) else value
+
+
+def preparation_of(kind: Kind) -> Callable[[Any], Any] | None:
+    """Return the function that prepares the values of a kind of texts; None for other kinds.
+
+    >>> preparation_of("last 2")(["i3", "i9", "i4"]), preparation_of("number")
+    (['i9', 'i4'], None)
+    """
+    if (last := _LAST.fullmatch(kind)) is not None:
+        count = int(last[1])
+        return lambda value: value[-count:] if isinstance(value, list) else category_of(value)
+    return _PREPARATIONS.get(kind)
+
+
+_PREPARATIONS: Final[Mapping[Kind, Callable[[Any], Any]]] = {"category": category_of, "words": words_of}
 
 
 def _is_missing(value: Any) -> bool:
@@ -349,8 +372,8 @@ def prepared_value(field: str, kind: Kind, value: Any, zone: tzinfo | None, *, i
     """
     if _is_missing(value):
         return {field: None}
-    if kind in ("words", "category"):
-        found = words_of(value) if kind == "words" else category_of(value)
+    if (prepare := preparation_of(kind)) is not None:
+        found = prepare(value)
         return {field: found} if found is None or isinstance(found, str) or are_texts(found) else None
     if isinstance(value, str):
         code, number = read_text(value, zone)

@@ -28,6 +28,7 @@ from streamiter.values.field_kinds import (
     checked_kinds,
     part_of,
     parts_of_times,
+    preparation_of,
     time_zone_of,
     times_of_values,
 )
@@ -109,7 +110,7 @@ class KnownFields:
         self.texts: dict[str, None] = {}
         """The fields of texts."""
         self._asked_states = {
-            field: FieldState("category" if kind == "words" else kind, is_in_texts=True)
+            field: FieldState("category" if preparation_of(kind) else kind, is_in_texts=True)
             for field, kind in self.asked.items()
         }
         self._states: dict[str, FieldState] = {**self._asked_states}
@@ -414,7 +415,7 @@ class KnownFields:
                 if own != before:
                     changed.append(field)
             states[field] = self._asked_states.get(field, _NEW)
-            if own not in (None, "category", "words"):
+            if own is not None and preparation_of(own) is None:
                 self.texts.pop(field, None)
         if zone != self.time_zone:
             changed += [field for field, state in states.items() if state.leading == "time" and field not in changed]
@@ -459,7 +460,7 @@ def field_states_of(published: Mapping[str, Any]) -> dict[str, FieldState]:
     kinds, texts = published.get("kinds", {}), frozenset(published["text_fields"])
     states = {field: FieldState("number") for field in published["fields"]} | dict.fromkeys(texts, _CATEGORY)
     for field, kind in kinds.items():
-        if kind in ("category", "words"):
+        if preparation_of(kind) is not None:
             states[field] = _CATEGORY
         elif field in texts:  # It was published before its kind was decided.
             is_number = kind == "number"
@@ -472,7 +473,7 @@ def field_states_of(published: Mapping[str, Any]) -> dict[str, FieldState]:
 
 def of_reader(kinds: Mapping[str, Kind]) -> dict[str, Kind]:
     """Return the kinds that a reader needs to know; all others are decided after it."""
-    return {field: kind for field, kind in kinds.items() if kind in ("words", "category")}
+    return {field: kind for field, kind in kinds.items() if preparation_of(kind) is not None}
 
 
 def published_fields(owner: str, bits: int, published: Mapping[str, Any]) -> KnownFields:

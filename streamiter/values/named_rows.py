@@ -38,14 +38,13 @@ from streamiter.values.field_kinds import (
     Readings,
     ReadText,
     are_texts,
-    category_of,
     is_time,
     part_of,
+    preparation_of,
     read_datetimes,
     read_moment,
     read_text,
     times_of_values,
-    words_of,
 )
 from streamiter.values.helpers.compiled import compiled, is_compiling, is_loaded
 from streamiter.values.numbers import Array, Floats, Indices
@@ -107,6 +106,16 @@ def mixed_hashes(hashes: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     """Return the hashes mixed as by :func:`hash_of`: all of their bits have influence on the low ones."""
     hashes = (hashes ^ (hashes >> _SHIFT_64)) * _MIX_64
     return hashes ^ (hashes >> _SHIFT_64)
+
+
+# 2^64 divided by the golden ratio, as in SplitMix64.
+_SPREAD: Final = np.uint64(0x9E3779B97F4A7C15)
+
+
+def drawn_hashes(numbers: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """Return a hash of each number that is as good as drawn; it is the same on all machines."""
+    # Mixed twice, small numbers that follow each other would still be alike.
+    return mixed_hashes(mixed_hashes(mixed_hashes(numbers * _SPREAD)))
 
 
 _BLANK_KEYS: Final = tuple(int.from_bytes(text.encode()) for text in sorted(BLANKS) if text[:1] > "9")
@@ -228,7 +237,7 @@ class FieldReader:
     """Turns records into :class:`NamedRows`.
 
     ``fields`` are the fields to read, None for all except those in ``without``. Hashed features have ``2**bits``
-    places. Fields whose ``kinds`` are ``category`` or ``words`` are read as such here. ``time_zone`` is that of the
+    places. Fields whose ``kinds`` are those of texts are read as such here. ``time_zone`` is that of the
     hours of times; None: their own. ``time`` is the field of the times of rows, whether it is read otherwise or not.
 
     >>> reader = FieldReader(without=["late"], bits=10)
@@ -257,7 +266,7 @@ class FieldReader:
         self._refuse = refuse or (lambda _rows, reason: ModelError(reason))
         self._zone = time_zone
         self._time = time
-        self._prepare = {name: _PREPARED[kind] for name, kind in kinds.items() if kind in _PREPARED}
+        self._prepare = {name: found for name, kind in kinds.items() if (found := preparation_of(kind)) is not None}
         self._places: dict[str, dict[str, int]] = {}
         self._read_texts: dict[str, dict[str, ReadText]] = {}
         """By field the texts in the cache of places that can be numbers or times."""
@@ -557,9 +566,6 @@ class _ReadColumn(NamedTuple):
     missing: Array | None
     """Which values are missing; None: none."""
     readings: Readings | None = None
-
-
-_PREPARED: Final[Mapping[Kind, Callable[[Any], Any]]] = {"category": category_of, "words": words_of}
 
 
 def _prepared(prepare: Callable[[Any], Any], column: list[Any]) -> list[Any]:

@@ -119,13 +119,13 @@ RAW: list[Any] = [
 
 def raw_records(random: Random, count: int) -> list[Any]:
     """Return records with any values in fields of all kinds."""
-    names = ["number", "category", "words", "time", "mixed", "km", "town", "other"]
+    names = ["number", "category", "words", "last", "time", "mixed", "km", "town", "other"]
     return [{name: random.choice(RAW) for name in names if random.random() < 0.4} for _ in range(count)]
 
 
 def of_kinds(random: Random, time_zone: str | None, *, shapes: bool = False) -> AdaptiveLinearModel:
     """Return a model with fields of all kinds, which has learned from raw records."""
-    kinds: Any = {"number": "number", "category": "category", "words": "words", "time": "time"}
+    kinds: Any = {"number": "number", "category": "category", "words": "words", "last": "last 2", "time": "time"}
     model = AdaptiveLinearModel(kinds=kinds, time_zone=time_zone, shapes=shapes)
     model.learn([{"km": 1.0, "town": "Kyjiw", "mixed": "7"}, {"km": 2.5, "town": "x", "mixed": "x"}], [1, 0])
     for record in raw_records(random, 400):

@@ -20,7 +20,7 @@ from support.examples import random_examples
 
 from streamiter import Columns, Flow, topic
 from streamiter.errors import ConfigurationError, GraphError, ModelError
-from streamiter.learn import AdaptiveLinearModel, BadRows, LogisticRegression, train_online
+from streamiter.learn import AdaptiveLinearModel, BadRows, Embeddings, LogisticRegression, train_online
 from streamiter.models import LinearPredictor
 from streamiter.topics import MemoryBroker
 from streamiter.values import field_states
@@ -186,7 +186,9 @@ def test_the_user_decides_what_a_field_is(caplog: pytest.LogCaptureFixture) -> N
             model.learn([wrong], [1])
         with pytest.raises(ModelError, match=f"in the field '{next(iter(wrong))}'"):
             LinearPredictor(parameters)(wrong)
-    with pytest.raises(ConfigurationError, match=r"kinds=\): expected a dict .* number, category, words, time, given"):
+    with pytest.raises(
+        ConfigurationError, match=r"kinds=\): expected a dict .* number, category, words, last 20, time, given"
+    ):
         AdaptiveLinearModel(kinds={"km": "text"})  # type: ignore[dict-item]
     with pytest.raises(ConfigurationError, match=r"time_zone=\): expected the name of a time zone of the IANA"):
         AdaptiveLinearModel(time_zone="Mars/Olympus")
@@ -265,6 +267,25 @@ def check_cuts(stream: Stream) -> None:
     assert by_batch == by_row
     assert learned(cut) == learned(single)
     assert frozen(single.state()) == frozen(again.state())
+
+
+@pytest.mark.parametrize("embeddings", [None, Embeddings(kind="fm", factors=4, admit=1, at_most="2 MB")])
+def test_of_a_sequence_only_the_last_texts_count_for_learner_and_versions(embeddings: Embeddings | None) -> None:
+    """A user of many years was like a thousand items, and no more like those of today."""
+    draw = np.random.default_rng(3)
+    whole: Rows = [{"last": [f"i{item}" for item in draw.integers(9, size=length)]} for length in range(8)] * 40
+    cut: Rows = [{"last": row["last"][-3:]} for row in whole]
+    labels = ["i4" in row["last"] for row in cut]
+    options: dict[str, Any] = {"kinds": {"last": "last 3"}, "embeddings": embeddings, "shapes": False}
+    first = model_of(whole, labels, **options)
+    assert same_model(first, model_of(cut, labels, **options))
+    version = LinearPredictor(first.parameters())
+    assert version([whole[7], cut[7]]).tolist() == pytest.approx(first.predict([cut[7]]).tolist() * 2, abs=1e-6)
+    again = model_of([], [], **options)
+    again.start_from(first.parameters())
+    assert again.predict([whole[7]]).tolist() == pytest.approx(first.predict([cut[7]]).tolist(), abs=1e-6)
+    with pytest.raises(ModelError, match=r"kinds: 'last' \(last 3\) is gone"):
+        model_of([], [], embeddings=embeddings, shapes=False).start_from(first.parameters())
 
 
 def test_neither_cuts_nor_restarts_change_what_a_field_is(few_decide: None) -> None:

@@ -37,6 +37,7 @@ from streamiter.learn import (
     k_means_on_parameter_server,
     online_k_means,
     online_standard_scaler,
+    sampled_negatives,
     train_offline,
     train_on_parameter_server,
     train_online,
@@ -54,6 +55,7 @@ from streamiter.learn.label_join import LabelJoin
 from streamiter.learn.mixed_weights import MixedWeights
 from streamiter.learn.model_owner import ModelOwner, OneStart
 from streamiter.learn.model_rows import FirstRows
+from streamiter.learn.negatives import SampleNegatives
 from streamiter.learn.offline_workers import KeptExamples, OfflineWorker, ReplayedExamples
 from streamiter.learn.online_centroids import _LearnFromStart
 from streamiter.learn.online_workers import DelayedLabelsWorker, OnlineWorker, OnlineWorkerOptions
@@ -346,6 +348,11 @@ def scaling(flow: Flow) -> Stream:
     return online_standard_scaler(fed(flow, table(11)["x"], batch=2), window=4)
 
 
+def negatives(flow: Flow) -> Stream:
+    choices = [{"user": n % 2, "item": n * n % 7} for n in range(12)]
+    return sampled_negatives(fed(flow, choices, batch=3), "item", each=2, items=3)
+
+
 def clustering(flow: Flow) -> Stream:
     return online_k_means(fed(flow, table(14)["x"], batch=3), clusters=2, decay=0.8, mini_batch=4, seed=1)
 
@@ -515,6 +522,7 @@ CASES = [
     # With this seed ten mini-batches arrive between two models.
     Case(worker_without_answers, (OnlineWorker,), {"seed": 1555, "compare_state": False}),
     Case(scaling, (LearnMiniBatches, StandardScaler)),
+    Case(negatives, (SampleNegatives,)),
     Case(clustering, (_LearnFromStart, LearnMiniBatches, OnlineKMeans)),
     Case(clustering_from_a_start, (_LearnFromStart,)),
     Case(clustering_by_two_workers, (OnlineWorker, EpochSteps, OnlineKMeans), turns(6)),

@@ -158,6 +158,7 @@ SPEED_DECIDES = {
     "comparison-asynchronous",
     "comparison-synchronous",
     "scaling",
+    "negatives",
     "clustering",
     "clustering_from_a_start",
 }

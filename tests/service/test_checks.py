@@ -157,6 +157,16 @@ async def test_the_shares_of_the_labels_are_told(case: Case, labels: Any, label:
     assert expected in (await case.found(label=label))["learn.label"]
 
 
+async def test_choices_are_checked_with_their_negatives(case: Case) -> None:
+    """A check missed the field of the label, which the service adds, and not the item, which no record had."""
+    await case.write(*({"user": "u", "item": n % 5} for n in range(10)), {"user": "u"})
+    found = await case.found(label='{ field = "chosen" }', more='negatives = { item = "item", each = 3 }')
+    assert found["learn.negatives"] == "10 of the newest 11 records choose an item"
+    assert found["learn.label"] == "37 labels in the newest 37 records, 27.0% are true"
+    [problem] = await case.refused(label='{ field = "chosen" }', more='negatives = { item = "itm" }')
+    assert problem.startswith("f:9: learn.negatives.item: expected a record with 'itm', and without the field 'chosen'")
+
+
 async def test_an_empty_topic_is_no_error(case: Case) -> None:
     """A service could not be checked before its first event."""
     await case.write()

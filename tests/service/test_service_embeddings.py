@@ -15,9 +15,10 @@ import pytest
 from service.test_service import running, until
 from service.test_service_restarts import Place
 
-from streamiter.models import last_update, roll_back
+from streamiter.models import LinearPredictor, last_update, roll_back
 from streamiter.service import OnlineLearningService, read_settings
 from streamiter.topics import topic
+from streamiter.values.settings import SettingsError
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "recommendations"
 sys.path.append(str(EXAMPLE))
@@ -35,8 +36,10 @@ def expected_loss(predicted: Any, chances: Any) -> float:
 class ClickPlace(Place):
     """A folder with the topics of the example, and its service file."""
 
+    file = "service.toml"
+
     def settings(self, **changes: Any) -> dict[str, Any]:
-        given = tomllib.loads((EXAMPLE / "service.toml").read_text())
+        given = tomllib.loads((EXAMPLE / self.file).read_text())
         given["input"]["topic"], given["publish"]["topic"] = self.url("clicks"), self.url("models")
         given["checkpoints"] = {"store": str(self.folder / "checkpoints"), "interval": "100ms"}
         given["http"] = {"address": "127.0.0.1:0", "rows_max": 10_000}
@@ -127,3 +130,29 @@ async def test_a_service_with_embeddings_resumes_and_rolls_back(place: ClickPlac
         assert known >= len(before.parameters["embeddings"]["keys"])  # type: ignore[call-overload]
         written = await roll_back(topic(place.url("models")), "clicks", f"{before.generation}.{before.version}")
         await until(lambda: seen.model is not None and seen.model.rank >= written.rank)
+
+
+async def test_a_service_learns_from_choices_alone_and_resumes(place: ClickPlace) -> None:
+    """A topic of purchases has no items that users did not buy: the service had nothing to learn."""
+    place.file = "choices.toml"
+    shop = clicks.Shop(3)
+    events = shop.choices()
+    source = topic(place.url("clicks"))
+
+    async def learn(choices: int) -> LinearPredictor:
+        await clicks.write(itertools.islice(events, choices), source, views=choices)
+        service = place.service()
+        seen, rows = service.observations, 10 * (await source.describe()).records - 9
+        async with running(service):
+            await until(lambda: seen.model is not None and seen.model.records == rows)
+        return LinearPredictor(seen.model.parameters)  # type: ignore[union-attr]
+
+    await learn(1_000)
+    model = await learn(6_000)
+    chances = np.array([[shop.chance(user, item, 20) for item in shop.items] for user in shop.users])
+    ranked = [model.top_k({"user": user, "hour": "20"}, {"item": shop.items}, k=10) for user in shop.users]
+    found = np.mean([chances[row, each.position] for row, best in enumerate(ranked) for each in best])
+    popular = np.sort(chances.mean(axis=0))[-10:].mean()
+    assert found > 1.2 * popular
+    with pytest.raises(SettingsError, match="expected the name of a new field with negatives, given labels of events"):
+        place.service(learn={"label": {"value": "hour == '20'"}})

@@ -7,7 +7,7 @@ import json
 import re
 from pathlib import Path
 from random import Random
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 from support.examples import random_examples
@@ -387,6 +387,12 @@ def test_changes_say_what_applies_at_once_and_what_needs_a_restart() -> None:
     assert re.search("another service", changes["service.name"] or "")
     assert re.search("after a restart", changes["learn.features"] or "")
     assert changed(before, dataclasses.replace(before, source="elsewhere")) == []
+    others: list[Any] = [None, {"item": ["item"]}, {"item": ["item"], "each": 3}]
+    negatives = [
+        dataclasses.replace(before, learn=dataclasses.replace(before.learn, negatives=each)) for each in others
+    ]
+    assert re.search("new service.name", changed(*negatives[:2])[0].needs or "")
+    assert re.search("resumes from the last checkpoint", changed(*negatives[1:])[0].needs or "")
 
 
 PAGE = (Path(__file__).parents[2] / "docs" / "service.md").read_text(encoding="utf-8")
@@ -395,7 +401,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "service.md").read_text(encoding="u
 @pytest.mark.parametrize("text", re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL))
 def test_the_files_of_the_page_are_read(text: str) -> None:
     """A reader pasted a file of the page, and it had an error."""
-    assert read_settings(text).name in ("late-flights", "clicks")
+    assert read_settings(text).name in ("late-flights", "clicks", "shop")
 
 
 def test_the_file_of_a_network_says_the_kind_and_the_sizes_of_embeddings(tmp_path: Path) -> None:

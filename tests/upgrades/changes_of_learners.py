@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 import numpy as np
-from upgrades.changed_flows import Build, Change, Inputs, clustered, trained, trained_later
+from upgrades.changed_flows import REST, Build, Change, Inputs, clustered, trained, trained_later
 from upgrades.changes import OF_STEPS
 
 from streamiter import (
@@ -32,6 +32,7 @@ from streamiter.learn import (
     k_means,
     k_means_on_parameter_server,
     online_standard_scaler,
+    sampled_negatives,
     train_offline,
     train_on_parameter_server,
 )
@@ -342,6 +343,22 @@ OF_LEARNERS: list[Change] = [
         lambda inputs: online_standard_scaler(inputs.plain().map(lambda one: [float(one["v"])]), window=2, name="step"),
         "keep",
         **records_of(5),
+    ),
+    Change(
+        ("`sampled_negatives`", "`item`"),
+        lambda inputs: sampled_negatives(inputs.plain(), "v", name="step"),
+        lambda inputs: sampled_negatives(inputs.plain(), ["v", "w"], name="step"),
+        "refuse",
+        "fields was .'v'., now .'v', 'w'.",
+        step="step: negatives",
+    ),
+    Change(
+        ("`sampled_negatives`", "`each`, `items`, `seed`, `label`"),
+        lambda inputs: sampled_negatives(inputs.plain(), "v", name="step"),
+        lambda inputs: sampled_negatives(inputs.plain(), "v", each=3, items=2, seed=1, label="is", name="step"),
+        "keep",
+        results=lambda rows: sum("is" in row for row in rows),
+        expected=4 * len(REST),  # Also of the first one: it knows the items of before.
     ),
     learner("train_offline", "the model, `mode`, `replay`", offline(), offline(replay=True), "refuse", "now Replayer"),
     learner(

@@ -7,6 +7,7 @@ const TIME =
 const BLANKS = new Set(["", "?", "na", "n/a", "nan", "none", "null", "inf", "-inf"]);
 const WORD = /[\p{L}\p{N}_]+/gu;
 const WORDS_MAX = 200;
+const LAST = /^last ([1-9]\d{0,2})$/;
 const HUGE = 1e100; // Larger numbers count as missing.
 const SECONDS_MAX = 1e11; // Larger numbers are milliseconds.
 const DAY_MS = 86_400_000;
@@ -18,6 +19,8 @@ export function preparation({ kinds = {}, time_zone: zone = null, text_fields: t
   const time = (field, value, isText) => timeOrText(field, value, isText, clock);
   const readers = { words, category, number: numberOrText, time };
   for (const [field, kind] of Object.entries(kinds)) {
+    const last = LAST.exec(kind);
+    if (last) readers[kind] = (name, value) => category(name, Array.isArray(value) ? value.slice(-Number(last[1])) : value);
     if (Object.hasOwn(readers, kind)) continue;
     throw new Error(`the field ${field} has the kind ${kind}, which only a newer consumer can prepare`);
   }

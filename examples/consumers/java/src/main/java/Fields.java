@@ -31,6 +31,7 @@ final class Fields {
   private static final Pattern WORD = Pattern.compile("[\\p{L}\\p{N}_]+");
   private static final Set<String> BLANKS = Set.of("", "?", "na", "n/a", "nan", "none", "null", "inf", "-inf");
   private static final int WORDS_MAX = 200;
+  private static final Pattern LAST = Pattern.compile("last [1-9][0-9]{0,2}");
   private static final double HUGE = 1e100; // Larger numbers count as missing.
   private static final double SECONDS_MAX = 1e11; // Larger numbers are milliseconds.
   private static final double DAY_MS = 86_400_000.0;
@@ -48,7 +49,7 @@ final class Fields {
   Fields(JsonNode parameters) {
     for (var entry : parameters.path("kinds").properties()) {
       String kind = entry.getValue().asText();
-      if (!Set.of("number", "category", "words", "time").contains(kind)) {
+      if (!Set.of("number", "category", "words", "time").contains(kind) && !LAST.matcher(kind).matches()) {
         throw new IllegalArgumentException(
             "the field " + entry.getKey() + " has the kind " + kind + ", which only a newer consumer can prepare");
       }
@@ -73,6 +74,8 @@ final class Fields {
         prepared.put(field, value);
       } else if (value.isNull() || (value.isNumber() && !(Math.abs(value.asDouble()) <= HUGE))) {
         prepared.put(field, NODES.nullNode());
+      } else if (LAST.matcher(kind).matches()) {
+        prepared.put(field, category(field, end(value, kind)));
       } else {
         switch (kind) {
           case "words" -> prepared.put(field, words(field, value));
@@ -92,6 +95,16 @@ final class Fields {
     while (words.find() && different.size() < WORDS_MAX) different.add(words.group());
     ArrayNode list = NODES.arrayNode();
     different.forEach(list::add);
+    return list;
+  }
+
+  /** Returns the last texts of a list, so many as the kind says, and other values as they are. */
+  private static JsonNode end(JsonNode value, String kind) {
+    if (!value.isArray()) return value;
+    ArrayNode list = NODES.arrayNode();
+    for (int at = Math.max(0, value.size() - Integer.parseInt(kind.substring(5))); at < value.size(); at++) {
+      list.add(value.get(at));
+    }
     return list;
   }
 
