@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from streamiter.learn.drift import ADWIN, DriftEvent, DriftWatch, PageHinkley
     from streamiter.learn.embeddings import Embeddings
     from streamiter.learn.features import FeatureHasher, StandardScaler, online_standard_scaler, scaled
+    from streamiter.learn.field_watch import FieldReport, FieldWatch
     from streamiter.learn.foreign_models import ForeignModel
     from streamiter.learn.gradients import Gradient
     from streamiter.learn.item_sets import ItemSet, apriori
@@ -97,6 +98,7 @@ else:
             "streamiter.learn.delayed_labels": "DelayedLabels",
             "streamiter.learn.drift": "ADWIN DriftEvent DriftWatch PageHinkley",
             "streamiter.learn.embeddings": "Embeddings",
+            "streamiter.learn.field_watch": "FieldReport FieldWatch",
             "streamiter.learn.features": "FeatureHasher StandardScaler online_standard_scaler scaled",
             "streamiter.learn.foreign_models": "ForeignModel",
             "streamiter.learn.gradients": "Gradient",
@@ -140,6 +142,8 @@ __all__ = [
     "Embeddings",
     "Examples",
     "FeatureHasher",
+    "FieldReport",
+    "FieldWatch",
     "Fit",
     "ForeignModel",
     "Gradient",

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Final
 
 from streamiter.errors import ConfigurationError
 from streamiter.learn.drift import DriftDetector, DriftWatch
+from streamiter.learn.field_watch import FieldWatch
 from streamiter.learn.validation import PREDICTIONS, PredictedRows
 from streamiter.models.documents import state_in, with_state
 from streamiter.models.rollbacks import Rollbacks, RollbackWatch, since_rollback
@@ -69,6 +70,7 @@ class OwnerOptions:
     schedule: PublishSchedule = field(default_factory=PublishSchedule)
     in_epochs: bool = False
     drift: DriftDetector | None = None
+    watch: FieldWatch | None = None
     raises_rates: bool = False
     """Whether a drift raises the rates of the model."""
     rollbacks: Rollbacks | None = None

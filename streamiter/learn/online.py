@@ -35,6 +35,7 @@ from streamiter.learn.delayed_labels import (
 from streamiter.learn.drift import DRIFTS, DriftDetector
 from streamiter.learn.embeddings import Embeddings
 from streamiter.learn.features import StandardScaler
+from streamiter.learn.field_watch import FIELD_REPORTS, FieldWatch
 from streamiter.learn.foreign_models import ForeignModel, ForeignOwner, foreign_reader
 from streamiter.learn.label_join import LabelJoin
 from streamiter.learn.labels import Label, LearningTask
@@ -81,6 +82,8 @@ class OnlineTraining:
     """``PredictedRows`` for each mini-batch with labels: its predictions, made before learning, targets and weights."""
     drifts: Stream
     """A ``DriftEvent`` for each drift that ``drift=`` finds: a dict of row, loss before and since, and detector."""
+    fields: Stream
+    """A ``FieldReport`` for each window of rows that ``watch=`` compares with its reference: a dict."""
     mini_batches: Stream | None = None
     """The numbered mini-batches of a training row by row, which ``train_online(beside=)`` learns from, too."""
     is_timed: bool = False
@@ -112,6 +115,7 @@ def train_online(
     initial: Stream | None = None,
     drift: DriftDetector | None = None,
     on_drift: Literal["report", "raise rates"] = "report",
+    watch: FieldWatch | None = None,
     rollbacks: Rollbacks | None = None,
     beside: OnlineTraining | None = None,
     publish_every: int | PublishSchedule | None = None,
@@ -161,7 +165,8 @@ def train_online(
     reports every ``report_every`` rows, or instead ``report_every_s`` seconds after a row; it warns once, in the log
     ``streamiter.learn``, of a model that is far worse than the mean. ``drift`` is a detector for a model that learns in
     the owner; updates have the metrics ``drifts`` and ``rows_since_drift``. ``on_drift="raise rates"``: after a
-    mini-batch with a drift, the ready-made model multiplies its rates of AdaGrad by almost 6. With
+    mini-batch with a drift, the ready-made model multiplies its rates of AdaGrad by almost 6. ``watch`` compares the
+    fields of rows that the ready-made model reads with those of the first rows. With
     ``rollbacks=Rollbacks(topic, model)`` the owner resumes from a version that :func:`~streamiter.models.roll_back`
     publishes again; a run without a checkpoint starts from the newest version since the last rollback, unless it is
     started with ``restore=None``. ``beside`` is another training of these ``examples``, row by row, too: this one
@@ -211,11 +216,16 @@ def train_online(
     if config is None:
         config = IterationConfig(max_epochs_ahead=0 if synchronous else None, name=name)
     _check_drift(drift, on_drift, model, is_by_row=is_by_row)
+    if watch is not None and (not isinstance(watch, FieldWatch) or not is_by_row or isinstance(model, ForeignModel)):
+        given = "another model" if isinstance(watch, FieldWatch) else shortened(watch)
+        raise GraphError(f"train_online(watch=): expected FieldWatch(…) and the ready-made model, given {given}")
     if not isinstance(rollbacks, (Rollbacks, type(None))):
         raise GraphError(f"train_online(rollbacks=): expected Rollbacks(topic, model), given {shortened(rollbacks)}")
     learned = label or extract or cast(DelayedLabels, labels).target_of
     in_words = function_in_words(learned) if callable(learned) else f"field {learned!r}"
-    owner = OwnerOptions(schedule, synchronous, drift, on_drift == "raise rates", rollbacks, publish_state, in_words)
+    owner = OwnerOptions(
+        schedule, synchronous, drift, watch, on_drift == "raise rates", rollbacks, publish_state, in_words
+    )
     is_timed, without = False, [field for field in (label, weight) if isinstance(field, str)]
     if label is not None and is_labelled_by_join(examples) and not isinstance(model, ForeignModel):
         labels = labels_of_rows(label, features, weight)
@@ -292,13 +302,13 @@ def train_online(
     start = initial or flow.from_items([None], name=named("start"), parallelism=1)
     if initial is not None or rollbacks is not None:
         start = start.process(lambda: OneStart(rollbacks), name=named("initial"), parallelism=1)
-    models, predictions, drifts, *numbered = iterate_unbounded_streams([start], [data], body, config)
+    models, predictions, drifts, fields, *numbered = iterate_unbounded_streams([start], [data], body, config)
     validation = predictions.process(
         lambda: Validate(window=window, report_every=report_every, report_every_s=report_every_s),
         name=named("validate"),
         parallelism=1,
     )
-    return OnlineTraining(models, validation, predictions, drifts, numbered[0] if numbered else None, is_timed)
+    return OnlineTraining(models, validation, predictions, drifts, fields, numbered[0] if numbered else None, is_timed)
 
 
 # A step with the mean gradient of more rows would be one step for all of them.
@@ -356,7 +366,13 @@ def _outputs(owner: Stream, predictions: Stream, *more: Stream) -> IterationBody
     """Return the feedback and the outputs of a loop."""
     return IterationBodyResult(
         feedback_variable_streams=[owner],
-        output_streams=[owner.side_output(MODELS), predictions, owner.side_output(DRIFTS), *more],
+        output_streams=[
+            owner.side_output(MODELS),
+            predictions,
+            owner.side_output(DRIFTS),
+            owner.side_output(FIELD_REPORTS),
+            *more,
+        ],
     )
 
 

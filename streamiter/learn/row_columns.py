@@ -74,9 +74,11 @@ class RowColumns(DeclaredState):
         self._owner = owner
         self.embeddings = embeddings
         """The settings of embeddings, if there are any."""
+        self.last_rows: NamedRows | None = None
+        """The rows that were to be learned last, each value as its field is read; None for sparse rows."""
         self.bits = whole_number(f"{owner}(bits=)", bits, 1, _BITS_MAX)
         self._crosses = CrossStatistics(checked_crosses(owner, crosses), self.bits)
-        self.fields = KnownFields(owner, self._hash_bits, kinds or {}, time_zone)
+        self.fields = KnownFields(owner, self.hash_bits, kinds or {}, time_zone)
         self._reader = self.reader(owner)
 
     @property
@@ -109,10 +111,11 @@ class RowColumns(DeclaredState):
         if isinstance(named, SparseRows):
             self._crosses.refuse_sparse_rows()
             self._sparse_width = named.width if len(named) else self._sparse_width
+            self.last_rows = None
             return self._by_column(named), NewColumns(0, 0)
         times_ms = None if self.embeddings is None else self.embeddings.times_of_rows(self._owner, named, times_ms)
         refuse = partial(rows_of_wrong_kind, record_of=record_of or _records_of(features))
-        plain = self.fields.learn(named, refuse)
+        plain = self.last_rows = self.fields.learn(named, refuse)
         named = self._crosses.learn(plain)
         new_columns = self.fields.add(named)
         new_fields = 0 if self.embeddings is None else self._field_numbers.add(plain)
@@ -144,16 +147,16 @@ class RowColumns(DeclaredState):
     def reader(self, owner: str, fields: Sequence[str] | None = None, without: Sequence[str] = ()) -> FieldReader:
         """Return a reader of records for this model, as its own."""
         asked, zone = of_reader(self.fields.asked), self.fields.zone
-        options: dict[str, Any] = {"without": without, "bits": self._hash_bits, "refuse": BadRows, "owner": owner}
+        options: dict[str, Any] = {"without": without, "bits": self.hash_bits, "refuse": BadRows, "owner": owner}
         time = None if self.embeddings is None else self.embeddings.time
         return FieldReader(fields, kinds=asked, time_zone=zone, time=time, **options)
 
     def reads_as(self, state: Mapping[str, Any]) -> bool:
         """Whether rows that were read for the model of a :meth:`state` have texts hashed to as many bits."""
-        return bool(self._hash_bits == (state["bits"] if state.get("embeddings") is None else HASH_BITS))
+        return bool(self.hash_bits == (state["bits"] if state.get("embeddings") is None else HASH_BITS))
 
     @property
-    def _hash_bits(self) -> int:
+    def hash_bits(self) -> int:
         """The number of bits of the hashes of texts that are read."""
         return self.bits if self.embeddings is None else HASH_BITS
 

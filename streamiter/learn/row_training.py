@@ -21,10 +21,11 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from streamiter.errors import OtherModel
+from streamiter.errors import ConfigurationError, OtherModel
 from streamiter.learn.adaptive import AdaptiveLinearModel
 from streamiter.learn.answer_delays import Answers
 from streamiter.learn.asked_questions import JoinEvents, QuestionPredictions
+from streamiter.learn.field_watch import FIELD_REPORTS, WatchedFields
 from streamiter.learn.label_join import WAIT_IS_OVER, LabelJoin, objects
 from streamiter.learn.labels import Label, Labels
 from streamiter.learn.late_labels import EventsToLearn, no_events
@@ -43,8 +44,10 @@ from streamiter.operators.definitions import Definition
 from streamiter.operators.operator import Context, KeepsRecords
 from streamiter.operators.output import Output, detach
 from streamiter.values.helpers.compiled import beside_event_loop, is_compiling
+from streamiter.values.named_rows import NamedRows
 from streamiter.values.numbers import Floats, Indices
 from streamiter.values.records import Batch
+from streamiter.values.sparse_rows import SparseRows
 from streamiter.values.times import MIN_TIME
 
 # Columns, and pairs, that are metrics of a version. To find them takes about as long as to learn a twentieth of so
@@ -99,6 +102,7 @@ class RowOwner(ModelOwner, KeepsRecords):
     """The number of questions that were forgotten before this run."""
     _missing = declared(0)
     """The number of missing values since a version was published."""
+    _watched: WatchedFields | None = declared(form=NESTED)
     _untold: list[_Untold] = declared(
         made=list, form=Form(lambda rows: list(map(tuple, rows)), lambda rows: list(starmap(_Untold, rows)))
     )
@@ -124,6 +128,7 @@ class RowOwner(ModelOwner, KeepsRecords):
         if joins_later:
             self._next_event = None
         self._raises_rates = options.raises_rates
+        self._watched = None if options.watch is None else WatchedFields(options.watch, self._model.hash_bits)
         self._effects: tuple[float, dict[str, float]] = -math.inf, {}
         """The metrics of effects, and when they were found."""
         self._version_published = self._model.version
@@ -258,7 +263,7 @@ class RowOwner(ModelOwner, KeepsRecords):
             weights = None if given["weights"] is None else given["weights"][places]
             steps = RowSteps.one_each(rows.length, learns=True, weights=weights)
             predictions = self._model.step(rows, steps, labels)
-            self._missing += missing_values_of(features)
+            self._count(features, out)
             if (again := self._model.predicted_again) is not None:
                 now = len(self._model.labels.earlier)
                 told = zip(self._untold, as_lists(again[len(again) - len(self._untold) :]), strict=True)
@@ -266,6 +271,18 @@ class RowOwner(ModelOwner, KeepsRecords):
             self._tell(predictions, labels, steps.weights, given["numbers"][places], out)
 
         of_numbered_rows(learn, given["records"], 0, out)
+
+    def _count(self, features: NamedRows | SparseRows, out: Output) -> None:
+        """Count the missing values of the rows that the model has read last, and watch their fields."""
+        self._missing += missing_values_of(features)
+        if self._watched is not None:
+            if (rows := self._model.last_rows) is None:
+                raise ConfigurationError(
+                    "train_online(watch=): expected records with named fields, given sparse rows, whose columns belong "
+                    "to no field; leave watch= out"
+                )
+            for report in self._watched.add(rows, self._model.fields.parts_of_times):
+                out.emit(report, tag=FIELD_REPORTS)
 
     def _tell(self, predictions: Floats, labels: Labels, weights: Floats, numbers: Indices, out: Output) -> None:
         """Emit predictions with their labels, once it is decided which label is positive; until then they are kept."""
@@ -397,7 +414,7 @@ class RowOwner(ModelOwner, KeepsRecords):
                     out.reject(record_of(row), bad.of_row(row))
                 kept = np.delete(np.arange(len(asked)), list(bad.rows))
                 asked, features = asked[kept], features[kept.tolist()]
-        self._missing += missing_values_of(features)
+        self._count(features, out)
         row_of[asked] = np.arange(len(asked))
         return rows, row_of
 
@@ -477,7 +494,7 @@ class RowOwner(ModelOwner, KeepsRecords):
         return super().without_end(state) | {"labels": state["labels"] and LabelJoin.without_end(state["labels"])}
 
     def restore(self, state: dict[str, Any]) -> None:
-        super().restore(state)
+        super().restore({"watched": None, **state})
         column_of = self._model.adopt(state["model"])
         if not self._model.reads_as(state["model"]) and (state["held"] or not state["is started"]):
             raise OtherModel(

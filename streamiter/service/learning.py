@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from streamiter.flow.graph_checks import check_codec
@@ -14,6 +14,7 @@ from streamiter.flow.stream import Stream
 from streamiter.learn import (
     ADWIN,
     AdaptiveLinearModel,
+    FieldWatch,
     LinearModel,
     LinearRegression,
     LogisticRegression,
@@ -90,6 +91,7 @@ class ServiceLearning:
                 "mini_batch", _ROWS_OF_A_LAG if learn.learner in READY_MADE else None
             ),
             drift=detectors[learn.drift]() if learn.drift else None,
+            watch=_watch_of(self._settings) if beside is None else None,
             report_every_s=_REPORT_EVERY_S,
             rollbacks=rollbacks,
             beside=beside,
@@ -135,6 +137,11 @@ def challenger_step(name: str) -> str:
     'challenger late-flights-b'
     """
     return f"{CHALLENGER_STEPS}{name}"
+
+
+def _watch_of(settings: ServiceSettings) -> FieldWatch | None:
+    given = asdict(settings.watch) | {"name": settings.watch.name or ""}
+    return FieldWatch(**given) if given.pop("enabled") and settings.learn.learner in READY_MADE else None
 
 
 def _learning_rate(settings: LearnSettings) -> float | None:

@@ -1,7 +1,7 @@
 """The metrics of a service for Prometheus, collected from its observations at a scrape.
 
-Labels are bounded: names of the flow, its steps and topics, numbers of subtasks and partitions, and a few words. Keys,
-contents of records and URLs are never labels. A figure that is not known is left out.
+Labels are bounded: names of the flow, its steps and topics, numbers of subtasks and partitions, at most twenty names of
+fields, and a few words. Keys, values of records and URLs are never labels. A figure that is not known is left out.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import functools
 import platform
 from collections.abc import Iterable, Iterator, Mapping
 from importlib.metadata import version
+from operator import itemgetter
 from typing import Final
 
 from prometheus_client.exposition import choose_encoder
@@ -25,6 +26,9 @@ from streamiter.service.observations import Observations
 MetricRow = tuple[tuple[str, ...], float]
 """The values of the labels, and the figure."""
 
+
+# Each has a series for each measure, and those that moved most are others at another time.
+_FEATURES: Final = 20
 
 # The windows of the metrics of a model, and how the names of progressive validation begin.
 _WINDOWS: Final[Mapping[str, str]] = {"all": "", "recent": "window_"}
@@ -241,6 +245,26 @@ def _challenger(challenger: Challenger) -> Iterator[Metric]:
     yield _gauge("challenger_loss_difference", text, ("model", "bound"), differences)
 
 
+def _features(observations: Observations) -> Iterator[Metric]:
+    name, window = observations.name, observations.window
+    counts = (((name, str(is_shifted).lower()), count) for is_shifted, count in observations.window_counts.items())
+    yield _counter("feature_windows", "Windows of rows, by whether a field has shifted.", ("model", "shifted"), counts)
+    if window is None:
+        return
+    shifted = [((name,), window.shifted)]
+    yield _gauge("features_shifted", "Fields that have shifted in the last window of rows.", ("model",), shifted)
+    fields, labels = window.report["fields"][:_FEATURES], ("model", "field")
+    for metric, text, of_field in (
+        ("shifted", "Whether a field has shifted: 1 or 0.", lambda each: float(bool(each["shifted"]))),
+        ("missing_ratio", "The share of the rows without a value.", itemgetter("missing")),
+        ("new_ratio", "The share of texts that the reference does not have.", itemgetter("new_values")),
+        ("psi", "The population stability index.", itemgetter("psi")),
+        ("ks", "The largest difference of two distribution functions.", itemgetter("ks")),
+    ):
+        rows = [((name, each["field"]), figure) for each in fields if (figure := of_field(each)) is not None]
+        yield _gauge(f"feature_{metric}", f"{text} Of the fields that moved most in the last window.", labels, rows)
+
+
 def _model(observations: Observations) -> Iterator[Metric]:
     name, update = observations.name, observations.model
     if update is not None:
@@ -272,6 +296,7 @@ def _model(observations: Observations) -> Iterator[Metric]:
         yield _gauge("model_worse_seconds", text, ("model",), [((name,), observations.worse_s)])
     drifts = (((name, detector), count) for detector, count in observations.drift_counts.items())
     yield _counter("drift", "Drifts that a detector has found.", ("model", "detector"), drifts)
+    yield from _features(observations)
     predicted = (((name, outcome), count) for outcome, count in observations.predictions.items())
     yield _counter("predictions", "Rows of requests for predictions.", ("model", "outcome"), predicted)
     if observations.challenger is not None:

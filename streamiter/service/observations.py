@@ -6,6 +6,7 @@ of the job. Every list has a fixed length.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Sequence
@@ -15,10 +16,12 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from streamiter.engine.graph.statistics import CheckpointStatistics, Histogram, JobState, JobStatistics, TaskStatistics
 from streamiter.errors import shortened
+from streamiter.learn.field_watch import FieldReport
 from streamiter.models.update import learner_in
 from streamiter.models.versions import ModelVersion
 from streamiter.operators import DeadLetter, Origin
 from streamiter.service.settings import HealthSettings
+from streamiter.values.field_profiles import ComparedField
 from streamiter.values.helpers.clock import Clock, SystemClock
 from streamiter.values.origins import BatchOrigin
 
@@ -27,6 +30,8 @@ if TYPE_CHECKING:
     from streamiter.models import ModelUpdate, ServedModel
     from streamiter.service.challenger import Challenger
     from streamiter.service.prediction_log import PredictionLog
+
+_log = logging.getLogger("streamiter.service")
 
 Phase = JobState | Literal["starting", "restoring", "waiting", "stopping", "following"]
 """The state of the job, or ``starting``: it opens its topics; ``restoring``: it reads the state of a checkpoint;
@@ -46,6 +51,8 @@ _RATE_SAMPLES: Final = 60
 REJECTED_MAX: Final = 50
 CHECKPOINTS_MAX: Final = 20
 VERSIONS_MAX: Final = 20
+FIELDS_SHOWN_MAX: Final = 50
+_FIELDS_NAMED: Final = 10
 # Each is a mark in the chart of the page.
 DRIFTS_MAX: Final = 100
 # Fewer rows say little about a model; and a model of labels that nothing predicts is as good as their mean, not better.
@@ -203,6 +210,25 @@ class DriftFound:
 
 
 @dataclass(frozen=True, slots=True)
+class WatchedWindow:
+    """The fields of the last window of rows, compared with the reference."""
+
+    at_ms: int
+    shifted: int
+    """The number of fields that have shifted."""
+    count: int
+    """The number of fields that are watched."""
+    report: FieldReport
+    """The fields that have moved most come first; at most 50."""
+
+
+def _moved(field: ComparedField) -> tuple[int, float, float]:
+    """Return how much a field has moved, to sort by."""
+    of_limit = (field["psi"] or 0.0) / (field["psi_limit"] or 1.0)
+    return len(field["shifted"]), of_limit, abs(field["missing"] - field["missing_before"])
+
+
+@dataclass(frozen=True, slots=True)
 class RejectedRecord:
     """A record that a step has refused: it was skipped, or became a dead letter."""
 
@@ -326,6 +352,10 @@ class Observations:
         self.drifts: deque[DriftFound] = deque(maxlen=DRIFTS_MAX)
         self.drift_counts: Counter[str] = Counter()
         """The number of drifts by detector, since the start of the process."""
+        self.window: WatchedWindow | None = None
+        """The last window of rows whose fields were compared; None before the first one."""
+        self.window_counts: Counter[bool] = Counter()
+        """The number of windows since the start of the process, by whether a field had shifted."""
         self.rejected: deque[RejectedRecord] = deque(maxlen=REJECTED_MAX)
         self.versions: deque[ModelVersion] = deque(maxlen=VERSIONS_MAX)
         """Those that were read from the topic; of several in a second the last one."""
@@ -402,10 +432,27 @@ class Observations:
         elif self._worse_since_ms is None:
             self._worse_since_ms = report.at_ms
 
+    def shifted(self, event: Any) -> None:
+        """Note a ``DriftEvent`` or a ``FieldReport``."""
+        (self.drifted if "detector" in event else self.watched)(event)
+
     def drifted(self, event: Any) -> None:
         """Note a ``DriftEvent``."""
         self.drifts.append(DriftFound(self.clock.now_ms(), **event))
         self.drift_counts[event["detector"]] += 1
+
+    def watched(self, report: FieldReport) -> None:
+        """Note a report; the log names the fields that have shifted, where these are others than before."""
+        fields = sorted(report["fields"], key=_moved, reverse=True)
+        shifted = {each["field"]: each["shifted"] for each in fields if each["shifted"]}
+        before = (
+            [] if self.window is None else [each["field"] for each in self.window.report["fields"] if each["shifted"]]
+        )
+        shown: FieldReport = {**report, "fields": fields[:FIELDS_SHOWN_MAX]}
+        self.window = WatchedWindow(self.clock.now_ms(), len(shifted), len(fields), shown)
+        self.window_counts[bool(shifted)] += 1
+        if new := [f"{field!r} ({', '.join(shifted[field])})" for field in shifted if field not in before]:
+            _log.warning("fields have other values than in the reference: %s", ", ".join(new[:_FIELDS_NAMED]))
 
     def refused(self, letter: DeadLetter) -> None:
         """Note a record that a step has skipped, or written to a topic of dead letters; threads may call this, too."""

@@ -33,6 +33,7 @@ from streamiter.service.observations import (
     Sample,
     TaskRates,
     ValidationReport,
+    WatchedWindow,
     mean_rate,
     quality_of,
 )
@@ -162,6 +163,8 @@ class PageDetails:
     """What the model knows of features; None for a model without embeddings."""
     versions: tuple[ModelVersion, ...]
     drifts: tuple[DriftFound, ...]
+    fields: WatchedWindow | None
+    """The fields of the last window of rows; None before the first one, and where they are not watched."""
     checkpoints: tuple[CheckpointSeen, ...]
     checkpoints_given_up: int | None
     dead_letters: tuple[RejectedRecord, ...]
@@ -382,6 +385,7 @@ def page_details(observations: Observations, weights: ModelDifference | None, ef
         embeddings=None if observations.model is None else EmbeddingFigures.of(observations.model.parameters),
         versions=tuple(observations.versions)[::-1],
         drifts=tuple(observations.drifts)[::-1],
+        fields=observations.window,
         checkpoints=tuple(observations.checkpoints)[::-1],
         checkpoints_given_up=None if checkpoints is None else checkpoints.given_up,
         dead_letters=tuple(observations.rejected)[::-1],

@@ -118,7 +118,7 @@ class OnlineLearningService(ServiceSurfaces):
         self.training: OnlineTraining = self.learning.train(
             self.events, rollbacks, newest, self.answers, self.history, self.answers_history
         )
-        """The streams of the training: models, validation, predictions, drifts."""
+        """The streams of the training: models, validation, predictions, drifts, fields."""
         self.challenger: OnlineTraining | None = None
         """The same streams of the challenger; None if there is none."""
         served = (
@@ -126,7 +126,9 @@ class OnlineLearningService(ServiceSurfaces):
         )
         served.publish_model(self._updates, model=self.name, changes=settings.publish.changes, name="publish")
         self.training.validation.map(self.observations.validated, name="observe validation")
-        self.training.drifts.map(self.observations.drifted, name="observe drifts")
+        # One step, so that the drawing of the flow fits on the first screen of the page.
+        shifts = self.training.drifts.union(self.training.fields)
+        shifts.map(self.observations.shifted, name="observe drifts")
         self._traces = Traces()
         self._stops: Sequence[StopMode] = ()
         """The stops that signals have told the job."""

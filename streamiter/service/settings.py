@@ -11,7 +11,7 @@ import ipaddress
 import operator
 import re
 import ssl
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import datetime
 from itertools import repeat
@@ -19,6 +19,7 @@ from types import MappingProxyType
 from typing import Annotated, Any, Final, Literal
 
 from streamiter.errors import ConfigurationError
+from streamiter.learn.field_watch import ROWS_MIN, FieldWatch
 from streamiter.parameter_server.optimizers import FTRL, SGD, AdaDelta, AdaGrad, Adam, Momentum, Optimizer, RMSProp
 from streamiter.topics.topic import StartPosition
 from streamiter.topics.urls import with_secrets
@@ -28,6 +29,7 @@ from streamiter.values.settings import (
     any_of,
     choice_of,
     duration_of,
+    items_of,
     pattern_of,
     shown_value,
     size_of,
@@ -398,6 +400,36 @@ class PredictionSettings(_Table):
     """Whether an answer waits until its predictions are stored."""
 
 
+def _limit_of(value: Any) -> float:
+    if not (isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0.0):
+        raise WrongValue("a number above 0", "write 0.25, or leave it out for the default")
+    return float(value)
+
+
+_rows_of: Final = whole_of(ROWS_MIN)
+
+
+@dataclass(frozen=True)
+class WatchSettings(_Table):
+    """The table ``[watch]``: fields of each window of rows are compared with those of the first rows."""
+
+    enabled: bool = True
+    """Whether fields are watched, if the ready-made learner learns."""
+    reference: Annotated[int, _rows_of] = FieldWatch.reference
+    """The number of rows to compare with."""
+    window: Annotated[int, _rows_of] = FieldWatch.window
+    sample: Annotated[float, _share_of] = FieldWatch.sample
+    """The share of the rows of a window that are looked at."""
+    psi: Annotated[float, _limit_of] = FieldWatch.psi
+    ks: Annotated[float, _limit_of] = FieldWatch.ks
+    missing: Annotated[float, _limit_of] = FieldWatch.missing
+    new_values: Annotated[float, _limit_of] = FieldWatch.new_values
+    without: Annotated[Sequence[str], items_of(text_of, "names of fields")] = ()
+    """Fields that are not watched."""
+    name: str | None = None
+    """The name of the reference: a restart with another one takes the next rows as the reference."""
+
+
 @dataclass(frozen=True)
 class ChallengerSettings:
     """The table ``[challenger]``: a second service whose learner learns beside the first, and is compared with it."""
@@ -545,6 +577,7 @@ class ServiceSettings(_Table):
     publish: PublishSettings
     predictions: PredictionSettings = PredictionSettings()
     challenger: ChallengerSettings = ChallengerSettings()
+    watch: WatchSettings = WatchSettings()
     checkpoints: CheckpointSettings = CheckpointSettings()
     http: HttpSettings = HttpSettings()
     health: HealthSettings = HealthSettings()

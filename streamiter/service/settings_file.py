@@ -17,6 +17,7 @@ from typing import Any, Final, get_type_hints
 from streamiter.engine.storage.store import Checkpoints
 from streamiter.errors import ConfigurationError
 from streamiter.learn import Embeddings
+from streamiter.learn.field_watch import ROWS_MIN
 from streamiter.service.settings import (
     ANSWER,
     ANSWERS_FIELD,
@@ -28,6 +29,7 @@ from streamiter.service.settings import (
     LabelSettings,
     LearnSettings,
     ServiceSettings,
+    WatchSettings,
     label_value_of,
     service_name_of,
     standby_of,
@@ -111,6 +113,7 @@ def read_document(given: str | os.PathLike[str] | Mapping[str, object]) -> tuple
 def _read(document: SettingsDocument) -> ServiceSettings:
     document.table((), {name: Setting(any_of) for name in TABLES})
     tables = {name: document.table((name,), _keys_of(name, document)) for name in TABLES}
+    _check_watch(document, tables["watch"])
     _check_learn(document, tables["learn"], has_answers="answers" in tables["input"])
     _check_history(document, tables)
     _check_publish(document, tables["publish"])
@@ -215,6 +218,8 @@ def _check_learn(document: SettingsDocument, learn: dict[str, Any], *, has_answe
         ),
         "drift": (f'no detector with "{learner}"', "drift" in learn, 'leave it out, or write learner = "default"'),
     }
+    if document.names(("watch",)):
+        document.expect(("watch",), f'no table with "{learner}"', 'leave it out, or write learner = "default"')
     for key, (expected, is_refused, remedy) in refusals.items():
         if is_refused and not document.is_wrong(("learn", key)):
             document.expect(("learn", key), expected, remedy)
@@ -234,6 +239,14 @@ def _check_negatives(document: SettingsDocument, learn: dict[str, Any]) -> None:
         document.expect((*path, "item"), "fields without that of the label", "give the label the name of a new field")
     if item and features is not None and not set(item).intersection(features):
         document.expect((*path, "item"), "a field of the features", "add a field of the item to the features")
+
+
+def _check_watch(document: SettingsDocument, watch: dict[str, Any]) -> None:
+    """Refuse a sample with too few rows."""
+    given = WatchSettings(**watch)
+    if given.sample * given.window < ROWS_MIN and not document.is_wrong(("watch", "window")):
+        expected = f"a sample of at least {ROWS_MIN} rows"
+        document.expect(("watch", "window"), expected, "write sample = 1.0, or a larger window")
 
 
 def _check_network(document: SettingsDocument, learn: Mapping[str, Any]) -> None:

@@ -119,6 +119,8 @@ class KnownFields:
         """The fields whose kind needs no line in the log any more."""
         self.places_of_parts: dict[str, npt.NDArray[np.intp]] = {}
         """By part of a time, the places of all of its values, from 0 on."""
+        self.parts_of_times: dict[str, str] = {}
+        """By trend of a time its field, and "" by its other parts; of the times so far."""
 
     # ---- rows
 
@@ -254,6 +256,7 @@ class KnownFields:
                     [place_of_text(name, str(value), self._bits) for value in range(PARTS[part].stop)], np.intp
                 )
                 self.places_of_parts[name] = known
+                self.parts_of_times |= {name: "", part_of(field, TREND): field}
             places.append((name, np.where(has_part, known[values], ABSENT)))
         numbers[part_of(field, TREND)] = np.where(is_there, trend, np.nan)
 

@@ -199,7 +199,7 @@ class NamedRows:
     def __len__(self) -> int:
         return len(self.numbers)
 
-    def __getitem__(self, which: Sequence[int]) -> NamedRows:
+    def __getitem__(self, which: Sequence[int] | Indices) -> NamedRows:
         """Return some of the rows."""
         chosen = np.asarray(which, dtype=np.intp)
         return NamedRows(

@@ -25,7 +25,9 @@ from service.service_models import trained_in_epochs
 from support.chromium import chromium, visit
 from support.waiting import PATIENCE_S, until
 
+from streamiter.learn import FieldWatch
 from streamiter.learn.challengers import ComparedRows
+from streamiter.learn.field_watch import WatchedFields
 from streamiter.models import ModelSnapshot, ModelUpdateEncoder, ServedModel
 from streamiter.service.challenger import Challenger
 from streamiter.service.http import serving
@@ -44,6 +46,7 @@ from streamiter.service.settings import (
 )
 from streamiter.topics import OutgoingBatch, topic
 from streamiter.values.helpers.clock import SystemClock
+from streamiter.values.named_rows import FieldReader
 
 __all__ = ["chromium"]
 
@@ -270,6 +273,28 @@ async def test_the_page_draws_what_the_fields_of_a_model_with_tables_do(chromium
         await visited.says("#weights .rows", "Two versions are needed.")
         assert not await visited.page.locator("#effects").is_visible()
         assert not await visited.page.locator("#embeddings").is_visible()
+
+
+@in_browser
+async def test_the_page_marks_the_fields_that_have_shifted(chromium: Browser) -> None:
+    """A field was null for a week, and the page showed a loss that rose."""
+    watched, reader = WatchedFields(FieldWatch(reference=400, window=400, sample=1.0), 18), FieldReader(bits=18)
+    rows = [{f"n{field}": float(n % 40) for field in range(60)} | {"sky": "sun"} for n in range(800)]
+    rows[400:] = [row | {"n7": None, "sky": "snow" if n % 9 == 0 else "sun"} for n, row in enumerate(rows[400:])]
+    [report] = watched.add(reader.rows(rows))
+    async with case() as service, AsyncExitStack() as stack:
+        service.observations.watched(report)
+        visited = await stack.enter_async_context(visit(chromium, service.address))
+        await visited.says("#fields-window", "2 of 61 have shifted in rows 400 to 799, compared with 400 rows")
+        marks = visited.page.locator("#fields .shifted")
+        assert await marks.all_text_contents() == ["▲ new values, psi", "▲ missing"]
+        assert visited.complaints == []
+        details = (await service.client.get("/api/details")).json()["fields"]
+        assert (len(details["report"]["fields"]), details["count"]) == (50, 61)
+        metrics = (await service.client.get("/metrics")).text
+        assert "streamiter_features_shifted{" in metrics
+        assert 'streamiter_feature_missing_ratio{field="n7",model=' in metrics
+        assert metrics.count("streamiter_feature_psi{") <= 20
 
 
 @in_browser

@@ -27,6 +27,7 @@ from streamiter.service.settings import (
     LearnSettings,
     PublishSettings,
     ServiceSettings,
+    WatchSettings,
 )
 from streamiter.testing import VirtualClock
 
@@ -431,3 +432,25 @@ def test_a_service_learns_the_quantile_that_its_file_names() -> None:
     rows = predicted.items[-1]
     assert rows["loss"] == ("quantile", (0.9,))
     assert np.mean(rows["targets"] <= rows["predictions"]) == pytest.approx(0.9, abs=0.05)
+
+
+@pytest.mark.parametrize("learner", ["default", "ftrl"])
+def test_a_service_watches_each_question_once_unless_an_optimizer_learns(learner: str) -> None:
+    """The answer of a question counted as a second row, in which all fields were missing."""
+    features = {"km": "number", "plane": "category"}
+    learn = LearnSettings("classification", BY_EVENTS, features, learner=learner)  # type: ignore[arg-type]
+    source, out = InputSettings("memory://in", on_error="skip"), PublishSettings("memory://out", None, 1)
+    settings = ServiceSettings("s", source, learn, out, watch=WatchSettings(reference=100, window=100, sample=1.0))
+    flow = Flow("f")
+    events = []
+    for n in range(300):
+        events.append(question(f"f{n}", n, km=float(n % 9), plane=None if n >= 200 else "jet"))
+        events.append(answer(f"f{n}", 30 * (n % 2), n + 1))
+    training = ServiceLearning(settings).train(flow.from_items(events, parallelism=1))
+    reports, _ = training.fields.collect(), training.models.collect()
+    flow.run()
+    found = [
+        (each["first_row"], each["rows"], {f["field"]: f["shifted"] for f in each["fields"]}) for each in reports.items
+    ]
+    expected = [(100, 100, {"km": [], "plane": []}), (200, 100, {"km": [], "plane": ["missing"]})]
+    assert found == (expected if learner == "default" else [])

@@ -21,7 +21,7 @@ from support.waiting import PATIENCE_S
 from topics.topic_case import write
 
 from streamiter import Checkpoints, Flow
-from streamiter.learn import Embeddings, PageHinkley, train_online
+from streamiter.learn import Embeddings, FieldWatch, PageHinkley, train_online
 from streamiter.learn.challengers import ComparedRows
 from streamiter.models import ModelSnapshot, ModelUpdateEncoder, ServedModel
 from streamiter.service.challenger import Challenger
@@ -51,7 +51,11 @@ async def _scraped(folder: Path, label_of: object, embeddings: Embeddings | None
     observations.prediction_log = PredictionLog(PredictionSettings("memory://log"), SystemClock())
     flow = Flow("clicks")
     source = flow.source(events, stop="latest", dead_letter=dead_letters)
-    training = train_online(source, label="y", report_every=500, drift=PageHinkley(), embeddings=embeddings)
+    watch = FieldWatch(reference=500, window=500, sample=1.0)
+    training = train_online(
+        source, label="y", report_every=500, drift=PageHinkley(), watch=watch, embeddings=embeddings
+    )
+    training.fields.map(observations.watched)
     training.models.publish_model(updates, model="clicks")
     training.validation.map(observations.validated)
     compared = {each.name: 0.1 for each in fields(ComparedRows)}

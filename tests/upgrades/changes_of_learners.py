@@ -23,6 +23,7 @@ from streamiter.learn import (
     ADWIN,
     AdaptiveLinearModel,
     Examples,
+    FieldWatch,
     LinearRegression,
     LogisticRegression,
     SparseRows,
@@ -240,7 +241,7 @@ LABEL, TASK = "the field of `label`", "`task`, `positive`, `classes`, `rates`, `
 FIELDS = "`bits`, `crosses`, `kinds`, `time_zone`"
 ADAPTED = f'{FIELDS}, with `other_settings="keep"`'
 FIXED = "the number of features, the optimizer, `loss`, `scaler`"
-OTHERS = "learning rates, `mini_batch`, `workers`, `drift`, `publish_every`, `report_every`"
+OTHERS = "learning rates, `mini_batch`, `workers`, `drift`, `watch`, `publish_every`, `report_every`"
 MODEL = "`features`, `intercept`, `loss`, `labels`, `dtype`, the optimizer"
 NETWORK = "layers, their functions, the optimizer, `indexrange`, `modeltype`, `seed`"
 RATES = "learning rates, `batch`, `workers`, `publish_every`, `consistency`"
@@ -283,7 +284,12 @@ OF_LEARNERS: list[Change] = [
         trained(lambda: LogisticRegression(1, optimizer=SGD(0.001)), publish_every=1, mini_batch=1),
         "keep",
     ),
-    online(OTHERS, adaptive(), trained(features=["v"], label="w", drift=ADWIN(), publish_every_s=60), "keep"),
+    online(
+        OTHERS,
+        adaptive(),
+        trained(features=["v"], label="w", drift=ADWIN(), watch=FieldWatch(), publish_every_s=60),
+        "keep",
+    ),
     online("`mode`", adaptive(), trained(label="w", mode="synchronous"), "refuse", "mode was asynchronous, now"),
     online(
         "`labels`: `time`",

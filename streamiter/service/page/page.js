@@ -595,6 +595,7 @@ function drawDetails(details) {
     details.drifts,
     "No drift has been found.",
   );
+  drawFields(details.fields);
   write("given-up", known(details.checkpoints_given_up) ? `${count(details.checkpoints_given_up)} given up` : "");
   list(
     rowsOf("checkpoints"),
@@ -736,6 +737,31 @@ function drawEmbeddings(figures) {
       ["Left: no room", count(figures.evicted)],
     ],
     "",
+  );
+}
+
+function drawFields(window) {
+  $("fields").hidden = !window;
+  if (!window) return;
+  const { first_row, rows, reference_rows, name, left_out, fields } = window.report;
+  const span = `rows ${whole.format(first_row)} to ${whole.format(first_row + rows - 1)}`;
+  const others = left_out ? `; ${count(left_out)} values of other fields are not watched` : "";
+  const reference = `compared with ${count(reference_rows)} rows${name && ` of ${name}`}`;
+  write("fields-window", `${window.shifted} of ${count(window.count)} have shifted in ${span}, ${reference}${others}`);
+  list(
+    rowsOf("fields"),
+    "Fields",
+    [
+      ["Field", "text", (each) => each.field],
+      ["", "", (each) => (each.shifted.length ? html("span", { class: "shifted" }, `▲ ${each.shifted.join(", ")}`) : "")],
+      ["Missing", "number", (each) => share(each.missing)],
+      ["Before", "number", (each) => share(each.missing_before)],
+      ["New values", "number", (each) => share(each.new_values)],
+      ["PSI", "number", (each) => fixed(3)(each.psi)],
+      ["KS", "number", (each) => fixed(3)(each.ks)],
+    ],
+    fields,
+    "No field has values.",
   );
 }
 
