@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+import pickle
 import subprocess
 import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.waiting import PATIENCE_S
@@ -110,6 +112,22 @@ def test_a_changed_constant_of_a_called_function_is_compiled_again(calls: Calls)
     assert calls(factor=2.0) == ["18.0", "0", "True"]
     assert calls(factor=3.0) == ["36.0", "0", "True"]
     assert calls(factor=2.0) == ["18.0", "1", "False"]
+
+
+def test_code_that_was_stored_with_names_that_are_gone_is_compiled_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A class of an argument had moved to another module: after an upgrade in place, no job could learn."""
+    config = pytest.importorskip("numba.core.config")
+    monkeypatch.setattr(config, "CACHE_DIR", str(tmp_path / "stored"))
+    assert compiled(twice)(1.5) == 3.0
+    [index] = (tmp_path / "stored").rglob("*.nbi")
+    with index.open("rb") as file:
+        version = pickle.load(file)
+    index.write_bytes(pickle.dumps(version) + b"cmoved_away\nFeatureArrays\n.")
+    assert compiled(twice)(1.5) == 3.0
+    loaded: Any = compiled(twice)
+    assert (loaded(1.5), sum(loaded.stats.cache_hits.values())) == (3.0, 1)
 
 
 _THREADS_IMPORT_NUMBA = """

@@ -142,11 +142,17 @@ class _StoredCode(FunctionCache):
     """The stored code of a function, for each form of its arguments."""
 
     def load_overload(self, signature: Any, target: Any) -> Any:
-        if version_info.short not in LOADED_AT_ONCE:
-            return super().load_overload(signature, target)
-        rtsys.initialize(target)
-        with self._guard_against_spurious_io_errors():
-            return self._load_overload(signature, target)
+        """Return the code for a form of the arguments; None if it has to be compiled."""
+        try:
+            if version_info.short not in LOADED_AT_ONCE:
+                return super().load_overload(signature, target)
+            rtsys.initialize(target)
+            with self._guard_against_spurious_io_errors():
+                return self._load_overload(signature, target)
+        except (ImportError, AttributeError, TypeError):
+            # The list of what is stored names modules, and classes with fields, of the version that has written it.
+            self.flush()
+            return None
 
     def _index_key(self, signature: Any, codegen: Any) -> Any:
         # Types of named tuples are equal if only the names or the order of their fields differ.
