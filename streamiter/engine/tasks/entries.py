@@ -7,8 +7,10 @@ called directly. :mod:`~streamiter.engine.tasks.timed_entries` has one for all o
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
 from typing import Any, Final
 
 from streamiter.engine.graph.graph import SINGLE_INPUT
@@ -17,7 +19,7 @@ from streamiter.operators.event_timers import StepTimes
 from streamiter.operators.functions import KeyOf, accepted_keys, misfit, refuse
 from streamiter.operators.keyed_state import in_turns
 from streamiter.operators.operator import Context, IterationListener, Operator, states_of
-from streamiter.operators.output import Output, RecordFailure, each_with_its_row, keep_rows
+from streamiter.operators.output import Output, RecordFailure, detach, each_with_its_row, keep_rows
 from streamiter.operators.steps import Filter, Map
 from streamiter.values.records import Batch, TimedBatch, take
 from streamiter.values.subtasks import check_keys
@@ -304,6 +306,17 @@ def rejection(error: Exception, failure: RecordFailure) -> RejectRecords:
     if isinstance(error, RecordFailure):  # A step further down the chain has failed, and is named already.
         raise error
     raise failure from error
+
+
+def entry_in_thread(entry: Entry, out: Output, executor: Executor | None) -> AsyncEntry:
+    """Return an entry that handles batches in a thread, and passes the emitted records on in the event loop."""
+
+    async def handle(batch: Batch) -> None:
+        attach = detach(out)
+        await asyncio.get_running_loop().run_in_executor(executor, entry, batch)
+        attach()
+
+    return handle
 
 
 def without_rejected(batch: Batch, rejected: RejectRecords, out: Output, times: StepTimes | None = None) -> Batch:

@@ -18,6 +18,7 @@ from streamiter.errors import (
     shortened,
 )
 from streamiter.operators.output import RecordFailure
+from streamiter.operators.source import SourceBatch
 
 if TYPE_CHECKING:
     from streamiter.engine.storage.store import Checkpoints
@@ -203,3 +204,11 @@ def _place(failure: RecordFailure) -> str:
     if failure.has_record:
         return f" on record {shortened(failure.record)}"
     return f" in {failure.within}" if failure.within else ""
+
+
+def within_batch(batch: SourceBatch) -> str:
+    """Return which batch of a source it is, for a failure that no record of the batch caused alone."""
+    offsets = getattr(batch.records, "offsets", None)
+    if offsets is not None and len(offsets):
+        return f"the batch of partition {batch.records.partition}, offsets {offsets[0]} to {offsets[-1]}"
+    return f"the batch after which its source continues at {batch.positions}"

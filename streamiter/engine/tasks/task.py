@@ -21,7 +21,8 @@ from streamiter.engine.inbox.port_log import Port
 from streamiter.engine.inbox.port_progress import InputEnded
 from streamiter.engine.inbox.turn import GIVE_WAY, TURN_S
 from streamiter.engine.tasks.chain import Chain, Rounds
-from streamiter.engine.tasks.entries import AsyncEntry, Entry
+from streamiter.engine.tasks.entries import AsyncEntry, Entry, entry_in_thread
+from streamiter.engine.tasks.failures import within_batch
 from streamiter.engine.tasks.feeder import Feeder
 from streamiter.engine.tasks.instance import OperatorInstance
 from streamiter.engine.tasks.task_barriers import Acknowledge, ClockAlignment, Suspension, TaskBarriers, TaskState
@@ -29,7 +30,7 @@ from streamiter.errors import StreamiterError
 from streamiter.operators.event_time import PartState
 from streamiter.operators.functions import refuse
 from streamiter.operators.operator import Boundary, BoundaryOutput, Progress, serve_with
-from streamiter.operators.output import RecordFailure, detach
+from streamiter.operators.output import RecordFailure
 from streamiter.operators.services import ServiceWorker
 from streamiter.operators.source import Positions, SourceBatch
 from streamiter.values.helpers.clock import Clock
@@ -166,7 +167,9 @@ class Task:
         self._is_direct = not self._awaited and self._rounds is None and self._wanted is None
         self._by_batch = frozenset(name for name in names if first.takes_batches(name))
         if first.operator.runs_in_thread:
-            self._async_entries = {name: self._in_thread(first.entry(name)) for name in names}
+            self._async_entries = {
+                name: entry_in_thread(first.entry(name), first.out, self._executor) for name in names
+            }
         elif self._awaited:
             self._async_entries = {name: first.async_entry(name) for name in names}
         else:
@@ -350,7 +353,7 @@ class Task:
                         await (self._noting_others(under_way) if self._awaited else under_way)
                 except RecordFailure as failure:
                     if isinstance(message, SourceBatch) and failure.within is None:
-                        failure.within = _within_batch(message)
+                        failure.within = within_batch(message)
                     raise
                 except Exception as error:  # As FailuresOf does, in a tenth of the time.
                     if self._boundary is None:
@@ -512,16 +515,6 @@ class Task:
                 self.inbox.put_back(port, rest, epoch, origin and origin.taken(range(index + 1, len(records))))
                 return
 
-    def _in_thread(self, entry: Entry) -> AsyncEntry:
-        """Return an entry that handles batches in a thread, and passes the emitted records on in the event loop."""
-
-        async def handle(batch: Batch) -> None:
-            attach = detach(self.first.out)
-            await asyncio.get_running_loop().run_in_executor(self._executor, entry, batch)
-            attach()
-
-        return handle
-
     # -- control records -------------------------------------------------------------------------------
 
     async def _handle_event(self, event: Control) -> None:
@@ -590,13 +583,6 @@ class Task:
         if state["inbox"] is not None:  # None: an input that had ended goes on.
             self.inbox.restore(state["inbox"], self._plain_data, state.get("logged"))
         self.ended = state["ended"]
-
-
-def _within_batch(batch: SourceBatch) -> str:
-    offsets = getattr(batch.records, "offsets", None)
-    if offsets is not None and len(offsets):
-        return f"the batch of partition {batch.records.partition}, offsets {offsets[0]} to {offsets[-1]}"
-    return f"the batch after which its source continues at {batch.positions}"
 
 
 @final
