@@ -15,10 +15,9 @@ from functools import partial
 from operator import itemgetter
 from typing import Any, Final, Literal, NamedTuple, cast
 
-from streamiter.errors import ConfigurationError, GraphError, shortened
+from streamiter.errors import GraphError, shortened
 from streamiter.flow.event_time import comes_from_join, is_labelled_by_join, numbers_of_event_time
 from streamiter.flow.flow import all_or_nothing, check_stream, connect, step_names
-from streamiter.flow.graph_checks import check_user_function
 from streamiter.flow.stream import Stream
 from streamiter.iteration.api import iterate_unbounded_streams
 from streamiter.iteration.config import IterationBodyResult, IterationConfig
@@ -26,7 +25,6 @@ from streamiter.iteration.stamping import epochs_every
 from streamiter.learn.adaptive import AdaptiveLinearModel
 from streamiter.learn.delayed_labels import (
     DelayedLabels,
-    check_labels,
     come_with_questions,
     in_order_of_events,
     labels_of_rows,
@@ -40,9 +38,9 @@ from streamiter.learn.foreign_models import ForeignModel, ForeignOwner, foreign_
 from streamiter.learn.label_join import LabelJoin
 from streamiter.learn.labels import Label, LearningTask
 from streamiter.learn.late_labels import EventReader
-from streamiter.learn.linear import LinearModel
-from streamiter.learn.losses import LossName, checked_loss
+from streamiter.learn.losses import LossName
 from streamiter.learn.model_owner import MODELS, OneStart, OwnerOptions, PublishSchedule
+from streamiter.learn.online_options import check_drift, check_options, check_ready_made, check_times, scaling
 from streamiter.learn.online_workers import DelayedLabelsWorker, OnlineWorker, OnlineWorkerOptions, function_of_features
 from streamiter.learn.row_reading import (
     LabelFields,
@@ -63,7 +61,6 @@ from streamiter.operators.operator import Operator
 from streamiter.operators.output import RejectionPolicy
 from streamiter.operators.steps import Identity
 from streamiter.topics.topic import Topic
-from streamiter.values.crossed_rows import checked_crosses, crossed_fields
 from streamiter.values.field_kinds import Kind
 from streamiter.values.numbers import positive as above_zero
 from streamiter.values.numbers import whole_number
@@ -183,8 +180,8 @@ def train_online(
     ('finished', True)
     """
     check_stream("train_online", examples, "examples")
-    _check_options(mode, label, features, weight, extract, labels)
-    _check_ready_made(
+    check_options(mode, label, features, weight, extract, labels)
+    check_ready_made(
         {
             "positive": positive,
             "crosses": crosses or None,
@@ -210,12 +207,12 @@ def train_online(
         if mini_batch == _ROWS_A_MINI_BATCH and publish_every is None and publish_every_s is None:
             schedule = PublishSchedule(every_s=_SECONDS_A_VERSION)
     if scaler is not None:
-        model = _scaling(model, scaler, is_by_row=is_by_row)
+        model = scaling(model, scaler, is_by_row=is_by_row)
     flow = examples.flow
     named = step_names(flow, name)
     if config is None:
         config = IterationConfig(max_epochs_ahead=0 if synchronous else None, name=name)
-    _check_drift(drift, on_drift, model, is_by_row=is_by_row)
+    check_drift(drift, on_drift, model, is_by_row=is_by_row)
     if watch is not None and (not isinstance(watch, FieldWatch) or not is_by_row or isinstance(model, ForeignModel)):
         given = "another model" if isinstance(watch, FieldWatch) else shortened(watch)
         raise GraphError(f"train_online(watch=): expected FieldWatch(…) and the ready-made model, given {given}")
@@ -275,7 +272,7 @@ def train_online(
     elif is_by_row:
         make_adaptive = cast(Callable[[], AdaptiveLinearModel], model or own)
         made = make_adaptive()
-        _check_times(made, is_timed=is_timed)
+        check_times(made, is_timed=is_timed)
         if (features if labels is None else labels.features) is None and extract is None:
             without += times_left_out(times, made)
 
@@ -486,44 +483,6 @@ def _makes_adaptive(model: object) -> bool:
     return callable(model) and isinstance(model(), AdaptiveLinearModel)
 
 
-def _check_options(
-    mode: object, label: object, features: object, weight: object, extract: Extract | None, labels: DelayedLabels | None
-) -> None:
-    given = [
-        name for name, value in (("label=", label), ("extract=", extract), ("labels=", labels)) if value is not None
-    ]
-    if len(given) != 1:
-        raise GraphError(
-            f"train_online: expected one of label=, extract= and labels=, given {' and '.join(given) or 'none'}; give "
-            "label= or extract= where an event has its label, labels= where labels come later"
-        )
-    if label is None and not (features is None and weight is None):
-        raise GraphError(
-            f"train_online: expected features= and weight= with label= only, given {given[0]}; "
-            "extract= and labels= say themselves what the features are"
-        )
-    for option, value in (("label", label), ("weight", weight)):
-        if callable(value):
-            check_user_function(value, f"train_online({option}=)", ["record"])
-        elif value is not None and not isinstance(value, str):
-            raise GraphError(f"train_online({option}=): expected the name of a field or a function, given {value!r}")
-    _check_features("train_online(features=)", features, "mini_batch")
-    if isinstance(label, str) and isinstance(features, (list, tuple)) and label in features:
-        raise GraphError(
-            f"train_online(features=): expected fields without the field of the label, given {label!r}, which is "
-            "label=; a model that knows the label learns nothing else, so leave it out"
-        )
-    if extract is not None:
-        check_user_function(extract, "train_online(extract=)", ["mini_batch"])
-    if labels is not None:
-        check_labels(labels)
-        _check_features("DelayedLabels(features=)", labels.features, "questions")
-    if mode not in ("asynchronous", "synchronous"):
-        raise GraphError(
-            f'train_online: expected mode "asynchronous" or "synchronous", given {mode!r}; choose one of them'
-        )
-
-
 def _check_beside(beside: OnlineTraining, *, is_by_row: bool, synchronous: bool) -> None:
     """Raise GraphError unless both trainings learn row by row, asynchronously, from mini-batches of one subtask."""
     numbered = beside.mini_batches
@@ -533,91 +492,3 @@ def _check_beside(beside: OnlineTraining, *, is_by_row: bool, synchronous: bool)
             f"mode asynchronous, given {'another model or mode' if numbered is not None else 'one of another model'}; "
             "leave model= and mode= out, or use compare_online for other learners"
         )
-
-
-def _check_drift(drift: object, on_drift: object, model: object, *, is_by_row: bool) -> None:
-    if on_drift not in ("report", "raise rates"):
-        raise GraphError(f'train_online(on_drift=): expected "report" or "raise rates", given {on_drift!r}')
-    if on_drift == "raise rates" and (drift is None or isinstance(model, ForeignModel)):
-        given = "no drift=" if drift is None else "a ForeignModel"
-        raise GraphError(
-            f'train_online(on_drift="raise rates"): expected drift= and a model that learns row by row with rates of '
-            f"AdaGrad, given {given}; use AdaptiveLinearModel, or act on the stream drifts"
-        )
-    if not isinstance(drift, (DriftDetector, type(None))):
-        raise GraphError(f"train_online(drift=): expected ADWIN(…) or PageHinkley(…), given {drift!r}")
-    if drift is not None and not is_by_row:
-        raise GraphError(
-            "train_online(drift=): expected a model that learns row by row, given model= of a fixed number of "
-            "features; leave out model=, or watch the stream predictions with DriftWatch"
-        )
-
-
-def _check_times(model: AdaptiveLinearModel, *, is_timed: bool) -> None:
-    """Raise GraphError for embeddings that expire where rows have no time."""
-    embeddings = model.embeddings
-    if embeddings is not None and embeddings.expire_ms and embeddings.time is None and not is_timed:
-        raise GraphError(
-            "train_online(embeddings=): expected time=, the field of the time of a row, since embeddings expire, given "
-            "none; give Embeddings(expire=…, time=…), or labels that come later in event time, whose questions have a "
-            "time"
-        )
-
-
-def _scaling(model: object, scaler: object, *, is_by_row: bool) -> MakeModel:
-    """Return a function that makes the model, with features scaled."""
-    if is_by_row or not isinstance(scaler, StandardScaler):
-        raise GraphError(
-            "train_online(scaler=): expected StandardScaler() and model= that makes a LinearModel, given "
-            f"{'another model' if isinstance(scaler, StandardScaler) else shortened(scaler)}; the ready-made model "
-            "standardizes its columns itself, and a model of another library has a scaler of its library"
-        )
-    make, start = cast(MakeModel, model), scaler.moments
-
-    def make_scaled() -> LinearModel:
-        made = make()
-        made.scale(start)
-        return made
-
-    make_scaled()  # A scaler of another width is refused at the user's line.
-    return make_scaled
-
-
-_INSTEAD_OF: Final = {
-    "crosses": ", or use FeatureHasher(crosses=…) for features",
-    "loss": ", or LinearModel(…, loss=QuantileLoss(0.9))",
-}
-
-
-def _check_ready_made(given: Mapping[str, Any], quantile: float | None, model: object, features: object) -> None:
-    """Check the options of the ready-made model: None where an option is not given."""
-    try:
-        checked_loss("train_online", given["loss"], quantile)
-    except ConfigurationError as error:
-        raise GraphError(str(error)) from None
-    for option in [name for name, value in given.items() if value is not None]:
-        if model is not None:
-            raise GraphError(
-                f"train_online({option}=): expected no model=, given one; write lambda: AdaptiveLinearModel({option}=…)"
-                f"{_INSTEAD_OF.get(option, '')}"
-            )
-        if option in ("kinds", "time_zone") and callable(features):
-            raise GraphError(
-                f"train_online({option}=): expected the ready-made model and fields as features, given a function that "
-                f"makes features; write lambda: AdaptiveLinearModel({option}=…), or leave it out"
-            )
-    if given["crosses"] is not None:
-        fields = set(crossed_fields(checked_crosses("train_online", given["crosses"])))
-        if isinstance(features, (list, tuple)) and (unknown := sorted(fields.difference(features))):
-            raise GraphError(
-                f"train_online(crosses=): expected fields of features=, given {', '.join(unknown)}; add them there"
-            )
-
-
-def _check_features(option: str, features: object, takes: str) -> None:
-    if callable(features):
-        check_user_function(features, option, [takes])
-    elif features is not None and not (
-        isinstance(features, (list, tuple)) and all(isinstance(name, str) for name in features)
-    ):
-        raise GraphError(f"{option}: expected the names of fields or a function, given {features!r}")
