@@ -117,7 +117,8 @@ def _beside_hashing(session: Session) -> Iterator[Figure]:
     fm = partial(Embeddings, kind="fm", factors=_FACTORS)
     ways: dict[str, tuple[Embeddings | None, int]] = {
         "linear default": (None, 0),
-        "unlimited": (fm(at_most="1 GB"), 0),
+        "unlimited": (fm(at_most="1 GB", admit=1), 0),
+        "unlimited, with admission": (fm(at_most="1 GB"), 0),
         "hashed into the same memory": (fm(at_most="1 GB", admit=1), size_bytes // _BYTES_OF_A_ROW),
         "admission, expiry and a cap": (fm(at_most=size_bytes, expire=count / _ALIVE_SHARE, time="at"), 0),
     }
@@ -126,7 +127,7 @@ def _beside_hashing(session: Session) -> Iterator[Figure]:
         for name, (embeddings, places) in ways.items()
     }
     ours = losses["admission, expiry and a cap"]
-    for name in ("linear default", "unlimited", "hashed into the same memory"):
+    for name in ("linear default", "unlimited", "unlimited, with admission", "hashed into the same memory"):
         yield Figure(f"ids that come and go: {name}", "log loss", losses[name])
     for other, below in (("unlimited", 1.005), ("hashed into the same memory", 1.0), ("linear default", 1.0)):
         ratios = tuple(a / b for a, b in zip(ours, losses[other], strict=True))

@@ -91,7 +91,7 @@ async def _ages(session: Session, updates: Topic, events: Topic, first: int, sec
     row = {name: value for name, value in clicks(1)[0].items() if name != "click"}
     predictions = set()
     async with ServedModel(updates, _MODEL) as served:
-        await _until(lambda: _records_of(served) >= first)
+        await _until(lambda: _records_of(served) > first - _RECORDS_OF_A_VERSION)
         command = [sys.executable, "-m", "benchmarks.network_freshness", "produce", session.kafka, events.name]
         with running([*command, str(first), str(seconds + 1)], limit_s=_LIMIT_S, stdout=-1) as producer:
             assert producer.stdout is not None
