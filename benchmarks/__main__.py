@@ -13,6 +13,7 @@ from benchmarks.calls import calls
 from benchmarks.checkpoints import checkpoint_cost, recovery
 from benchmarks.drift import drift
 from benchmarks.embeddings import embeddings_speed
+from benchmarks.embeddings_quality import embeddings_quality
 from benchmarks.feature_churn import networks_churn
 from benchmarks.feedback import feedback_latency, feedback_throughput
 from benchmarks.footprint import idle_cpu, import_time, memory, slow_learner
@@ -25,6 +26,7 @@ from benchmarks.late_labels import late_labels
 from benchmarks.latency import latency, latency_of_updates
 from benchmarks.link import link
 from benchmarks.measuring import Figure
+from benchmarks.network_freshness import networks_follower, networks_freshness
 from benchmarks.network_versions import networks_versions
 from benchmarks.networks import networks_speed
 from benchmarks.networks_quality import networks_quality
@@ -83,6 +85,9 @@ BENCHMARKS: Final[Mapping[str, Callable[[Session], Iterable[Figure]]]] = Mapping
         "networks-versions": networks_versions,
         "networks-churn": networks_churn,
         "networks-embeddings": embeddings_speed,
+        "networks-embeddings-quality": embeddings_quality,
+        "networks-freshness": networks_freshness,
+        "networks-follower": networks_follower,
         "kafka-map": kafka_map,
         "latency": latency,
         "latency-of-updates": latency_of_updates,

@@ -240,7 +240,7 @@ class EmbeddingWeights:
             "factors": factors,
             "text_fields": list(names),
             "keys": keys,
-            "row_of": row_of,
+            "admitted": keys[row_of > 0],
             "scale": scale,
             "experts": experts,
             "expired": counts.expired,
@@ -296,8 +296,8 @@ class EmbeddingWeights:
         arrays.facts[self._layout.TIME_MS] = published.get("time_ms", self._layout.NO_TIME)
         weights = np.stack([given["weights"] for given in experts], axis=1)
         vectors = np.concatenate([given["vectors"] for given in experts], axis=1)
-        given = published["keys"], published["row_of"], weights, vectors
-        self.table.start_from(*given, time_ms, self._layout.SQUARES_AT_FIRST)
+        row_of = np.isin(published["keys"], published["admitted"])
+        self.table.start_from(published["keys"], row_of, weights, vectors, time_ms, self._layout.SQUARES_AT_FIRST)
 
     def state(self, *, frozen: bool = False) -> dict[str, Any]:
         """Return a copy of the state as plain data; a large table may be a piece of files, if it is ``frozen``."""

@@ -303,10 +303,14 @@ class _MovedRows:
 
     def result(self, orders: dict[tuple[int, ...], _Indices]) -> Array:
         """Return the array after the operations; ``orders`` has the orders of rows of arrays that moved alike."""
-        if len(self.operations) == 1:
-            [operation] = self.operations
-            return _with_rows(_moved(self.array, operation), operation["rows"], operation["values"])
         # Arrays that moved alike have the same places: each array of a value is decoded once.
+        if len(self.operations) == 1 and len(self.array):
+            [operation] = self.operations
+            moves = (len(self.array), *(id(operation.get(name)) for name in ("removed", "inserted")))
+            if moves not in orders:
+                orders[moves] = _moved(np.arange(len(self.array)), operation)
+            # Other threads run while numpy takes rows: a follower predicts while it copies a large model.
+            return _with_rows(self.array.take(orders[moves], axis=0), operation["rows"], operation["values"])
         parts = [operation.get(name) for operation in self.operations for name in ("removed", "inserted", "rows")]
         key = (len(self.array), *map(id, parts))
         if key not in orders:

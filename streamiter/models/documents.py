@@ -66,7 +66,7 @@ def checked_parameters(given: object, subject: str) -> Parameters:
 
 def freeze_arrays(value: object) -> None:
     """Make every array in ``value`` read-only, for all readers of a model share its update."""
-    for array in _arrays_in(value):
+    for array in arrays_in(value):
         array.flags.writeable = False
 
 
@@ -89,12 +89,13 @@ def own_copy(value: Any) -> Any:
     return value
 
 
-def _arrays_in(value: object) -> Iterator[Array]:
+def arrays_in(value: object) -> Iterator[Array]:
+    """Yield every array in ``value``, also in dicts, lists and tuples."""
     if isinstance(value, np.ndarray):
         yield value
     elif isinstance(value, (dict, list, tuple)):
         for part in value.values() if isinstance(value, dict) else value:
-            yield from _arrays_in(part)
+            yield from arrays_in(part)
 
 
 def _checked(value: object, path: str, subject: str) -> object:
@@ -370,7 +371,7 @@ def array_bytes(value: object) -> int:
     >>> array_bytes({"weights": np.zeros(10), "classes": [np.zeros(2)]})
     96
     """
-    return sum(array.nbytes for array in _arrays_in(value))
+    return sum(array.nbytes for array in arrays_in(value))
 
 
 def _json(document: Document, tree: object) -> bytes:

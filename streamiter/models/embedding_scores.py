@@ -84,8 +84,8 @@ class PublishedEmbeddings:
     """The fields with the numbers 1, 2, …."""
     keys: Integers
     """(features,): the keys of the known features, ascending."""
-    row_of: npt.NDArray[np.int32]
-    """(features,): of an admitted feature 1 + the position of its vector, of others 0."""
+    admitted: Integers
+    """(admitted features,): the keys of the features with a vector, ascending."""
     scale: float
     """By which all but intercepts is multiplied: 1, or the deviation of the numbers to predict."""
     experts: Sequence[EmbeddingExpert]
@@ -98,7 +98,7 @@ class PublishedEmbeddings:
             "factors": self.factors,
             "text_fields": list(self.text_fields),
             "keys": self.keys,
-            "row_of": self.row_of,
+            "admitted": self.admitted,
             "scale": self.scale,
             "experts": [
                 {
@@ -130,26 +130,20 @@ class PublishedEmbeddings:
             )
         factors: int = parameter_of(given, "factors", subject, "a whole number above 0", is_count)
         names: list[str] = parameter_of(given, "text_fields", subject, f"at most {FIELDS_MAX} names", _are_few_names)
-        keys = _array(given, "keys", subject, (None,), np.int64)
-        if len(keys) and (keys[0] < 0 or keys[-1] >> HASH_BITS > len(names) or (keys[1:] <= keys[:-1]).any()):
-            raise ModelError(
-                f"{subject}: expected 'keys' in ascending order, of the fields 0 to {len(names)}, given "
-                f"{shortened(keys)}; the model is damaged"
-            )
-        row_of = _array(given, "row_of", subject, (len(keys),), np.int32)
-        rows = int(np.count_nonzero(row_of))
-        if rows and (row_of.min() < 0 or row_of.max() > rows):
-            raise ModelError(
-                f"{subject}: expected 'row_of' as positions from 1 to {rows}, or 0, given {shortened(row_of)}; the "
-                "model is damaged"
-            )
+        keys, admitted = (_keys(given, name, subject, len(names)) for name in ("keys", "admitted"))
         experts = parameter_of(given, "experts", subject, "a list of experts", _are_objects)
-        sizes = {"features": len(keys), "rows": rows, "fields": 1 + len(names), "numbers": fields, "factors": factors}
+        sizes = {
+            "features": len(keys),
+            "rows": len(admitted),
+            "fields": 1 + len(names),
+            "numbers": fields,
+            "factors": factors,
+        }
         found = [_expert(each, f"{subject}: expert {number}", **sizes) for number, each in enumerate(experts)]
         if (total := sum(each.share for each in found)) > 1.0 + _ROUNDING_OF_SHARES:
             raise ModelError(f"{subject}: expected shares of at most 1 in all, given {total}; the model is damaged")
         scale = float(parameter_of(given, "scale", subject, "a number", is_number))
-        return PublishedEmbeddings(kind, factors, names, keys, row_of, scale, found)
+        return PublishedEmbeddings(kind, factors, names, keys, admitted, scale, found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +202,27 @@ def _expert(
         intercept=float(parameter_of(given, "intercept", subject, "a number", is_number)),
         share=float(parameter_of(given, "share", subject, "a number from 0 to 1", _is_share)),
     )
+
+
+def _keys(given: Mapping[str, Any], name: str, subject: str, fields: int) -> Integers:
+    """Return keys of features of so many fields."""
+    keys = _array(given, name, subject, (None,), np.int64)
+    if len(keys) and (keys[0] < 0 or keys[-1] >> HASH_BITS > fields or (keys[1:] <= keys[:-1]).any()):
+        raise ModelError(
+            f"{subject}: expected {name!r} in ascending order, of the fields 0 to {fields}, given {shortened(keys)}; "
+            "the model is damaged"
+        )
+    return keys
+
+
+def _places_in(known: Integers, keys: Integers) -> tuple[Indices, Indices]:
+    """Return which of the keys are among the known ones, which ascend, and where these are."""
+    if not len(known):
+        return np.zeros(0, np.intp), np.zeros(0, np.intp)
+    at = known.searchsorted(keys)
+    at[at == len(known)] = 0
+    is_known = np.flatnonzero(known[at] == keys)
+    return is_known, at[is_known]
 
 
 def _layers(given: Mapping[str, Any], subject: str, inputs: int) -> list[tuple[_Float32, _Float32]]:
@@ -300,20 +315,12 @@ class EmbeddingScores:
 
         A key that is not known has the weight 0.
         """
-        found, known = self._commons[:, fields], self.given.keys
-        if not len(known):
-            return found
-        at = known.searchsorted(keys)
-        at[at == len(known)] = 0
-        is_known = known[at] == keys
-        at = at[is_known]
-        rows = self.given.row_of[at]
-        has_vector = rows > 0
-        rows = rows[has_vector] - 1
-        of_rows = np.flatnonzero(is_known)[has_vector]
+        found = self._commons[:, fields]
+        is_known, at = _places_in(self.given.keys, keys)
+        has_vector, rows = _places_in(self.given.admitted, keys)
         for numbers, expert in zip(found, self.given.experts, strict=True):
             numbers[is_known, 0] = expert.weights[at]
-            numbers[of_rows, 1:] = expert.vectors[rows]
+            numbers[has_vector, 1:] = expert.vectors[rows]
         return found
 
     def numbers_of(self, row: Mapping[str, Any]) -> Floats:

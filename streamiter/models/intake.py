@@ -34,6 +34,8 @@ from streamiter.models.update import (
     Rank,
     UpdateHeaders,
     chain_checksum,
+    is_change,
+    is_chunk,
     is_key_of,
     model_of,
     shown_rank,
@@ -45,6 +47,9 @@ _log = logging.getLogger("streamiter.models")
 # The changes of a chain have together at most the bytes of its base. A reader without the base of one chain may get
 # the next chain, too.
 _WAITING_BYTES_MAX: Final = 2 * UPDATE_BYTES_MAX
+
+# The arrays of a model are copied when they change: a megabyte in about a millisecond.
+_SHORT_BYTES: Final = 1 << 20
 
 
 class _Change(NamedTuple):
@@ -107,6 +112,8 @@ class ChainAssembler:
         """The rank of the base; zeros without one."""
         self.rank = NO_RANK
         """The rank of the last update that is in order; zeros without a base."""
+        self.base_bytes = 0
+        """The number of bytes of the last base."""
         self.dropped = 0
         """The number of changes that were dropped while they waited."""
 
@@ -136,6 +143,7 @@ class ChainAssembler:
         self.forget(update.rank)
         if checksum is not None:
             self.base = self.rank = update.rank
+            self.base_bytes = len(value)
             self._applied, self._checksum = update, checksum
             self._put_in_order()
 
@@ -331,6 +339,12 @@ class UpdateIntake:
             return False
         named = model_of(record.headers)
         return is_key_of(self._model, record.key) if named is None else named == self._model_header
+
+    def takes_long(self, record: TopicRecord) -> bool:
+        """Whether :meth:`take` of this record may hold the processor for more than about a millisecond."""
+        if not self.is_of_model(record):
+            return False
+        return is_chunk(record.headers) or (is_change(record.headers) and self._chain.base_bytes > _SHORT_BYTES)
 
     def _unreadable_for(self, place: str, why: Exception) -> DecodeError:
         self._unreadable += 1

@@ -33,6 +33,7 @@ from streamiter.topics.compacted import READ_RECORDS, BackwardReading
 from streamiter.topics.topic import ReadRequest, Topic, TopicBatch, TopicReader, TopicRecord
 from streamiter.values.helpers.clock import Clock, SystemClock
 from streamiter.values.helpers.closing import closed_after
+from streamiter.values.helpers.files import in_thread
 
 OnError = Literal["fail", "skip"]
 """For an unreadable update: ``"fail"`` raises an error with topic, partition and offset; ``"skip"`` counts it."""
@@ -140,7 +141,7 @@ class ModelUpdates:
             raise StopAsyncIteration
         reader = self._reader if self._reader is not None else await self._open()
         while True:
-            if (update := self._next_at_hand()) is not None:
+            if (update := await self._next_at_hand()) is not None:
                 return update
             batch = await reader.read()
             if batch is None:
@@ -204,22 +205,29 @@ class ModelUpdates:
             self._intake = search.intake
             self._intake.restart(self._wanted, None, None)
 
-    def _next_at_hand(self) -> ModelUpdate | None:
-        if self._found:
-            found = self._found.popleft()
-            if isinstance(found, DecodeError):
-                raise found
-            return found
-        for record in self._records:
-            try:
-                update = self._intake.take(record)
-            except DecodeError:
-                if self._on_error == "fail":
-                    raise
-                continue
-            if update is not None:
-                return update
-        return None
+    async def _next_at_hand(self) -> ModelUpdate | None:
+        while not self._found:
+            if (record := next(self._records, None)) is None:
+                return None
+            if self._intake.takes_long(record):
+                # Other tasks of the event loop predict meanwhile.
+                await in_thread(self._take, record)
+            else:
+                self._take(record)
+        found = self._found.popleft()
+        if isinstance(found, DecodeError):
+            raise found
+        return found
+
+    def _take(self, record: TopicRecord) -> None:
+        try:
+            update = self._intake.take(record)
+        except DecodeError as error:
+            if self._on_error == "fail":
+                self._found.append(error)
+            return
+        if update is not None:
+            self._found.append(update)
 
 
 async def _closes(reader: TopicReader) -> AsyncGenerator[None, None]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict, dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING, Any, Final, Self
 import msgspec
 
 from streamiter.errors import ConfigurationError, ModelError, OffsetOutOfRange, TopicNotFound, TopicUnavailable
-from streamiter.models.documents import Parameters
+from streamiter.models.documents import EMBEDDINGS, Parameters, members_in
 from streamiter.models.intake import UpdateStatistics, Wanted
 from streamiter.models.reader import ModelUpdates
 from streamiter.models.update import NO_RANK, ModelUpdate, check_model_name, shown_rank
 from streamiter.topics.topic import Topic
 from streamiter.values.helpers.clock import Clock, SystemClock
+from streamiter.values.helpers.files import in_thread
 from streamiter.values.helpers.notebooks import html_facts
 from streamiter.values.times import Seconds, in_seconds
 
@@ -235,9 +236,10 @@ class ServedModel:
                 f"{self._subject}: the topic does not answer, trying again: {self._follower.outage}"
             ) from self._follower.outage
 
-    def _take_over(self, update: ModelUpdate) -> None:
+    async def _take_over(self, update: ModelUpdate) -> None:
+        is_large = self._load is None and members_in(update.parameters, EMBEDDINGS) is not None
         try:
-            predict = self._predictor(update)
+            predict = await in_thread(self._predictor, update) if is_large else self._predictor(update)
         except ModelError as error:
             self._unusable += 1
             self._unusable_because = str(error)
@@ -310,7 +312,7 @@ class Follower:
         topic: Topic,
         model: str,
         clock: Clock,
-        on_update: Callable[[ModelUpdate], None],
+        on_update: Callable[[ModelUpdate], Awaitable[None] | None],
         on_end: Callable[[Exception], None],
         wanted: Wanted | None = None,
         *,
@@ -386,7 +388,7 @@ class Follower:
             async with updates:
                 self._connected_to(updates)
                 async for update in updates:
-                    self._hand_on(update)
+                    await self._hand_on(update)
         except (TopicUnavailable, OffsetOutOfRange) as error:
             self.outage = error
         finally:
@@ -403,10 +405,11 @@ class Follower:
             )
         self._identities = found
 
-    def _hand_on(self, update: ModelUpdate) -> None:
+    async def _hand_on(self, update: ModelUpdate) -> None:
         if update.rank > self._rank:  # After an outage the newest update is read again.
             self._rank = update.rank
-            self._on_update(update)
+            if (taking_over := self._on_update(update)) is not None:
+                await taking_over
 
 
 _RELEASED: Final = "released"

@@ -304,10 +304,9 @@ class StandardizedModel:
     @cached_property
     def _numeric(self) -> dict[str, tuple[float, float, _Weight]]:
         """Center, limit and weight of each numeric field."""
-        weights = self._weights[: len(self._fields)]
+        weights, center, limit = (each[: len(self._fields)] for each in (self._weights, self._center, self._limit))
         of_fields = weights[:, 0].tolist() if self.classes is None else weights
-        by_column = zip(self._center.tolist(), self._limit.tolist(), of_fields, strict=False)
-        return dict(zip(self._fields, by_column, strict=False))
+        return dict(zip(self._fields, zip(center.tolist(), limit.tolist(), of_fields, strict=True), strict=True))
 
     def _prepared(self, row: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return a row with the values of its fields as numbers, texts and lists of texts, by the kinds of the fields.

@@ -339,6 +339,11 @@ def is_change(headers: Headers) -> bool:
     return any(name == "follows" for name, _ in headers)
 
 
+def is_chunk(headers: Headers) -> bool:
+    """Whether a record with these headers is a part of an update that was too large for one record."""
+    return any(name == "chunk_index" for name, _ in headers)
+
+
 def update_key(model: str) -> bytes:
     """Return the key of an update; compaction keeps the last update with it."""
     return model.encode()

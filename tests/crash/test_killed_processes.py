@@ -20,7 +20,7 @@ from crash.feed import Feed
 from crash.outcome import check_counted_once, committed
 from crash.places import KAFKA_COMMIT, Place
 from crash.programs import running
-from crash.test_kill_9 import seed
+from crash.test_kill_9 import models_in, seed
 from support.ray_fixtures import TESTS, children, raylet_of
 from support.soak import in_soak
 from support.waiting import PATIENCE_S
@@ -66,9 +66,9 @@ class Life(NamedTuple):
     """Whether the program is killed at the end; otherwise it is suspended."""
 
 
-async def killed(case: Case, lives: Sequence[Life], **options: Any) -> None:
+async def killed(case: Case, lives: Sequence[Life], *, partitions: int = PARTITIONS, **options: Any) -> None:
     """Run a flow in several processes that are killed, then to its end in another number of processes."""
-    feed = Feed(case.topic("events"), training_pieces(EVENTS, PARTITIONS))
+    feed = Feed(case.topic("events"), training_pieces(EVENTS, partitions))
     given = {"mode": "asynchronous", "parallelism": 3, **options}
     for number, life in enumerate(lives):
         markers = [case.folder / f"life {number}, strike {strike}" for strike in range(len(life.strikes))]
@@ -137,6 +137,16 @@ async def check_none_is_lost(case: Case) -> None:
 async def check_training(case: Case) -> None:
     await check_counted_once(case.topic("updates-killed"), "model", EVENTS)
     assert sorted(await read_numbers(case)) == list(range(EVENTS))
+
+
+async def check_embeddings(case: Case) -> None:
+    """Check that no version is missing, and that all have the bits of a run in one process without kills."""
+    async with running(trainer(case, "whole", **EMBEDDINGS_OF_ONE, stop="latest")) as process:
+        code, printed = await process.ends()
+    assert code == 0, printed
+    expected = await models_in(case.topic("updates-whole"))
+    assert list(expected)[-1] == EVENTS
+    assert await models_in(case.topic("updates-killed")) == expected
 
 
 async def check_counts(case: Case) -> None:
@@ -216,6 +226,9 @@ def random_lives(random: Random) -> list[Life]:
     ]
 
 
+EMBEDDINGS_OF_ONE: Final[dict[str, Any]] = {"kind": "embeddings", "mode": "synchronous", "parallelism": 1}
+# One partition: the order in which two are read is another one after a kill. Rows are read in each process.
+EMBEDDINGS: Final[dict[str, Any]] = {**EMBEDDINGS_OF_ONE, "parallelism": 3, "partitions": 1}
 NUMBERS: Final = {"kind": "numbers"}
 NUMBERS_AT_LEAST_ONCE: Final = {"kind": "numbers", "delivery": "at_least_once"}
 
@@ -246,6 +259,7 @@ async def test_a_flow_without_a_store_survives_the_loss_of_a_process(
         ({"kind": "counts"}, check_counts),
         ({"mode": "synchronous"}, check_training),
         ({"mode": "asynchronous"}, check_training),
+        (EMBEDDINGS, check_embeddings),
     ],
     ids=[
         "no store",
@@ -255,6 +269,7 @@ async def test_a_flow_without_a_store_survives_the_loss_of_a_process(
         "parameter server",
         "synchronous loop",
         "asynchronous loop",
+        "embeddings",
     ],
 )
 async def test_processes_survive_any_kills(

@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from streamiter import Checkpoints, Flow, LocalProcesses, Operator, Ray, RocksState, topic, tumbling
-from streamiter.learn import Examples, LogisticRegression, train_online
+from streamiter.learn import Embeddings, Examples, LogisticRegression, train_online
 from streamiter.models import ModelSnapshot
 from streamiter.operators import Context, Output
 from streamiter.parameter_server import ASP, ParameterServer
@@ -53,7 +53,9 @@ class Options(msgspec.Struct):
     mini_batch: int
     stop: Literal["latest"] | None = None
     delivery: Literal["at_least_once"] | None = None
-    kind: Literal["training", "sums", "numbers", "counts", "windows", "table", "changes", "history"] = "training"
+    kind: Literal["training", "sums", "numbers", "counts", "windows", "table", "changes", "history", "embeddings"] = (
+        "training"
+    )
     history: str = ""
     """The topic that is read before the events, which begin at offset ``BEFORE`` of each partition then."""
     on_disk: bool = False
@@ -219,6 +221,22 @@ def changes(options: Options) -> Flow:
     return flow
 
 
+def embeddings(options: Options) -> Flow:
+    """Return a flow that learns vectors of texts, and publishes them as changes."""
+    flow = Flow(options.flow, parallelism=options.parallelism)
+    events = flow.source(topic(options.events), decode=Typed(Example), stop=options.stop, name="events")
+    rows = events.map(
+        lambda event: {"user": f"u{event.n * 7 % 300}", "item": f"i{event.n % 11}", "x": event.x[0], "y": event.y == 1},
+        name="rows",
+    )
+    vectors = Embeddings(kind="fm", factors=4, at_most="1 MB")
+    training = train_online(
+        rows, label="y", embeddings=vectors, shapes=False, mode=options.mode, mini_batch=options.mini_batch
+    )
+    training.models.publish_model(topic(options.updates), model=MODEL, changes=True, delivery=options.delivery)
+    return flow
+
+
 def flow_of(options: Options) -> Flow:
     flows = {
         "training": training_flow,
@@ -229,6 +247,7 @@ def flow_of(options: Options) -> Flow:
         "table": table,
         "changes": changes,
         "history": history,
+        "embeddings": embeddings,
     }
     return flows[options.kind](options)
 

@@ -57,8 +57,8 @@ def embeddings(kind: EmbeddingKind = "deepfm", seed: int = 1, **changed: Any) ->
         )
         for expert, share in enumerate(SHARES)
     ]
-    row_of = np.array([0, 1, 4, 3, 0, 2, 5], np.int32)
-    given = PublishedEmbeddings(kind, FACTORS, list(FIELDS), np.sort(np.array(known)), row_of, 1.0, experts)
+    keys = np.sort(np.array(known))
+    given = PublishedEmbeddings(kind, FACTORS, list(FIELDS), keys, keys[[1, 2, 3, 5, 6]], 1.0, experts)
     return given.published() | changed
 
 
@@ -104,8 +104,8 @@ def of_expert(
     given: Mapping[str, Any], expert: Mapping[str, Any], fields: Mapping[int, list[int | None]], distances: list[float]
 ) -> float:
     def row_of(field: int, feature: int | None) -> Any:
-        row = 0 if feature is None else given["row_of"][feature]
-        vector = expert["vectors"][row - 1] if row else expert["commons"][field]
+        rows = [] if feature is None else np.flatnonzero(given["admitted"] == given["keys"][feature])
+        vector = expert["vectors"][rows[0]] if len(rows) else expert["commons"][field]
         return np.append(0.0 if feature is None else expert["weights"][feature], vector.astype(float))
 
     nothing = [np.zeros(1 + FACTORS)]

@@ -27,9 +27,10 @@ from models.model_case import (
 from support.waiting import PATIENCE_S
 
 from streamiter.errors import ConfigurationError, DecodeError, TopicNotFound
-from streamiter.models import ModelUpdate, UpdateStatistics, model_updates
+from streamiter.models import ModelUpdate, ModelUpdateEncoder, UpdateStatistics, model_updates
 from streamiter.topics.memory import MemoryBroker
 from streamiter.topics.topic import OutgoingBatch, ReadRequest, Topic, TopicBatch, TopicReader
+from streamiter.values.helpers.clock import SystemClock
 
 
 async def ranks(topic: Topic, **options: Any) -> list[tuple[int, int]]:
@@ -403,3 +404,26 @@ async def test_chunks_in_several_partitions_are_joined(make_topic: MakeTopic) ->
     assert len({record.partition for record in await all_records(topic)}) > 1
     assert await ranks(topic) == [(1, 1)]
     assert await ranks(topic, start="latest_model") == [(1, 1)]
+
+
+async def test_waiting_for_a_large_update_may_be_cancelled_at_any_moment() -> None:
+    """A service was asked to end while a change was applied in a thread, and its next reader missed that version."""
+    topic, large = MemoryBroker().topic("models"), np.zeros(300_000)
+    await topic.create()
+    updates = ModelUpdateEncoder("ctr", 1, clock=SystemClock(), changes=True)
+    versions = [large + 0.0, large + 0.0, large + 0.0]
+    for number, version in enumerate(versions):
+        version[:number] = 1.0
+        await write(topic, updates.encode([version]))
+    for turns in range(12):
+        async with model_updates(topic, "ctr", follow=False) as reader:
+            found = []
+            waiting = asyncio.ensure_future(anext(reader))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            waiting.cancel()
+            await asyncio.wait([waiting])
+            found += [] if waiting.cancelled() else [waiting.result()]
+            found += [update async for update in reader]
+        assert [update.version for update in found] == [1, 2, 3]
+        assert all(np.array_equal(update.parameters, each) for update, each in zip(found, versions, strict=True))

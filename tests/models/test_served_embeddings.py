@@ -83,8 +83,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"keys": np.array([2, 1])}, "'keys' in ascending order, of the fields 0 to 4, given"),
     ({"keys": np.array([1, 9 << 52])}, "'keys' in ascending order, of the fields 0 to 4, given"),
     ({"keys": np.array([0.5])}, r"'keys' as whole numbers of shape \(any\), given shape \(1,\) of float64"),
-    ({"row_of": np.zeros(3, np.int32)}, r"'row_of' as whole numbers of shape \(7\), given shape \(3,\)"),
-    ({"row_of": np.full(7, 8, np.int32)}, "'row_of' as positions from 1 to 7, or 0, given"),
+    ({"admitted": np.zeros((3, 1), int)}, r"'admitted' as whole numbers of shape \(any\), given shape \(3, 1\)"),
+    ({"admitted": np.array([2, 2])}, "'admitted' in ascending order, of the fields 0 to 4, given"),
     ({"scale": None}, "'scale' as a number, given None"),
     ({"experts": []}, r"'experts' as a list of experts, given \[\]"),
 ]
@@ -142,7 +142,7 @@ def test_a_model_without_known_features_predicts_with_the_common_vectors() -> No
     """The first version of a service had no feature yet, and could not be served."""
     parameters = embedded("logit", "fm", 1)
     given = parameters["embeddings"]
-    nothing: dict[str, Any] = {"keys": np.zeros(0, np.int64), "row_of": np.zeros(0, np.int32)}
+    nothing: dict[str, Any] = {name: np.zeros(0, np.int64) for name in ("keys", "admitted")}
     empty = {"weights": np.zeros(0, np.float32), "vectors": np.zeros((0, 3), np.float32)}
     parameters |= {"embeddings": given | nothing | {"experts": [each | empty for each in given["experts"]]}}
     predict = LinearPredictor(parameters)

@@ -6,32 +6,34 @@ const KINDS = ["fm", "deepfm", "wide and deep"];
 
 // Returns a function from a row to the scores of all experts. A row is here its features, [field, hash] with the name of
 // the field, or null for a missing value, and the distances of the linear model's fields from their centers.
-export function embeddings({ kind, text_fields, keys, row_of, scale, experts }, limit) {
+export function embeddings({ kind, text_fields, keys, admitted, scale, experts }, limit) {
   if (!KINDS.includes(kind)) throw new Error(`embeddings of the kind ${kind}, which only a newer consumer knows`);
-  const positions = new Map(keys.map((key, position) => [BigInt(key), position])); // Keys have 62 bits.
+  const [positions, rows] = [keys, admitted].map(
+    (each) => new Map(each.map((key, position) => [BigInt(key), position])), // Keys have 62 bits.
+  );
   const numberOf = new Map([[null, 0], ...text_fields.map((name, index) => [name, index + 1])]);
 
-  function positionOf(field, hash) {
-    return positions.get((BigInt(field) << HASH_BITS) | BigInt.asUintN(Number(HASH_BITS), hash));
+  function keyOf(field, hash) {
+    return (BigInt(field) << HASH_BITS) | BigInt.asUintN(Number(HASH_BITS), hash);
   }
 
   return (features, distances) => {
     const known = features
       .map(([name, hash]) => [numberOf.get(name), hash])
       .filter(([field]) => field !== undefined)
-      .map(([field, hash]) => [field, positionOf(field, hash)]);
+      .map(([field, hash]) => [field, keyOf(field, hash)])
+      .map(([field, key]) => [field, positions.get(key), rows.get(key)]);
     const deviations = distances.map((distance, index) => (limit[index] > 0 ? (DEVIATIONS * distance) / limit[index] : 0));
-    return experts.map((expert) => expert.intercept + scale * sumOf(expert, row_of, known, deviations));
+    return experts.map((expert) => expert.intercept + scale * sumOf(expert, known, deviations));
   };
 }
 
-function sumOf({ weights, vectors, commons, numbers, products, layers }, rowOf, features, deviations) {
+function sumOf({ weights, vectors, commons, numbers, products, layers }, features, deviations) {
   // The mean of the weights and vectors of each field's features; 0 without a feature.
   const fields = commons.map((common) => [0, ...common].map(() => 0));
   const counts = commons.map(() => 0);
-  for (const [field, position] of features) {
-    const row = position === undefined ? 0 : rowOf[position];
-    add(fields[field], [weights[position] ?? 0, ...(row > 0 ? vectors[row - 1] : commons[field])], 1);
+  for (const [field, position, row] of features) {
+    add(fields[field], [weights[position] ?? 0, ...(vectors[row] ?? commons[field])], 1);
     counts[field] += 1;
   }
   const means = fields.map((sums, field) => sums.map((sum) => sum / Math.max(counts[field], 1)));

@@ -14,7 +14,7 @@ final class Embeddings {
   /** A text of a field, or a missing value, whose field is null; with its hash of 64 bits. */
   record Feature(String field, long hash) {}
 
-  private record Known(int field, Integer position) {}
+  private record Known(int field, Integer position, Integer row) {}
 
   private record Layer(double[][] weights, double[] bias) {}
 
@@ -24,7 +24,7 @@ final class Embeddings {
 
   private final Map<String, Integer> numberOf = new HashMap<>();
   private final Map<Long, Integer> positions = new HashMap<>(); // By key.
-  private final double[] rowOf;
+  private final Map<Long, Integer> rows = new HashMap<>(); // By key.
   private final double scale;
   private final List<Expert> experts = new ArrayList<>();
 
@@ -40,7 +40,7 @@ final class Embeddings {
     numberOf.put(null, 0);
     for (JsonNode field : given.get("text_fields")) numberOf.put(field.asText(), numberOf.size());
     for (JsonNode key : given.get("keys")) positions.put(key.asLong(), positions.size());
-    rowOf = LinearModel.numbers(given.get("row_of"));
+    for (JsonNode key : given.get("admitted")) rows.put(key.asLong(), rows.size());
     scale = given.get("scale").asDouble();
     for (JsonNode expert : given.get("experts")) {
       List<Layer> layers = new ArrayList<>();
@@ -66,7 +66,7 @@ final class Embeddings {
       Integer field = numberOf.get(feature.field);
       if (field == null) continue;
       long key = (long) field << HASH_BITS | feature.hash & ((1L << HASH_BITS) - 1);
-      known.add(new Known(field, positions.get(key)));
+      known.add(new Known(field, positions.get(key), rows.get(key)));
     }
     double[] deviations = new double[distances.length];
     for (int column = 0; column < deviations.length; column++) {
@@ -101,8 +101,7 @@ final class Embeddings {
     for (Known feature : features) {
       double share = 1.0 / counts[feature.field];
       double[] term = terms[feature.field];
-      int row = feature.position == null ? 0 : (int) rowOf[feature.position];
-      double[] vector = row > 0 ? expert.vectors[row - 1] : expert.commons[feature.field];
+      double[] vector = feature.row == null ? expert.commons[feature.field] : expert.vectors[feature.row];
       if (feature.position != null) term[0] += share * expert.weights[feature.position];
       for (int factor = 0; factor < vector.length; factor++) term[1 + factor] += share * vector[factor];
     }
