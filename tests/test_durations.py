@@ -225,6 +225,7 @@ BY_OPTION: dict[str, Callable[[Any], object]] = {
     "DelayedLabels(within_s)": lambda s: joined(within_s=s),
     "Embeddings(expire)": lambda s: Embeddings(expire=s, time="at").expire_ms,
     "HealthSettings(loop_limit_s)": lambda s: plain(settings.HealthSettings(loop_limit_s=s)),
+    "HealthSettings(quality_limit_s)": lambda s: plain(settings.HealthSettings(quality_limit_s=s)),
     "HealthSettings(source_limit_s)": lambda s: plain(settings.HealthSettings(source_limit_s=s)),
     "HealthSettings(stall_limit_s)": lambda s: plain(settings.HealthSettings(stall_limit_s=s)),
     "HttpSettings(timeout_s)": lambda s: plain(settings.HttpSettings(timeout_s=s)),
@@ -250,6 +251,7 @@ BY_OPTION: dict[str, Callable[[Any], object]] = {
     "PublishSchedule(every_s)": lambda s: plain(PublishSchedule(every_s=s)),
     "PublishSchedule.change(every_s)": lambda s: plain([(each := PublishSchedule()).change(every_s=s), each]),
     "PublishSettings(every_s)": lambda s: plain(settings.PublishSettings("memory:m", every_s=s)),
+    "PublishSettings(roll_back_s)": lambda s: plain(settings.PublishSettings("memory:m", roll_back_s=s)),
     "Ray(lock_s)": lambda s: plain(asdict(Ray(2, lock_s=s))),
     "Ray(losses_within_s)": lambda s: plain(asdict(Ray(2, losses_within_s=s))),
     "Ray(silence_s)": lambda s: plain(asdict(Ray(2, silence_s=s))),
@@ -257,6 +259,15 @@ BY_OPTION: dict[str, Callable[[Any], object]] = {
     "ServedModel.predict_when_ready(timeout_s)": lambda s: waited(lambda m: m.predict_when_ready([1], timeout_s=s)),
     "ServedModel.ready(timeout_s)": lambda s: waited(lambda model: model.ready(timeout_s=s)),
     "ServedModel.searched(timeout_s)": lambda s: waited(lambda model: model.searched(timeout_s=s)),
+    "ServiceSettings(standby_s)": lambda s: plain(
+        settings.ServiceSettings(
+            "s",
+            settings.InputSettings("memory:i"),
+            settings.LearnSettings("regression", settings.LabelSettings("y")),
+            settings.PublishSettings("memory:m"),
+            standby_s=s,
+        )
+    ),
     "Simulation.input(over_s)": fed,
     "Stream.batch(timeout_s)": lambda s: steps(lambda each: each.batch(5, s)),
     "Stream.event_time(idle_after_s)": lambda s: steps(lambda each: each.event_time("at", unit="s", idle_after_s=s)),

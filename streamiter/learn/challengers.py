@@ -68,7 +68,7 @@ class MeanDifference(DeclaredState):
     >>> difference = MeanDifference()
     >>> difference.add(np.tile([0.25, -0.5], 500))
     >>> [round(number, 3) for number in difference.bound()]
-    [-0.125, -0.181, -0.069]
+    [-0.125, -0.194, -0.056]
     """
 
     count = declared(0)

@@ -18,7 +18,7 @@ from streamiter.errors import StreamiterError
 from streamiter.topics import OutgoingBatch, ReadRequest, Topic, TopicReader, TopicWriter
 from streamiter.topics.compacted import ensure_compacted, last_value
 from streamiter.values.helpers.clock import Clock, in_time
-from streamiter.values.helpers.closing import closed_after
+from streamiter.values.helpers.closing import close_each, closed_after, note_unclosed
 
 _log = logging.getLogger("streamiter.service")
 
@@ -111,7 +111,7 @@ class Leadership:
 
     async def tell(self) -> None:
         """Write a sign of life again and again while this process leads, until cancelled."""
-        try:
+        async with closed_after(self._close):
             while True:
                 await self._clock.sleep(self._sign_s)
                 if self.leads:
@@ -119,8 +119,6 @@ class Leadership:
                         await self._write(SignOfLife(self._process))
                     except StreamiterError as error:  # Whether it still leads is decided where its job commits.
                         _log.warning("a sign of life was not written: %s", error)
-        finally:
-            await self._close()
 
     async def leave(self) -> None:
         """Let another process lead at once."""
@@ -139,8 +137,8 @@ class Leadership:
                     self._writer = await self._topic.open_writer()
                 await self._writer.write(OutgoingBatch([msgspec.json.encode(sign)], keys=[self._service.encode()]))
                 await self._writer.flush()
-            except BaseException:
-                await self._close()
+            except BaseException as error:
+                note_unclosed(error, await close_each([self._close]))
                 raise
 
     async def _close(self) -> None:

@@ -78,12 +78,12 @@ def test_late_messages_do_not_change_the_committed_records(
     run(flow, seed)
 
 
-@pytest.mark.parametrize("seed", [19, 24])
+@pytest.mark.parametrize("seed", [315, 483])
 @pytest.mark.parametrize("is_heard", [True, False])
 def test_a_snapshot_that_is_late_in_one_process_has_no_epoch_that_is_complete_in_another(
     is_heard: bool, seed: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The loop completed an epoch between the snapshots of two processes. Only these seeds of forty show it."""
+    """The loop completed an epoch between the snapshots of two processes. One seed in forty shows it."""
     caplog.set_level(logging.CRITICAL)
     expected = undisturbed(unbounded_synchronous_loop)
     if is_heard:
