@@ -23,7 +23,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from streamiter.learn.row_losses import ADAPTIVE, Rates, observe_target
+from streamiter.learn.row_losses import ADAPTIVE, MEMORY, Rates, observe_target
 from streamiter.values.field_kinds import HUGE
 from streamiter.values.helpers.compiled import compiled, pointer_function
 from streamiter.values.numbers import Floats, Indices
@@ -257,7 +257,7 @@ def mix_members(
     is_of_classes: bool,
     is_of_numbers: bool,
     rate: float,
-    share: float,
+    spread: Rates,
     loss_max: float,
     floor: float,
     predicts: npt.NDArray[np.bool_],
@@ -275,23 +275,29 @@ def mix_members(
 ) -> None:
     """Mix the predictions of the members, ``made[member, step, score]``, step by step, and judge them by the labels.
 
-    Exponential weights of probabilities, or of numbers, with fixed share. A question is judged by its predictions when
-    it was asked, which are kept in ``asked[question, score, first:]``. ``totals`` has the weight, mean and sum of
-    squared deviations of the targets, so that squared errors are in units of their variance. ``room`` is memory to work
-    in: to make an array, or to copy one as a whole, would double the time of the first compilation.
+    Exponential weights of probabilities, or of numbers, with fixed share. How much of the weight is shared at each row,
+    is one of ``spread``, and ``shares[choice, member]`` are exponential weights of these choices, too: the choices are
+    mixed by the losses of their mixtures, with the least of ``spread`` as their own fixed share. A question is judged
+    by its predictions when it was asked, which are kept in ``asked[question, score, first:]``. ``totals`` has the
+    weight, the mean squared error of the mixture, and the mean of the targets; squared errors are in units of the mean
+    one. ``room`` is memory to work in: to make an array, or to copy one as a whole, would double the time of the first
+    compilation.
     """
-    members, scores, target_totals = len(shares), made.shape[2], pointer_to(totals)
-    losses, own = pointer_to(room), pointer_to(room[members:])
+    choices, members, scores, target_totals = len(spread), shares.shape[1], made.shape[2], pointer_to(totals)
+    losses, mixture, own = pointer_to(room), pointer_to(room[members:]), pointer_to(room[2 * members :])
     for position in range(len(predicts)):
         question = questions[position]
         for member in range(members):
+            mixture[member] = 0.0
+            for choice in range(choices):
+                mixture[member] += shares[choice, member]
             for score in range(scores):
                 own[member * scores + score] = made[member, position, score]
         if predicts[position]:
             for score in range(scores):
                 total = 0.0
                 for member in range(members):
-                    total += shares[member] * own[member * scores + score]
+                    total += mixture[member] * own[member * scores + score]
                     if question >= 0:
                         asked[question, score, first + member] = own[member * scores + score]
                 mixed[position, score] = total
@@ -301,10 +307,15 @@ def mix_members(
                     own[member * scores + score] = asked[question, score, first + member]
         if not judges[position] or not (predicts[position] or question >= 0):
             continue
-        target, row_weight, least, deviation = targets[position], row_weights[position], np.inf, 0.0
+        target, row_weight, least = targets[position], row_weights[position], np.inf
         if is_of_numbers:
             target_totals[0] += row_weight
-            target, deviation = observe_target(target_totals, target, row_weight)
+            target, _ = observe_target(target_totals, target, row_weight)
+            error = -target
+            for member in range(members):
+                error += mixture[member] * own[member]
+            change = min(row_weight / min(target_totals[0], MEMORY), 1.0)
+            target_totals[1] += (error * error - target_totals[1]) * change
         for member in range(members):
             at = member * scores
             if is_of_numbers:
@@ -319,10 +330,18 @@ def mix_members(
         for member in range(members):
             loss = losses[member]
             if is_of_numbers:
-                loss = min((loss - least) / (deviation * deviation), loss_max) if deviation > 0.0 else 0.0
+                loss = min((loss - least) / target_totals[1], loss_max) if target_totals[1] > 0.0 else 0.0
             elif row_weight != 1.0:
                 loss -= least  # A heavy row would leave no share above zero.
-            shares[member] *= math.exp(-rate * row_weight * loss)
-            total += shares[member]
-        for member in range(members):
-            shares[member] = shares[member] / total * (1.0 - share) + share / members
+            likelihood = math.exp(-rate * row_weight * loss)
+            for choice in range(choices):
+                shares[choice, member] *= likelihood
+                total += shares[choice, member]
+        for choice in range(choices):
+            of_choice = 0.0
+            for member in range(members):
+                of_choice += shares[choice, member]
+            whole = of_choice / total * (1.0 - spread[0]) + spread[0] / choices
+            for member in range(members):
+                kept = shares[choice, member] / of_choice * (1.0 - spread[choice])
+                shares[choice, member] = whole * (kept + spread[choice] / members)

@@ -100,7 +100,7 @@ class Recording(Shaped):
     def of(cls, name: str, values: Floats, labels: Floats) -> Recording:
         """Return weights that have learned these rows at once."""
         weights = cls.new(name, values.shape[1])
-        weights.made = np.zeros((len(weights.member_shares), 0, weights.scores))
+        weights.made = np.zeros((weights.member_shares.shape[1], 0, weights.scores))
         weights.mixed = weights.learn(values, labels)
         return weights
 

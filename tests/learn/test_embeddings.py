@@ -326,7 +326,8 @@ def test_embeddings_may_come_and_go_between_two_runs() -> None:
     assert [model.reads_as(embedded.state()) for model in (gone, come)] == [False, True]
     column_of = gone.adopt(embedded.state())
     assert column_of is not None
-    assert gone.predict(records) == pytest.approx(plain.predict(records), abs=3e-3)
+    # How much of the weight is shared at each row was judged with embeddings.
+    assert gone.predict(records) == pytest.approx(plain.predict(records), abs=1e-2)
     rows, of_plain = embedded.rows(records[-1:]), plain.rows(records[-1:])
     assert sorted(map(column_of, rows.indices.tolist())) == sorted(of_plain.indices.tolist())
     column_of = come.adopt(plain.state())
