@@ -242,8 +242,8 @@ def test_faults_do_not_change_what_a_job_without_state_commits() -> None:
 SEEDS_IN_PROCESSES = 3
 """They find five of the six planted bugs, as more do. `make soak` tries further seeds."""
 
-# One seed in fifteen makes a process silent; the first forty are not among these.
-SEEDS_THAT_FIND = {hear_no_silence: range(40, 120)}
+# One seed in fifteen makes a process silent; the first sixty are not among these.
+SEEDS_THAT_FIND = {hear_no_silence: range(60, 120)}
 
 
 def reduced(simulation: Simulation) -> Flow:
@@ -325,7 +325,7 @@ SEEDS_OF_BUGS = range(40)
 """If a bug needs more seeds than these, the suite would not find it soon enough."""
 
 # Barriers at different clocks stop a run for ever only if they are the last: one seed in fifty shows it.
-OTHER_SEEDS = {pass_barriers_at_different_clocks: range(40, 80)}
+OTHER_SEEDS = {pass_barriers_at_different_clocks: range(60, 100)}
 
 
 @pytest.mark.parametrize(

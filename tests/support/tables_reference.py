@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 import sys
-import tempfile
 from functools import cache
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -11,12 +12,13 @@ from types import ModuleType
 from typing import Final
 
 import pytest
+from support.maven import cache_folder
 
 REFERENCE: Final = Path(__file__).resolve().parents[3] / "shared" / "reference" / "tables-learner" / "learner.py"
 
 
 def tables_reference() -> ModuleType:
-    """Return the reference, which is compiled once in a process; skip the test where it cannot be had."""
+    """Return the reference, which is compiled once on a machine; skip the test where it cannot be had."""
     if not REFERENCE.exists():
         pytest.skip(f"the executable reference of tables is not in {REFERENCE}")
     pytest.importorskip("numba", reason="the reference is compiled by Numba")
@@ -25,8 +27,7 @@ def tables_reference() -> ModuleType:
 
 @cache
 def _loaded() -> ModuleType:
-    copy = Path(tempfile.mkdtemp(prefix="streamiter-reference-")) / "reference_of_tables.py"
-    copy.write_text(REFERENCE.read_text())  # Numba stores compiled code next to it, and its folder is read only.
+    copy = _copy()
     spec = spec_from_file_location(copy.stem, copy)
     assert spec is not None
     assert spec.loader is not None
@@ -34,3 +35,18 @@ def _loaded() -> ModuleType:
     sys.modules[copy.stem] = module
     spec.loader.exec_module(module)
     return module
+
+
+def _copy() -> Path:
+    """Return a copy that keeps its place and its time: next to it Numba stores what takes 4 s to compile.
+
+    The folder of the reference itself is read only.
+    """
+    text = REFERENCE.read_bytes()
+    copy = cache_folder() / f"reference-{hashlib.sha256(text).hexdigest()[:12]}" / "reference_of_tables.py"
+    if not copy.exists():
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        made = copy.with_suffix(f".{os.getpid()}")
+        made.write_bytes(text)
+        made.replace(copy)
+    return copy
