@@ -40,7 +40,7 @@ from streamiter.learn.labels import Label, LearningTask
 from streamiter.learn.late_labels import EventReader
 from streamiter.learn.losses import LossName
 from streamiter.learn.model_owner import MODELS, OneStart, OwnerOptions, PublishSchedule
-from streamiter.learn.online_options import check_drift, check_options, check_ready_made, check_times, scaling
+from streamiter.learn.online_options import check_drift, check_ready_made, check_times, check_way_of_training, scaling
 from streamiter.learn.online_workers import DelayedLabelsWorker, OnlineWorker, OnlineWorkerOptions, function_of_features
 from streamiter.learn.row_reading import (
     LabelFields,
@@ -180,7 +180,7 @@ def train_online(
     ('finished', True)
     """
     check_stream("train_online", examples, "examples")
-    check_options(mode, label, features, weight, extract, labels)
+    check_way_of_training(mode, label, features, weight, extract, labels)
     check_ready_made(
         {
             "positive": positive,

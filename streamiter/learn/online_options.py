@@ -19,7 +19,7 @@ from streamiter.learn.training import MakeModel
 from streamiter.values.crossed_rows import checked_crosses, crossed_fields
 
 
-def check_options(
+def check_way_of_training(
     mode: object, label: object, features: object, weight: object, extract: Extract | None, labels: DelayedLabels | None
 ) -> None:
     """Raise GraphError unless label, features, weight, mini-batches and mode are given as one way of training needs."""
