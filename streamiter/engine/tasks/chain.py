@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from typing import final
+from typing import Any, final
 
 from streamiter.engine.graph.graph import SINGLE_INPUT, Step
 from streamiter.engine.graph.output import Writer
@@ -16,10 +16,12 @@ from streamiter.engine.inbox.inbox import Inbox
 from streamiter.engine.tasks.feeder import Feeder
 from streamiter.engine.tasks.instance import OperatorInstance
 from streamiter.errors import ConfigurationError, StreamiterError
-from streamiter.operators.operator import Boundary, Operator, Progress, known_of
+from streamiter.operators.functions import refuse
+from streamiter.operators.operator import Boundary, BoundaryOutput, Operator, Progress, known_of
 from streamiter.operators.output import RecordFailure, pass_watermark
 from streamiter.values.deferred import PlainValue
-from streamiter.values.records import Control, EndOfData, EndOfInput, EpochWatermark, EventTimeWatermark
+from streamiter.values.origins import BatchOrigin
+from streamiter.values.records import Batch, Control, EndOfData, EndOfInput, EpochWatermark, EventTimeWatermark, untimed
 from streamiter.values.times import MAX_TIME
 
 
@@ -170,6 +172,36 @@ def is_per_round(step: Step, operator: Operator) -> bool:
 
 
 CloseNow = Callable[[Callable[[], Coroutine[object, object, None]]], Awaitable[None]]
+
+
+@final
+class ChainOutput(BoundaryOutput):
+    """The output of a boundary that is the first operator of a chain."""
+
+    def __init__(self, chain: Chain, *, end: Callable[..., Coroutine[Any, Any, None]]) -> None:
+        """``end`` is called instead of ``chain.pass_on`` with a control record that ends the task."""
+        self._chain, self._end, self._out, self._progress = chain, end, chain._first.out, chain._progress
+        step = chain._first.step
+        self._drops_times = step.reads_times and not step.timed
+        self._emit_batch = self._out.emit_batch
+
+    def emit_batch(self, records: Batch, epoch: int) -> None:
+        self._progress.epoch = epoch
+        self._emit_batch(untimed(records) if self._drops_times else records)
+
+    def refuse(self, record: Any, error: Exception, epoch: int, origin: BatchOrigin | None) -> None:
+        out, progress = self._out, self._progress
+        progress.epoch, progress.origin, progress.records = epoch, origin, None
+        refuse(out, record, error)
+        out.flush()
+
+    async def room(self) -> None:
+        await self._chain._room()
+
+    def control(self, control: Control) -> Coroutine[Any, Any, None]:
+        # Most control records do not end the task, so this is no coroutine itself.
+        pass_on = self._end if type(control) is EndOfInput else self._chain.pass_on
+        return pass_on(control, after_first=True)
 
 
 @final

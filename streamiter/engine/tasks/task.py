@@ -8,9 +8,9 @@ are handled by :class:`~streamiter.engine.tasks.task_barriers.TaskBarriers`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
-from typing import Any, Final, final
+from typing import Final
 
 from streamiter.engine.graph.channels import Channel, Intake
 from streamiter.engine.graph.feedback import FeedbackChannel
@@ -20,7 +20,7 @@ from streamiter.engine.inbox.inbox import Inbox, Posted, nothing
 from streamiter.engine.inbox.port_log import Port
 from streamiter.engine.inbox.port_progress import InputEnded
 from streamiter.engine.inbox.turn import GIVE_WAY, TURN_S
-from streamiter.engine.tasks.chain import Chain, Rounds
+from streamiter.engine.tasks.chain import Chain, ChainOutput, Rounds
 from streamiter.engine.tasks.entries import AsyncEntry, Entry, entry_in_thread
 from streamiter.engine.tasks.failures import within_batch
 from streamiter.engine.tasks.feeder import Feeder
@@ -28,14 +28,12 @@ from streamiter.engine.tasks.instance import OperatorInstance
 from streamiter.engine.tasks.task_barriers import Acknowledge, ClockAlignment, Suspension, TaskBarriers, TaskState
 from streamiter.errors import StreamiterError
 from streamiter.operators.event_time import PartState
-from streamiter.operators.functions import refuse
 from streamiter.operators.operator import Boundary, BoundaryOutput, Progress, serve_with
 from streamiter.operators.output import RecordFailure
 from streamiter.operators.services import ServiceWorker
 from streamiter.operators.source import Positions, SourceBatch
 from streamiter.values.helpers.clock import Clock
 from streamiter.values.helpers.closing import close_each
-from streamiter.values.origins import BatchOrigin
 from streamiter.values.plain_data import PlainData
 from streamiter.values.records import (
     BATCH_RECORDS,
@@ -47,7 +45,6 @@ from streamiter.values.records import (
     EventTimeWatermark,
     Idle,
     slice_batch,
-    untimed,
 )
 
 # The number of batches after which a task gives way to other tasks. With some 100 µs for a batch, the other tasks wait
@@ -126,7 +123,6 @@ class Task:
         """Whether other tasks have run while a batch was awaited."""
         operator = self.first.operator
         self._boundary = operator if isinstance(operator, Boundary) else None
-        self._boundary_out = _TaskBoundaryOutput(self)
         inbox.aside.count = self.first.count
         names = {instance.step.name for instance in self.instances}
         for port in inbox.feedback.ports:
@@ -148,6 +144,7 @@ class Task:
         self.chain = Chain(
             name, self.instances, self.writers, progress, rounds=rounds, feeder=feeder, room=self.clear_lanes
         )
+        self._boundary_out = ChainOutput(self.chain, end=self.pass_on)
         self.barriers = TaskBarriers(self, self._boundary, acknowledge, plain_data)
         if rounds is None:
             self._bind()
@@ -583,32 +580,3 @@ class Task:
         if state["inbox"] is not None:  # None: an input that had ended goes on.
             self.inbox.restore(state["inbox"], self._plain_data, state.get("logged"))
         self.ended = state["ended"]
-
-
-@final
-class _TaskBoundaryOutput(BoundaryOutput):
-    """The output of a boundary that is the first operator of a task."""
-
-    def __init__(self, task: Task) -> None:
-        self._task = task
-        step = task.first.step
-        self._drops_times = step.reads_times and not step.timed
-        self._progress, self._emit_batch = task.progress, task.first.out.emit_batch
-
-    def emit_batch(self, records: Batch, epoch: int) -> None:
-        self._progress.epoch = epoch
-        self._emit_batch(untimed(records) if self._drops_times else records)
-
-    def refuse(self, record: Any, error: Exception, epoch: int, origin: BatchOrigin | None) -> None:
-        out, progress = self._task.first.out, self._task.progress
-        progress.epoch, progress.origin, progress.records = epoch, origin, None
-        refuse(out, record, error)
-        out.flush()
-
-    async def room(self) -> None:
-        await self._task.clear_lanes()
-
-    def control(self, control: Control) -> Coroutine[Any, Any, None]:
-        # Most control records do not end the task, so this is no coroutine itself.
-        passer = self._task if type(control) is EndOfInput else self._task.chain
-        return passer.pass_on(control, after_first=True)
