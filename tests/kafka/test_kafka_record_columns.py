@@ -180,15 +180,20 @@ def test_plain_records_are_located(has_instruction: bool, monkeypatch: pytest.Mo
     if not has_instruction:
         monkeypatch.setattr("streamiter_kafka.record_columns.has_crc32c_instruction", lambda: False)
     for count in range(20, 28):  # Checksums take eight bytes at once, and then those that are left.
-        partition = ReadPartition(0, "topic 't'", 0, None)
-        partition.add(0, plain_answer(count, size=1), None, count)
-        batch = partition.take(count)
+        partition, whole = ReadPartition(0, "topic 't'", 0, None), plain_answer(count, size=1)
+        # The second record batch begins at each place within eight bytes.
+        partition.add(0, whole + struct.pack(">q", count) + whole[8:], None, 2 * count)
+        batch = partition.take(2 * count)
         assert batch is not None
+        assert len(batch) == 2 * count
         assert isinstance(batch.values, JoinedValues)
 
 
-def test_damaged_records_are_an_error() -> None:
+@pytest.mark.parametrize("has_instruction", [True, False])
+def test_damaged_records_are_an_error(has_instruction: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Damaged bytes of a batch became records that were never written."""
+    if not has_instruction:
+        monkeypatch.setattr("streamiter_kafka.record_columns.has_crc32c_instruction", lambda: False)
     whole = plain_answer(20)
     partition = ReadPartition(0, "topic 't'", 0, None)
     partition.add(0, whole, None, 20)
