@@ -248,7 +248,7 @@ def _check_challenger(document: SettingsDocument, given: dict[str, dict[str, Any
         document.expect(path, "no learn.weight with a challenger", "leave one of them out", given="a weight")
 
 
-_SAME_INPUT: Final = ("topic", "answers", "decoder")
+_SAME_INPUT: Final = ("topic", "answers", "decoder", "history", "at", "answers_history", "answers_at")
 _SAME_LABELS: Final = ("kind", "label", "weight", "negatives")
 
 

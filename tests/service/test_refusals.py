@@ -48,7 +48,7 @@ async def of_the_label(code: str) -> object:
 
 
 async def of_a_challenger(code: str) -> object:
-    """Read a file whose challenger's file, and table ``challenger``, have these changes."""
+    """Read a file whose challenger's file, and table ``challenger``, have these changes; ... removes a topic."""
     first: dict[str, Any] = {
         "service": {"name": "late"},
         "input": {"topic": "memory://in"},
@@ -59,6 +59,7 @@ async def of_a_challenger(code: str) -> object:
     first |= {name: first.get(name, {}) | keys for name, keys in own.items()}
     other = {**first, "service": {"name": "late-b"}}
     other |= {name: other.get(name, {}) | keys for name, keys in second.items()}
+    other["input"] = {name: value for name, value in other["input"].items() if value is not ...}
     return read_settings({**first, "challenger": {"file": other, **table}}).challenger.after
 
 
