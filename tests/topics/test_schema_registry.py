@@ -20,6 +20,7 @@ from topics.topic_case import ManualClock, created
 from streamiter import Flow
 from streamiter.errors import DecodeError, JobFailed, TopicDenied, TopicError, TopicUnavailable
 from streamiter.topics import Avro, MemoryBroker, OutgoingBatch, SchemaRegistry, TopicBatch
+from streamiter.values.helpers.clock import SystemClock
 
 
 class RegistryProxy(ThreadingHTTPServer):
@@ -35,6 +36,19 @@ class RegistryProxy(ThreadingHTTPServer):
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.server_port}"
+
+
+class OnlyPausesTakeTime(SystemClock):
+    """A clock whose time advances by pauses alone, however long an answer takes."""
+
+    def __init__(self) -> None:
+        self._paused_s = 0.0
+
+    def monotonic_s(self) -> float:
+        return self._paused_s
+
+    async def sleep(self, delay_s: float) -> None:
+        self._paused_s += delay_s
 
 
 class _Forward(BaseHTTPRequestHandler):
@@ -151,14 +165,22 @@ async def test_a_registry_that_stays_away_ends_the_job(proxy: RegistryProxy, top
     await writer.write(OutgoingBatch([b"\0\0\0\0\1x"]))
     await writer.close()
     busy = (503, b'{"error_code": 50003, "message": "no leader"}', {})
-    proxy.answers = [busy, (429, b"", {}), busy, busy]
-    registry = SchemaRegistry(proxy.url, give_up_after_s=0.2)
+    proxy.answers = [busy]
     flow = Flow("read")
-    flow.source(clicks, stop="latest", decode=Avro(registry), on_error="skip").collect()
-    with pytest.raises(JobFailed) as failed:
+    form = Avro(SchemaRegistry(proxy.url, give_up_after_s=0))
+    flow.source(clicks, stop="latest", decode=form, on_error="skip").collect()
+    with pytest.raises(JobFailed, match=r"status 503 \(no leader\); gave up after 0 s") as failed:
         await (await flow.start()).wait()
     assert isinstance(failed.value.__cause__, TopicUnavailable)
-    assert f"schema registry {proxy.url!r}: status 429 (no message); gave up after 0.2 s" in str(failed.value)
+    proxy.answers = [busy, (429, b"", {}), busy]
+    clock = OnlyPausesTakeTime()
+    registry = SchemaRegistry(proxy.url, give_up_after_s=0.2)
+    with pytest.raises(TopicUnavailable) as given_up:
+        await registry.patiently(clock, lambda: registry.schema(1))
+    assert str(given_up.value) == (
+        f"schema registry {proxy.url!r}: status 429 (no message); gave up after 0.2 s (option give_up_after_s)"
+    )
+    assert clock.monotonic_s() == pytest.approx(0.1)
     with pytest.raises(TopicUnavailable, match=r"no answer \(.*Connection refused.*\); gave up after 0 s"):
         await encoder(Avro(SchemaRegistry("http://127.0.0.1:9", give_up_after_s=0), CLICK), "t")
 
