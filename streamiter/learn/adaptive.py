@@ -545,6 +545,8 @@ class AdaptiveLinearModel(RowColumns, Savable):
         """Return the model of a state, with its settings."""
         crosses = [(first, second) for first, second in state["crosses"]["crosses"]]
         options = {"kinds": state["fields"]["kinds"], "time_zone": state["fields"]["time zone"]}
+        if (loss := state["loss"]) is not None:
+            options |= {"loss": loss[0], "quantile": next(iter(loss[1]), None)}
         if (given := state.get("embeddings")) is not None:
             hidden = given["units"] or Embeddings.hidden
             own = self.embeddings or Embeddings()

@@ -393,3 +393,21 @@ def test_sparse_rows_have_the_same_columns_whatever_the_bits() -> None:
     model = AdaptiveLinearModel(bits=14, other_settings="keep")
     model.start_from(old.parameters(state=True))
     assert model.predict(rows).tolist() == old.predict(rows).tolist()
+
+
+@pytest.mark.parametrize("loss", [{"loss": "absolute"}, {"loss": "quantile", "quantile": 0.9}, {"loss": "poisson"}])
+def test_a_model_of_another_loss_than_the_squared_one_keeps_what_fits(loss: dict[str, Any]) -> None:
+    """With one more cross, the checkpoint of a model of quantiles was refused as one of another loss, its own."""
+    old = AdaptiveLinearModel(**loss)
+    numbers = [row["km"] for row in TOWNS]
+    old.learn(TOWNS, numbers)
+    resumed, started = (
+        AdaptiveLinearModel(**loss, **more, other_settings="keep")
+        for more in ({"crosses": CROSSES}, {"kinds": {"code": "words"}})
+    )
+    resumed.adopt(old.state())
+    started.start_from(old.parameters())
+    km = [{"km": row["km"]} for row in TOWNS[:20]]
+    for model in (resumed, started):
+        assert model.records == old.records
+        np.testing.assert_allclose(model.predict(km), old.predict(km), rtol=1e-6)
