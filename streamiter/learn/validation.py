@@ -534,7 +534,7 @@ class Validate(DeclaredOperator):
             self._validation = validation_of(rows["task"], rows.get("loss"), self._window)
         elif self._validation.kind != rows["task"]:
             self._count_held()
-            self._validation = self._validation.continued_as(rows["task"], rows.get("earlier_targets", (0.0, 1.0)))
+            self._follow_kind(self._validation, rows)
             self._comparison = MeanComparison()
         # A prediction that is refused ends the job with its own mini-batch.
         is_alone = not (math.isfinite(rows["predictions"].sum()) and rows["weights"].min(initial=1.0) > 0.0)
@@ -550,6 +550,18 @@ class Validate(DeclaredOperator):
         elif not self._has_timer:
             self._has_timer = True
             self._context.set_timer(self._report_every_s)
+
+    def _follow_kind(self, validation: ProgressiveValidation, rows: PredictedRows) -> None:
+        """Follow another kind of predictions: labels were not what they seemed, or an earlier model is back."""
+        if validation.kind == "classification":
+            self._validation = validation.continued_as(rows["task"], rows.get("earlier_targets", (0.0, 1.0)))
+            return
+        self._validation = validation_of(rows["task"], rows.get("loss"), self._window)
+        message = (
+            "step %r: predictions were of the kind %s, and are of the kind %s now, as after a rollback to an earlier "
+            "version; metrics count the rows from here on"
+        )
+        _log.warning(message, self._name, validation.kind, rows["task"])
 
     def _count_held(self) -> None:
         if self._held:

@@ -252,6 +252,25 @@ async def test_questions_that_wait_are_learned_by_the_columns_of_the_old_model(
     await job.stop("abort")
 
 
+async def test_a_rollback_to_before_the_labels_were_of_another_kind_does_not_end_the_job(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Counts seemed to be 0 and 1 at first; after a rollback to that time, the step of the validation failed."""
+    topic = MemoryBroker().topic("models")
+    await topic.create()
+    job, source = await started(topic, tmp_path, {"label": "y"})
+    source.give(*[{"x": float(n % 2), "y": n % 2} for n in range(40)])
+    await newest(topic, lambda update: update.records == 40, job)
+    source.give(*[{"x": float(n % 3), "y": n % 3} for n in range(40)])
+    await newest(topic, lambda update: update.records == 80, job)
+    await roll_back(topic, "m", "1.1")
+    await until_resumed(job, lambda: source.give({"x": 1.0, "y": 1}), caplog)
+    resumed = await newest(topic, lambda update: update.rank > (2, 1), job)
+    assert resumed.parameters["link"] == "logit"  # type: ignore[index, call-overload]
+    assert "predictions were of the kind regression, and are of the kind classification now" in caplog.text
+    await job.stop("abort")
+
+
 async def test_a_version_that_the_trainer_cannot_start_from_is_an_error(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
