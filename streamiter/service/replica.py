@@ -40,6 +40,11 @@ class ServiceReplica(ServiceSurfaces):
 
     def _changes(self, settings: ServiceSettings) -> list[SettingChange]:
         changes = changed(self.settings, settings)
-        before = self.settings
-        self.settings = replace(before, log=replace(settings.log, format=before.log.format), health=settings.health)
+        before, given = self.settings, settings.publish
+        self.settings = replace(
+            before,
+            log=replace(settings.log, format=before.log.format),
+            health=settings.health,
+            publish=replace(before.publish, every_s=given.every_s, records=given.records),
+        )
         return changes

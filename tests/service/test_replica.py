@@ -132,7 +132,8 @@ async def test_a_replica_takes_over_what_concerns_it_and_says_what_needs_a_resta
     async with running(replica):
         await until(lambda: replica.observations.phase.phase == "following")
         settings = {**place.settings(publish={"every": "5s"}), "health": {"loop_limit": "7s"}}
-        changes = replica.apply(read_settings(settings))
+        changes, again = (replica.apply(read_settings(settings)) for _ in range(2))
     assert "health.loop_limit has changed" in caplog.text
-    assert {each.key for each in changes} >= {"health.loop_limit"}
+    assert {each.key for each in changes} >= {"health.loop_limit", "publish.every"}
+    assert not [each.key for each in again if each.needs is None]
     assert replica.observations.limits.loop_limit_s == 7.0
