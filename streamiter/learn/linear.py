@@ -272,6 +272,11 @@ class LinearModel(DeclaredState, Savable):
         self._records += records
 
     def _checked_parameters(self, parameters: Mapping[str, Any] | npt.ArrayLike) -> tuple[Floats, Floats]:
+        if isinstance(parameters, Mapping) and "center" in parameters:
+            raise OtherModel(
+                f"{self._name}: expected weights of columns as they are, given those of an AdaptiveLinearModel, whose "
+                "columns have centers and limits; leave out model= to start from them"
+            )
         is_scaled = isinstance(parameters, Mapping) and "deviation" in parameters
         if is_scaled != (self._moments is not None):
             raise ModelError(

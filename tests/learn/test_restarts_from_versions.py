@@ -17,7 +17,7 @@ from learn.test_rollbacks import MEAN, started, until_resumed
 from learn.test_rollbacks import newest as awaited
 
 from streamiter import Checkpoints, Flow
-from streamiter.errors import ModelError
+from streamiter.errors import ModelError, OtherModel
 from streamiter.learn import (
     ADWIN,
     FTRL,
@@ -411,3 +411,12 @@ def test_a_model_of_another_loss_than_the_squared_one_keeps_what_fits(loss: dict
     for model in (resumed, started):
         assert model.records == old.records
         np.testing.assert_allclose(model.predict(km), old.predict(km), rtol=1e-6)
+
+
+def test_weights_of_the_ready_made_model_are_no_start_for_another_linear_model() -> None:
+    """They were taken as weights of columns without a center, and the model predicted something else."""
+    x = np.random.default_rng(1).normal(3.0, 1.0, size=(200, 2))
+    given = AdaptiveLinearModel(shapes=False)
+    given.learn(x, x[:, 0] > 3.0)
+    with pytest.raises(OtherModel, match="leave out model= to start from them"):
+        LogisticRegression(2).start_from(given.parameters(state=False))
