@@ -484,6 +484,7 @@ class AdaptiveLinearModel(RowColumns, Savable):
         if state is not None:
             self._resume(state, parameters)
             return
+        self._say_what_is_left(parameters)
         parameters = self._start_columns_from(parameters)
         self._records = records
         scores = np.shape(parameters["weights"])[1] if kind == "classes" else 1
@@ -507,6 +508,13 @@ class AdaptiveLinearModel(RowColumns, Savable):
             raise refused_state(f"{_NAME}.start_from", error) from error
         if other:
             raise refused_state(f"{_NAME}.start_from", f"it is the state of other {other[0]}; use another version")
+
+    def _say_what_is_left(self, given: Mapping[str, Any]) -> None:
+        """Warn of members of an earlier model that this one is without; ``given`` has an entry for each kind."""
+        own = {"shapes": self._sees_shapes, "embeddings": self.embeddings is not None}
+        if left := [f"{name}=" for name, has in own.items() if name in given and not has]:
+            message = "%s: the earlier model had %s, and this one is without; the other members resume"
+            _log.warning(message, _NAME, " and ".join(left))
 
     def state(self, *, frozen: bool = False) -> dict[str, object]:
         """Return a copy of everything the model has learned, as plain data.
@@ -581,6 +589,7 @@ class AdaptiveLinearModel(RowColumns, Savable):
             self._first_rows = None  # They have other columns.
         self._weights = None
         if stored is not None:
+            self._say_what_is_left(stored)
             self._weights = self._new_weights(stored["task"], stored["scores"], stored["hashed"])
             self._weights.restore(stored)
         if self._first_rows is None and not self.labels.is_settled:

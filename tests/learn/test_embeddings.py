@@ -315,7 +315,7 @@ def test_a_third_label_of_questions_that_wait_is_learned_without_embeddings() ->
     assert "embeddings" not in found.parameters
 
 
-def test_embeddings_may_come_and_go_between_two_runs() -> None:
+def test_embeddings_may_come_and_go_between_two_runs(caplog: pytest.LogCaptureFixture) -> None:
     """A service whose settings got embeddings lost what its linear model had learned, or its questions."""
     records = views(ROWS)
     labels = labels_of(records)
@@ -326,6 +326,10 @@ def test_embeddings_may_come_and_go_between_two_runs() -> None:
     assert [model.reads_as(embedded.state()) for model in (gone, come)] == [False, True]
     column_of = gone.adopt(embedded.state())
     assert column_of is not None
+    for state in (True, False):
+        new(None).start_from(embedded.parameters(state=state))
+    # They left without a word, and the log said that the training resumes exactly.
+    assert caplog.text.count("the earlier model had embeddings=, and this one is without") == 3
     # How much of the weight is shared at each row was judged with embeddings.
     assert gone.predict(records) == pytest.approx(plain.predict(records), abs=1e-2)
     rows, of_plain = embedded.rows(records[-1:]), plain.rows(records[-1:])

@@ -108,7 +108,7 @@ def test_shapes_are_learned_and_the_linear_member_is_unchanged(kind: str) -> Non
     assert frozen(linear) == frozen(states[False])
 
 
-def test_a_state_is_for_both_models() -> None:
+def test_a_state_is_for_both_models(caplog: pytest.LogCaptureFixture) -> None:
     """A service whose setting of shapes was changed lost all that its linear model had learned."""
     records = records_of(ROWS)
     labels = labels_of(records, "binary")
@@ -117,6 +117,7 @@ def test_a_state_is_for_both_models() -> None:
         model.learn(records, labels)
     told = AdaptiveLinearModel(shapes=False)
     assert told.adopt(shaped.state()) is not None  # Waiting questions have scores of other members.
+    assert "the earlier model had shapes=, and this one is without" in caplog.text
     assert np.array_equal(told.predict(records), linear.predict(records))
     with_tables = AdaptiveLinearModel()
     assert with_tables.adopt(linear.state()) is not None
