@@ -1,7 +1,6 @@
-"""What the values of fields were, in bounded memory: profiles of rows, which merge, and the comparison of two of them.
+"""What the values of fields were, in bounded memory: profiles of rows, and the comparison of two of them.
 
-A profile does not depend on the order of its rows, or on how they were cut: profiles of parts, merged, equal the
-profile of all rows.
+A profile does not depend on the order of its rows, or on how they were cut.
 
 >>> from streamiter.values.named_rows import FieldReader
 >>> reader, before = FieldReader(bits=18), FieldProfiles()
@@ -170,15 +169,6 @@ class ValueProfile:
             tally = np.bincount(texts[0], np.minimum(texts[1], 2), _KNOWN_TEXTS)
             self.known = _with(self.known, np.minimum(tally, 2.0).astype(np.uint8))
 
-    def merge(self, other: ValueProfile) -> None:
-        """Add the values of another profile."""
-        self.numbers.merge(other.numbers)
-        self.texts.merge(other.texts)
-        self.rows += other.rows
-        self.new += other.new
-        if other.known is not None:
-            self.known = _with(self.known, other.known)
-
     def state(self) -> dict[str, Any]:
         """Return everything as plain data."""
         known = None
@@ -267,16 +257,6 @@ class FieldProfiles:
 
     def _before(self, field: str) -> ValueProfile | None:
         return None if self.reference is None else self.reference.fields.get(field)
-
-    def merge(self, other: FieldProfiles) -> None:
-        """Add the rows of other profiles with the same reference; of too many fields the first by name are kept."""
-        self.rows += other.rows
-        self._left_out = self.left_out + other.left_out
-        own = self.fields
-        for field, profile in other.fields.items():
-            own.setdefault(field, ValueProfile.empty()).merge(profile)
-        for field in sorted(own)[PROFILED_FIELDS_MAX:]:
-            self._left_out += own.pop(field).rows
 
     def state(self) -> dict[str, Any]:
         """Return everything but the reference as plain data."""
