@@ -365,6 +365,9 @@ class Compare(SameRows):
     _earlier_targets: tuple[float, float] | None = declared(None)
     """What labels seemed to be before they were numbers (see ``PredictedRows``)."""
     _validations: dict[str, ProgressiveValidation] = declared(made=dict, form=NESTED_BY_KEY)
+    _has_late_labels = declared(False)
+    _unpaired: dict[str, Floats] = declared(made=dict, form=COPIED)
+    """For each learner the rows whose late labels others did not know yet, with the rows of ``row_matrix``."""
 
     def __init__(self, learners: Sequence[str], *, margin: float, window: int, report_every: int) -> None:
         super().__init__(learners)
@@ -388,6 +391,7 @@ class Compare(SameRows):
             self._earlier_targets = rows.get("earlier_targets", self._earlier_targets)
         self._check_kind(learner, rows)
         columns = row_matrix(rows)
+        self._has_late_labels = self._has_late_labels or "questions" in rows
         if rows["task"] == "classification" and self._earlier_targets is not None:
             columns = rows_as("regression", columns, self._earlier_targets)
         self.keep_rows(learner, columns, self._report_every)
@@ -415,6 +419,8 @@ class Compare(SameRows):
                 given = self._earlier_targets or rows.get("earlier_targets", (0.0, 1.0))
                 self._validations[other] = validation.continued_as(kind, given)
                 self._waiting[other] = [rows_as(kind, columns, given) for columns in self._waiting[other]]
+                if other in self._unpaired:
+                    self._unpaired[other] = rows_as(kind, self._unpaired[other], given)
             elif (validation.kind == "regression") != (kind == "regression"):
                 raise ModelError(
                     f"compare_online: expected learners of one task, given {other!r}, which does {validation.kind}, "
@@ -429,10 +435,11 @@ class Compare(SameRows):
     def _end_block(self, out: Output) -> None:
         """Count the rows of the block that all learners have predicted."""
         self._start += self._report_every
-        blocks = {learner: self.take_rows(learner, self._start) for learner in self._learners}
-        # A learner that has predicted no row of the block does not keep the others from being compared.
-        blocks = {learner: block for learner, block in blocks.items() if block.shape[1]}
+        blocks = self._rows_to_pair({learner: self.take_rows(learner, self._start) for learner in self._learners})
         shared = reduce(np.intersect1d, [block[WHICH] for block in blocks.values()]) if blocks else np.empty(0)
+        if self._has_late_labels:
+            for learner, block in blocks.items():
+                self._unpaired[learner] = block[:, ~np.isin(block[WHICH], shared)][:, -_AHEAD_MAX:]
         if not len(shared):
             return
         for learner, (predictions, targets, weights, classes, _, rows) in blocks.items():
@@ -454,6 +461,19 @@ class Compare(SameRows):
         report: ComparedMetrics = {"best": self._best, "learners": metrics, "baseline": baseline}
         out.emit(report)
 
+    def _rows_to_pair(self, blocks: dict[str, Floats]) -> dict[str, Floats]:
+        """Return the rows of the learners that are compared, with late labels of before that the others lacked.
+
+        A learner without rows of the block is left out, unless it has predicted rows that the others bring now.
+        """
+        new = {learner: block[WHICH] for learner, block in blocks.items() if block.shape[1]}
+        found = {}
+        for learner, block in blocks.items():
+            earlier = self._unpaired.get(learner, block[:, :0])
+            if learner in new or any(np.isin(earlier[WHICH], rows).any() for rows in new.values()):
+                found[learner] = np.concatenate([earlier, block], axis=1)
+        return found
+
     def _publish(self, out: Output) -> None:
         if (model := self._models.get(self._best)) is not None:
             parameters = {**model.parameters, "learner": self._best}
@@ -469,4 +489,4 @@ class Compare(SameRows):
     def restore(self, state: dict[str, Any]) -> None:
         for learner, stored in state["validations"].items():
             self._validations[learner] = validation_of(stored["kind"], stored["loss"], self._window)
-        super().restore(state)
+        super().restore({"has late labels": False, "unpaired": {}, **state})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -300,6 +300,33 @@ class Heard:
 
     def emit(self, record: Any, tag: Any = None) -> None:
         (self.reports if tag is None else self.best).append(record)
+
+
+def settled(learner: str, at: range, wait: int) -> Record:
+    """Return the rows of the questions that a learner settles with these events, ``wait`` events after they came."""
+    told = predicted(learner, np.array(at) - wait)
+    return {**told, "rows": {**told["rows"], "numbers": np.array(at), "questions": np.array(at) - wait}}
+
+
+LATE_TOLD = [
+    settled(learner, range(start, start + 5), wait)
+    for start in range(50, 200, 5)
+    for learner, wait in (("a", 1), ("b", 35), ("c", 12))
+]
+LATE_TOLD += [settled("c", range(200, 211), 12), settled("b", range(200, 234), 35)]
+
+
+def test_learners_that_wait_for_different_times_are_compared_by_question() -> None:
+    """A learner that waited longer than a block was compared with nobody, until the end, where it alone had rows."""
+    operator, heard = compare(), Heard()
+    for told in LATE_TOLD:
+        operator.process(told, cast(Any, heard))
+    operator.finish(cast(Any, heard))
+    assert len(heard.reports) > 10
+    assert {report["best"] for report in heard.reports} == {"a"}
+    # The questions that each of them has settled: a begins with 49, and ends with 198.
+    assert {metrics["count"] for metrics in heard.reports[-1]["learners"].values()} == {150}
+    check_restore("learn.test_comparison:compare", LATE_TOLD, tags=[BEST])
 
 
 def test_a_learner_that_refuses_all_rows_is_left_behind(caplog: Any) -> None:
