@@ -154,18 +154,18 @@ class RowOwner(ModelOwner, KeepsRecords):
         """Start from a version; questions that wait keep their rows, but another model has made their predictions."""
         model = self._make_model()
         model.start_from(parameters, records=records)
-        keeps_classes = model.scores <= 1 and model.classes == self._model.classes
-        self._renumber(model.columns_from(self._model), keeps_classes=keeps_classes)
+        is_alike = model.scores <= 1 and (model.task, model.classes) == (self._model.task, self._model.classes)
+        self._renumber(model.columns_from(self._model), keeps_predictions=is_alike)
         if self._labels is not None:
             self._labels.forget_assumptions()
         self._model, self._version_published, self._untold = model, model.version, []
         self._effects = -math.inf, {}
 
-    def _renumber(self, column_of: Callable[[int], int | None], *, keeps_classes: bool = True) -> None:
+    def _renumber(self, column_of: Callable[[int], int | None], *, keeps_predictions: bool = True) -> None:
+        """Have the rows of questions by other columns; numbers and other classes are no predictions of this model."""
         if self._labels is not None:
             slots = self._labels.question_slots()
-            # Without the same classes the numbers of the classes may be others.
-            self._labels.questions.follow_model(slots, column_of, keeps_predictions=keeps_classes)
+            self._labels.questions.follow_model(slots, column_of, keeps_predictions=keeps_predictions)
 
     def state(self) -> dict[str, object]:
         return {"model": self._model.state()}

@@ -255,16 +255,33 @@ async def test_questions_that_wait_are_learned_by_the_columns_of_the_old_model(
 async def test_a_rollback_to_before_the_labels_were_of_another_kind_does_not_end_the_job(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Counts seemed to be 0 and 1 at first; after a rollback to that time, the step of the validation failed."""
+    """Counts seemed to be 0 and 1 at first; after a rollback to that time, the step of the validation failed.
+
+    It had got probabilities instead of numbers, and for a question that waited a probability of 2.
+    """
     topic = MemoryBroker().topic("models")
     await topic.create()
-    job, source = await started(topic, tmp_path, {"label": "y"})
-    source.give(*[{"x": float(n % 2), "y": n % 2} for n in range(40)])
+    labels = DelayedLabels(
+        key_of=lambda event: event["n"],
+        is_answer=lambda event: "y" in event,
+        target_of=lambda event: event["y"],
+        features=["x"],
+    )
+    job, source = await started(topic, tmp_path, {"labels": labels})
+
+    def give(first: int, labels: int) -> None:
+        numbers = range(first, first + 40)
+        source.give(*[{"n": n, "x": float(n % labels)} for n in numbers], *[{"n": n, "y": n % labels} for n in numbers])
+
+    give(0, 2)
     await newest(topic, lambda update: update.records == 40, job)
-    source.give(*[{"x": float(n % 3), "y": n % 3} for n in range(40)])
+    give(40, 3)
+    source.give({"n": 80, "x": 2.0})
     await newest(topic, lambda update: update.records == 80, job)
     await roll_back(topic, "m", "1.1")
-    await until_resumed(job, lambda: source.give({"x": 1.0, "y": 1}), caplog)
+    others = itertools.count(100)
+    await until_resumed(job, lambda: source.give({"n": next(others), "x": 1.0}), caplog)
+    source.give({"n": 80, "y": 1})
     resumed = await newest(topic, lambda update: update.rank > (2, 1), job)
     assert resumed.parameters["link"] == "logit"  # type: ignore[index, call-overload]
     assert "predictions were of the kind regression, and are of the kind classification now" in caplog.text
