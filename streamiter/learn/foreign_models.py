@@ -16,7 +16,7 @@ from typing import Any, Final, Generic, Literal, TypeVar
 import numpy as np
 
 from streamiter.errors import ConfigurationError, ModelError, shortened
-from streamiter.learn.labels import Label
+from streamiter.learn.labels import Label, is_truth
 from streamiter.learn.model_owner import ModelOwner, OwnerOptions
 from streamiter.learn.row_reading import LabelFields, UnnamedFields, values_of
 from streamiter.learn.rows import BadRows, blaming_rows, of_numbered_rows, row_weights
@@ -352,6 +352,12 @@ def _probabilities(predictions: list[Any], labels: list[Any]) -> tuple[Validatio
     whether it was the most probable one. A plain label counts as a probability of 1.
     """
     if all(isinstance(prediction, (float, np.floating)) for prediction in predictions):
+        if others := [label for label in labels if not is_truth(label)]:
+            raise ConfigurationError(
+                f"{_NAME}(predict=): expected a mapping from labels to probabilities, or a label that is no float, for "
+                f"the label {others[0]!r}, given {predictions[0]!r}, which is a probability of True; return "
+                "{label: probability, …}"
+            )
         return "classification", np.array(predictions, dtype=np.float64), np.array(labels, dtype=np.float64)
     of_label = [_by_label(prediction) for prediction in predictions]
     if all(isinstance(label, (bool, np.bool_)) for label in labels):

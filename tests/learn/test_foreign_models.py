@@ -154,6 +154,13 @@ def test_all_forms_of_predictions_are_validated(predictions: Any, labels: Any, e
     assert {name: quality[-1][name] for name in expected} == pytest.approx(expected)
 
 
+def test_a_probability_alone_is_for_truth_values() -> None:
+    """A library that returned the probability of one of two texts ended the job with "could not convert string"."""
+    model = mean(learn=lambda model, features, label: None, predict=lambda model, features: 0.5, task="classification")
+    with pytest.raises(JobFailed, match=r"expected a mapping from labels to probabilities, .* for the label 'yes'"):
+        trained(model, [{"x": 1.0, "y": label} for label in ("no", "yes")])
+
+
 def test_a_restored_model_continues_as_one_that_was_never_stopped() -> None:
     """The bytes of two equal models differed, so a check of their bytes failed although nothing was lost."""
     check_restore(
