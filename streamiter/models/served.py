@@ -240,9 +240,10 @@ class ServedModel:
         is_large = self._load is None and members_in(update.parameters, EMBEDDINGS) is not None
         try:
             predict = await in_thread(self._predictor, update) if is_large else self._predictor(update)
-        except ModelError as error:
+        except Exception as error:  # The user's ``load`` may raise anything.
             self._unusable += 1
-            self._unusable_because = str(error)
+            is_own = isinstance(error, ModelError)
+            self._unusable_because = str(error) if is_own else f"{self._subject_of(update)}: load has raised {error!r}"
             return
         self._serving = ServedVersion(self._subject_of(update), update, predict)
         self._taken_over += 1

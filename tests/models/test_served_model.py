@@ -190,6 +190,25 @@ async def test_bad_updates_leave_the_last_good_model_in_service(make_topic: Make
         assert (statistics.updates, statistics.skipped, statistics.failed) == (2, 1, 2)
 
 
+async def test_a_version_that_load_cannot_use_leaves_the_last_good_model_in_service() -> None:
+    """A version without the entry that load read ended following for good, and no later one was served."""
+    topic = await memory_topic()
+
+    def load(parameters: Any) -> Any:
+        factor = parameters["factor"]
+        return lambda x: factor * x
+
+    async with ServedModel(topic, "ctr", load=load) as served:
+        await write(topic, encoder(1, 1).encode([{"factor": 2.0}]))
+        await served.ready()
+        await write(topic, encoder(1, 2).encode([{"other": 1.0}]))
+        await until(lambda: served.statistics().failed == 1)
+        assert "update 1.2: load has raised KeyError('factor')" in (served.statistics().last_error or "")
+        assert served.predict(1.0).value == 2.0
+        await write(topic, encoder(1, 3).encode([{"factor": 3.0}]))
+        await until(lambda: version_of(served) == 3)
+
+
 async def test_a_deleted_topic_is_reported_by_check_and_at_the_end_while_the_last_model_predicts() -> None:
     """The topic was deleted by mistake; for weeks the service used an old model, without an error."""
     topic = await memory_topic()
