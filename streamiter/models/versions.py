@@ -275,16 +275,20 @@ async def _publish_again(
         update.model, run.generation, clock=clock, record_bytes_max=limit, leftovers=run.leftovers
     )
     model = ModelSnapshot(update.parameters, update.records, update.metrics, update.epoch)
+    records = encoder.encode([model], rollback_to=rollback_to, replaces=True)
+    assert records.headers is not None
+    own = UpdateHeaders.parse(records.headers[0])
     async with model_updates(topic, update.model, start="latest_model", on_error="skip", clock=clock) as updates:
         writer = await topic.open_writer()
         async with closed_after(writer.close):
-            await writer.write(encoder.encode([model], rollback_to=rollback_to, replaces=True))
+            await writer.write(records)
             await writer.flush()
         timer = clock.call_later(_LOG_AFTER_S, lambda: _log.warning(_WAITING, topic.url, update.model))
         try:
             async for written in updates:
-                if written.rank >= (run.generation, 1):
-                    is_this = written.rank == (run.generation, 1) and written.rollback_to == rollback_to
+                if written.rank >= own.rank:
+                    names = ("rank", "rollback_to", "since_rollback", "created_at_ms")
+                    is_this = all(getattr(written, name) == getattr(own, name) for name in names)
                     return written if is_this else None
         finally:
             timer.cancel()

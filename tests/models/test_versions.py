@@ -14,7 +14,7 @@ from models.shape_cases import shaped
 from support.waiting import until
 
 from streamiter.learn import AdaptiveLinearModel
-from streamiter.models import ModelSnapshot, ModelUpdate, last_update, model_updates
+from streamiter.models import ModelSnapshot, ModelUpdate, import_model, last_update, model_updates
 from streamiter.models.differences import model_comparison, model_difference
 from streamiter.models.versions import NoSuchVersion, find_update, model_versions, roll_back
 from streamiter.topics import MemoryBroker
@@ -99,10 +99,14 @@ async def test_a_large_version_is_rolled_back_to_as_a_whole(make_topic: MakeTopi
     assert [record.key for record in kept if record.value is not None and b"#1.2" in (record.key or b"")] == []
 
 
+@pytest.mark.parametrize("imports", [False, True])
 async def test_a_rollback_that_another_writer_overtook_is_written_again(
-    make_topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
+    imports: bool, make_topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A trainer restarted at the same moment and took the same generation, so that no consumer read the rollback."""
+    """A trainer restarted at the same moment and took the same generation, so that no consumer read the rollback.
+
+    An import took the trainer's version for its own, and said that it was published.
+    """
     topic = await history(make_topic, generations=1)
     kind, open_writer = type(topic), type(topic).open_writer
     overtaken: list[int] = []
@@ -116,8 +120,9 @@ async def test_a_rollback_that_another_writer_overtook_is_written_again(
         return await open_writer(self)  # type: ignore[arg-type]
 
     monkeypatch.setattr(kind, "open_writer", slow)
-    written = await roll_back(topic, "ctr", "1.2")
-    assert (written.rank, written.rollback_to) == ((3, 1), (1, 2))
+    given = update(7, np.array([7.0]))
+    written = await (import_model(topic, "ctr", given) if imports else roll_back(topic, "ctr", "1.2"))
+    assert (written.rank, written.rollback_to) == ((3, 1), None if imports else (1, 2))
     ranks = [update.rank async for update in model_updates(topic, "ctr", follow=False)]
     assert ranks[-2:] == [(2, 1), (3, 1)]
 
