@@ -17,7 +17,7 @@ from typing import Any, Final, Literal
 import numpy as np
 import numpy.typing as npt
 
-from streamiter.errors import ConfigurationError, ModelError, OtherModel
+from streamiter.errors import ConfigurationError, ModelError, OtherModel, shortened
 from streamiter.learn.asked_questions import AskedScores
 from streamiter.learn.cell_columns import Categories
 from streamiter.learn.embeddings import Embeddings, check_task_of_embeddings
@@ -460,18 +460,18 @@ class AdaptiveLinearModel(RowColumns, Savable):
         Raises ``ModelError`` if the model has learned already, for parameters that no such model has published, and for
         a state that does not fit: leave the parameter ``state`` out to start without it.
         """
-        kind = ({link: kind for kind, link in _LINKS.items()} | {"log": "number"}).get(parameters.get("link", ""))
+        link = parameters.get("link", "") if isinstance(parameters, Mapping) else ""
+        kind = ({link: kind for kind, link in _LINKS.items()} | {"log": "number"}).get(link)
         if kind is None or not {"weights", "center", "limit", "places", "fields", "text_fields"} <= parameters.keys():
-            raise OtherModel(
-                f"{_NAME}.start_from: expected the parameters of a published {_NAME}, given {sorted(parameters)}"
-            )
+            given = sorted(parameters) if isinstance(parameters, Mapping) else shortened(parameters)
+            raise OtherModel(f"{_NAME}.start_from: expected the parameters of a published {_NAME}, given {given}")
         if self._weights is not None:
             raise ModelError(f"{_NAME}.start_from: expected a new model, given one that has learned already")
-        given: Any = parameters.get("loss"), parameters.get("quantile")
-        if given != (self._loss and self._loss[0], self._loss and next(iter(self._loss[1]), None)):
+        loss: Any = parameters.get("loss"), parameters.get("quantile")
+        if loss != (self._loss and self._loss[0], self._loss and next(iter(self._loss[1]), None)):
             raise OtherModel(
-                f"{_NAME}.start_from: expected parameters of a model with the same loss, given {given}; make the model "
-                f"with loss={given[0]!r}, quantile={given[1]!r}"
+                f"{_NAME}.start_from: expected parameters of a model with the same loss, given {loss}; make the model "
+                f"with loss={loss[0]!r}, quantile={loss[1]!r}"
             )
         self._check_bits(parameters["bits"])
         check_published(f"{_NAME}.start_from", parameters, 2 ** parameters["bits"])

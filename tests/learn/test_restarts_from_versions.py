@@ -413,10 +413,15 @@ def test_a_model_of_another_loss_than_the_squared_one_keeps_what_fits(loss: dict
         np.testing.assert_allclose(model.predict(km), old.predict(km), rtol=1e-6)
 
 
-def test_weights_of_the_ready_made_model_are_no_start_for_another_linear_model() -> None:
-    """They were taken as weights of columns without a center, and the model predicted something else."""
+def test_weights_of_the_ready_made_model_are_no_start_for_another_linear_model_and_vice_versa() -> None:
+    """They were taken as weights of columns without a center, and the model predicted something else.
+
+    Bare weights were no mapping, so the ready-made model raised an AttributeError.
+    """
     x = np.random.default_rng(1).normal(3.0, 1.0, size=(200, 2))
     given = AdaptiveLinearModel(shapes=False)
     given.learn(x, x[:, 0] > 3.0)
     with pytest.raises(OtherModel, match="leave out model= to start from them"):
         LogisticRegression(2).start_from(given.parameters(state=False))
+    with pytest.raises(OtherModel, match=r"the parameters of a published AdaptiveLinearModel, given array\("):
+        AdaptiveLinearModel().start_from(np.zeros(2))  # type: ignore[arg-type]
