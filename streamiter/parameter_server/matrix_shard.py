@@ -58,11 +58,6 @@ OwnAdds = Callable[[GetRequest], Iterable[AddPart]]
 """Returns the adds of the worker that are held behind a barrier and that its get shows."""
 
 
-def _nothing_held(request: GetRequest) -> Iterable[AddPart]:
-    del request
-    return ()
-
-
 @final
 class MatrixShard:
     """The blocks of one matrix on one shard, and the consistency that says when they are read and changed.
@@ -113,7 +108,7 @@ class MatrixShard:
     # -- reading ---------------------------------------------------------------------------------------
 
     def get(
-        self, request: GetRequest, own: OwnAdds = _nothing_held, held_clocks: int = 0
+        self, request: GetRequest, own: OwnAdds = lambda request: (), held_clocks: int = 0
     ) -> GetReply | WaitingReply[GetReply]:
         """Return the values or a waiting reply.
 
@@ -208,7 +203,8 @@ class MatrixShard:
             try:
                 if move.adds:
                     self._apply_kept(move.adds)
-                self._finish_iteration()
+                if self._clock_function is not None and self._clock_parts:
+                    self._run(self._clock_function, self._clock_parts)
             except Exception as error:
                 failure = failure or error
             for get in move.gets:
@@ -221,10 +217,6 @@ class MatrixShard:
                     waiting.fail(failure)
         if failure is not None:
             raise failure
-
-    def _finish_iteration(self) -> None:
-        if self._clock_function is not None and self._clock_parts:
-            self._run(self._clock_function, self._clock_parts)
 
     # -- functions -------------------------------------------------------------------------------------
 
