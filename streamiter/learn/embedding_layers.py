@@ -25,11 +25,8 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from streamiter.parameter_server.admission import UNKNOWN_TIME
-from streamiter.values.helpers.compiled import compiled, pointer_function
+from streamiter.values.helpers.compiled import compiled
 from streamiter.values.numbers import Float32s, Floats, Integers
-
-pointer_to = pointer_function()
-
 
 NO_TIME: Final = -UNKNOWN_TIME
 """The time of a row that has none: it is before all times."""
@@ -82,25 +79,6 @@ class EmbeddingArrays(NamedTuple):
     facts: Integers
 
 
-@compiled
-def embedding_pointers(arrays: EmbeddingArrays) -> EmbeddingArrays:
-    return EmbeddingArrays(
-        pointer_to(arrays.commons),
-        pointer_to(arrays.numbers),
-        pointer_to(arrays.statistics),
-        pointer_to(arrays.weights_of_fields),
-        pointer_to(arrays.squares_of_fields),
-        pointer_to(arrays.weights_of_numbers),
-        pointer_to(arrays.squares_of_numbers),
-        pointer_to(arrays.layers),
-        pointer_to(arrays.squares_of_layers),
-        pointer_to(arrays.intercepts),
-        arrays.totals,
-        pointer_to(arrays.units),
-        pointer_to(arrays.facts),
-    )
-
-
 class RowRoom(NamedTuple):
     """Memory to work in: what the scores of a row are made of, for the step that learns from it."""
 
@@ -126,24 +104,6 @@ class RowRoom(NamedTuple):
     slopes_of_outputs: Float32s
     scores: Floats
     """The scores of both experts, then the slopes of the loss by them."""
-
-
-@compiled
-def room_pointers(room: RowRoom) -> RowRoom:
-    return RowRoom(
-        pointer_to(room.counts),
-        pointer_to(room.fields),
-        pointer_to(room.starts),
-        pointer_to(room.stops),
-        pointer_to(room.columns),
-        pointer_to(room.standardized),
-        pointer_to(room.vectors),
-        pointer_to(room.sums),
-        pointer_to(room.slopes),
-        pointer_to(room.outputs),
-        pointer_to(room.slopes_of_outputs),
-        pointer_to(room.scores),
-    )
 
 
 # ---- layers

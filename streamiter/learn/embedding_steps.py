@@ -44,10 +44,8 @@ from streamiter.learn.embedding_layers import (
     TIME_MS,
     EmbeddingArrays,
     RowRoom,
-    embedding_pointers,
     learn_layers,
     product_with_units,
-    room_pointers,
     score_of_network,
     step_number,
     step_units,
@@ -60,7 +58,6 @@ from streamiter.parameter_server.admission import UNKNOWN_TIME
 from streamiter.parameter_server.storage.feature_steps import (
     NEW_ROW,
     FeatureArrays,
-    feature_pointers,
     find_feature,
     renew_feature,
     touch_feature,
@@ -371,7 +368,7 @@ def step_embeddings(
 
     The arguments are those of ``row_steps.step_rows``; ``asked`` and ``predictions`` have a number for each expert.
     """
-    table, own, room = feature_pointers(features), embedding_pointers(arrays), room_pointers(work)
+    table, own, room = pointer_to(features), pointer_to(arrays), pointer_to(work)
     index_of, value_of, kept = pointer_to(indices), pointer_to(values), pointer_to(asked.reshape(-1))
     task, expires = own.facts[LOSS_KIND], own.facts[EXPIRES] != 0
     for position in range(len(rows)):

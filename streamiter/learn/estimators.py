@@ -100,7 +100,8 @@ def labelled(owner: str, batch: Batch, width: int | None = None) -> Examples:
     """
     if isinstance(batch, Columns) and {"label", "features"} <= set(batch.names):
         return Examples(batch["features"], batch["label"])
-    bad = [row for row, record in enumerate(batch) if not _has_keys(record)]
+    fields = {"label", "indices", "values"}
+    bad = [row for row, record in enumerate(batch) if not (isinstance(record, dict) and fields <= record.keys())]
     if bad:
         what = (
             f"{owner}: expected records with label, indices and values, given {str(batch[bad[0]])[:80]}; "
@@ -114,10 +115,6 @@ def labelled(owner: str, batch: Batch, width: int | None = None) -> Examples:
     if width is None:
         rows = SparseRows(rows.indptr, rows.indices, rows.values, int(rows.indices.max(initial=-1)) + 1)
     return Examples(rows, np.array([record["label"] for record in batch]))
-
-
-def _has_keys(record: object) -> bool:
-    return isinstance(record, dict) and {"label", "indices", "values"} <= record.keys()
 
 
 # Users see that the training runs; reading a job's statistics takes a tenth of a millisecond.

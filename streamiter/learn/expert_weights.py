@@ -492,15 +492,6 @@ class ExpertWeights:
             "totals": self.totals.copy(),
         }
 
-    @classmethod
-    def from_state(
-        cls, state: Mapping[str, Any], rates: tuple[float, ...] | None, loss: PlainLoss | None = None
-    ) -> ExpertWeights:
-        """Return the weights that :meth:`state` was taken of."""
-        weights = cls(state["task"], state["scores"], state["hashed"], rates, loss)
-        weights.restore(state)
-        return weights
-
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take on a :meth:`state` of the same task and scores; these are new weights, without columns."""
         self.add_numeric(state["numeric"])

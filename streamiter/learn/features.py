@@ -71,7 +71,7 @@ def column_of(records: Columns | Sequence[Mapping[str, Any]], field: str) -> Seq
     try:
         return [record[field] for record in records]
     except (TypeError, IndexError):
-        bad = [row for row, record in enumerate(records) if not _has_fields(record)]
+        bad = [row for row, record in enumerate(records) if not isinstance(record, (Mapping, np.void))]
         if not bad:
             raise
         raise BadRows(
@@ -83,10 +83,6 @@ def column_of(records: Columns | Sequence[Mapping[str, Any]], field: str) -> Seq
         raise BadRows(
             bad, f"FeatureHasher: expected a field {field!r} (None where it has no value), given {given}"
         ) from None
-
-
-def _has_fields(record: Any) -> bool:
-    return isinstance(record, (Mapping, np.void))
 
 
 def as_numbers(values: Sequence[Any]) -> Floats:
@@ -124,10 +120,6 @@ def number_or_infinity(value: Any) -> float:
 
 def _is_categorical(value: Any) -> bool:
     return value is None or isinstance(value, (str, int, float, bytes, np.integer, np.floating, np.bool_))
-
-
-def all_categorical(values: Sequence[Any]) -> bool:
-    return all(map(_is_categorical, values))
 
 
 def bad_values(field: str, values: Sequence[Any]) -> BadRows:
@@ -242,7 +234,7 @@ class FeatureHasher(Savable):
             return list(map(self._cross_places[cross].__getitem__, combinations))
         except TypeError:
             raise next(
-                bad_values(field, columns[field]) for field in cross if not all_categorical(columns[field])
+                bad_values(field, columns[field]) for field in cross if not all(map(_is_categorical, columns[field]))
             ) from None
 
     def _assembled(self, count: int, places: list[list[int]], numbers: list[Sequence[Any]]) -> SparseRows:

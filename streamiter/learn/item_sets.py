@@ -56,10 +56,6 @@ def _order(item: int | str) -> tuple[bool, Any]:
     return isinstance(item, str), item
 
 
-def order_of_items(items: ItemSet) -> list[tuple[bool, Any]]:
-    return [_order(item) for item in items]
-
-
 CANDIDATES: Final = OutputTag("candidates")
 
 
@@ -76,7 +72,7 @@ class ChooseFrequent(DeclaredOperator):
     def process(self, counts: Counts, out: Output) -> None:
         if self._candidates is None:
             self._transactions = counts[()]
-            self._candidates = sorted((items for items in counts if items), key=order_of_items)
+            self._candidates = sorted((items for items in counts if items), key=lambda items: [*map(_order, items)])
         # A division, because the user's ``count / transactions`` is a division, too: then equal shares are equal.
         frequent = [
             items for items in self._candidates if counts.get(items, 0) / self._transactions >= self._minimum_support

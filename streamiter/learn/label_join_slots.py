@@ -56,11 +56,9 @@ from streamiter.learn.label_join_arrays import (
     WITHIN,
     Arrays,
 )
-from streamiter.values.helpers.compiled import compiled, pointer_function
+from streamiter.values.helpers.compiled import compiled
 from streamiter.values.numbers import Integers
 from streamiter.values.times import MAX_TIME
-
-pointer_to = pointer_function()
 
 # A heap is cleared of closed items when they are more than three times the others and this number.
 _CLOSED_MAX: Final = 1_000
@@ -70,30 +68,6 @@ LEARNED_KEPT: Final = 100_000
 
 Pointers = Arrays
 """The arrays, as pointers to their first numbers."""
-
-
-@compiled
-def pointers(arrays: Arrays) -> Pointers:
-    return Pointers(
-        pointer_to(arrays.slots),
-        pointer_to(arrays.free),
-        pointer_to(arrays.keys),
-        pointer_to(arrays.questions),
-        pointer_to(arrays.answers),
-        pointer_to(arrays.answered),
-        pointer_to(arrays.learned),
-        pointer_to(arrays.assumed),
-        pointer_to(arrays.counts),
-        pointer_to(arrays.settings),
-        pointer_to(arrays.delays),
-        pointer_to(arrays.ordered),
-        pointer_to(arrays.delay_counts),
-        pointer_to(arrays.shares),
-        pointer_to(arrays.steps),
-        pointer_to(arrays.late),
-        pointer_to(arrays.taken),
-        pointer_to(arrays.touched),
-    )
 
 
 # ---- heaps: the first item of each is due first; ``counts[name]`` is the number of items of the heap ``name``

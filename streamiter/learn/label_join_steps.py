@@ -70,16 +70,17 @@ from streamiter.learn.label_join_slots import (
     leave,
     leave_late,
     limit_of,
-    pointers,
     pop,
     push,
     settle_key,
     touch,
     waits,
 )
-from streamiter.values.helpers.compiled import compiled
+from streamiter.values.helpers.compiled import compiled, pointer_function
 from streamiter.values.numbers import Integers
 from streamiter.values.times import MAX_TIME, MIN_TIME
+
+pointer_to = pointer_function()
 
 # ---- what happens with an event
 
@@ -325,7 +326,7 @@ def _ask_event(state: Pointers, key: int, time: int, has_time: bool, has_label: 
 @compiled
 def join_again(arrays: Arrays, waiting: Integers) -> None:
     """Join the events in these slots, which waited in the checkpoint that a run resumes from, in their order."""
-    state = pointers(arrays)
+    state = pointer_to(arrays)
     watermark = state.counts[WATERMARK]
     state.counts[WATERMARK] = MIN_TIME  # They came before it.
     for slot in waiting:
@@ -340,7 +341,7 @@ def join_again(arrays: Arrays, waiting: Integers) -> None:
 @compiled
 def learned_before(arrays: Arrays, limits: Integers, numbers: Integers) -> None:
     """Count the ends of the waits of questions that were learned before the checkpoint that a run resumes from."""
-    state = pointers(arrays)
+    state = pointer_to(arrays)
     for place in range(len(limits)):
         _count_later(state, limits[place], numbers[place])
 
@@ -348,7 +349,7 @@ def learned_before(arrays: Arrays, limits: Integers, numbers: Integers) -> None:
 @compiled
 def answered_before(arrays: Arrays, questions: Integers, answers: Integers) -> None:
     """Let the questions in these slots wait further, each with the answer that it got before the checkpoint."""
-    state = pointers(arrays)
+    state = pointer_to(arrays)
     for place in range(len(questions)):
         slot = questions[place]
         state.slots[slot + PARTNER] = answers[place]
@@ -359,7 +360,7 @@ def answered_before(arrays: Arrays, questions: Integers, answers: Integers) -> N
 @compiled
 def settled_before(arrays: Arrays, keys: Integers, times: Integers) -> None:
     """Note the questions of these keys and times that got their answers before the checkpoint."""
-    state = pointers(arrays)
+    state = pointer_to(arrays)
     for place in range(len(keys)):
         settle_key(state, keys[place], times[place])
 
@@ -367,7 +368,7 @@ def settled_before(arrays: Arrays, keys: Integers, times: Integers) -> None:
 @compiled
 def drop_closed(arrays: Arrays) -> None:
     """Remove the first items of all heaps whose events have left."""
-    state = pointers(arrays)
+    state = pointer_to(arrays)
     drop_closed_items(state.questions, state.counts, QUESTIONS, state.slots)
     drop_closed_items(state.answers, state.counts, ANSWERS, state.slots)
     drop_closed_items(state.assumed, state.counts, ASSUMABLE, state.slots)
@@ -391,7 +392,7 @@ def handle(
     says what each event does. ``times`` and ``before``, the watermark behind the events before it, are empty by the
     clock: then each event has the time of the watermark.
     """
-    state = pointers(arrays)
+    state = pointer_to(arrays)
     counts, has_time = state.counts, len(times) > 0
     for event in range(start, stop):
         if has_time:
@@ -421,7 +422,7 @@ def close_batch(arrays: Arrays, kept: Integers, idle: Integers) -> tuple[int, in
     A row of ``kept`` has a slot, and its event, or for a question with new scores -1; and the step of the scores, or
     -1. Returns how many rows, and how many keys there are.
     """
-    state = pointers(arrays)
+    state = pointer_to(arrays)
     slots, keys, counts, waiting, unused = state.slots, state.keys, state.counts, 0, 0
     for place in range(counts[TAKEN_SLOTS]):
         slot = state.taken[place]

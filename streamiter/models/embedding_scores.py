@@ -91,30 +91,6 @@ class PublishedEmbeddings:
     experts: Sequence[EmbeddingExpert]
     """Their shares add up to the share of the embeddings; all other members have the rest."""
 
-    def published(self) -> dict[str, Any]:
-        """Return the parameter ``embeddings`` of a published model."""
-        return {
-            "kind": self.kind,
-            "factors": self.factors,
-            "text_fields": list(self.text_fields),
-            "keys": self.keys,
-            "admitted": self.admitted,
-            "scale": self.scale,
-            "experts": [
-                {
-                    "weights": each.weights,
-                    "vectors": each.vectors,
-                    "commons": each.commons,
-                    "numbers": each.numbers,
-                    "products": each.products,
-                    "layers": [{"weights": weights, "bias": bias} for weights, bias in each.layers],
-                    "intercept": each.intercept,
-                    "share": each.share,
-                }
-                for each in self.experts
-            ],
-        }
-
     @staticmethod
     def of(given: Mapping[str, Any], subject: str, *, fields: int) -> PublishedEmbeddings:
         """Return the embeddings of a published model, whose linear member has so many numeric fields.

@@ -155,15 +155,16 @@ class StandardizedModel:
                 return self._predict_one(prepared)
         rows, is_single = self._rows([x] if is_dict else x)
         is_single |= is_dict
-        values = self._predicted(rows) if isinstance(rows, NamedRows) else self._predicted_sparse(rows)
+        values = self._predicted(rows)
         if not is_single:
             return values
         return float(values[0]) if values.ndim == 1 else values[0]
 
-    def _predicted_sparse(self, rows: SparseRows) -> Floats:
-        return self._linked(self._scores_of_sparse(rows) + self._intercept)
-
-    def _predicted(self, rows: NamedRows) -> Floats:
+    def _predicted(self, rows: NamedRows | SparseRows) -> Floats:
+        if isinstance(rows, SparseRows):
+            products = self._values_times_weights(rows)
+            scores = [sums_by(rows.row_of_value, of_score, len(rows)) for of_score in products.T]
+            return self._linked(np.column_stack(scores) + self._intercept)
         whole = self._with_crosses(rows)
         values = self._linked(self._scores(whole) + self._intercept)
         if self._shapes is not None:
@@ -555,10 +556,6 @@ class StandardizedModel:
             part = np.zeros((len(rows), products.shape[1]))
             np.add.at(part, rows.row_of_value[own], products[own])
             yield str(column), part
-
-    def _scores_of_sparse(self, rows: SparseRows) -> Floats:
-        products = self._values_times_weights(rows)
-        return np.column_stack([sums_by(rows.row_of_value, of_score, len(rows)) for of_score in products.T])
 
     def _places_of(self, hashes: Indices) -> Indices:
         """Return the place of each hash: its low bits."""

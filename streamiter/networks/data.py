@@ -455,7 +455,8 @@ class TrainingSteps:
         """The number of steps in all epochs."""
         self._order: tuple[int, Indices | None] = (-1, None)
         """The epoch that was last asked for, with its order of rows."""
-        self._keeps = self._all_epochs_are_alike() and _size_bytes(data) <= _KEPT_BYTES_MAX
+        epochs_differ = self._is_sampled or self._settings.use_shuffle or self._settings.pos_neg_ratio > 0.0
+        self._keeps = not epochs_differ and _size_bytes(data) <= _KEPT_BYTES_MAX
         self._kept: dict[tuple[int, int], FeatureMiniBatch] = {}
         """Prepared mini-batches by the number of the step in its epoch, and the worker."""
         self._drawn: tuple[int, Indices | None] = (-1, None)
@@ -502,10 +503,6 @@ class TrainingSteps:
             drawn = np.sort(generator.choice(self._rows, self._batch, replace=False))
             self._drawn = step, drawn
         return drawn if order is None else order[drawn]
-
-    def _all_epochs_are_alike(self) -> bool:
-        settings = self._settings
-        return not (self._is_sampled or settings.use_shuffle or settings.pos_neg_ratio > 0.0)
 
     def _order_of(self, epoch: int) -> Indices | None:
         """Return the order of the rows in an epoch; None: all rows in their own order."""

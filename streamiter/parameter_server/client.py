@@ -46,10 +46,6 @@ MAX_CALLS: Final = 64
 _BARRIERS: Final = ""
 
 
-def _ignore() -> None:
-    pass
-
-
 @final
 class Client(Participation):
     """One worker's access to the matrices of a server; used in one event loop.
@@ -93,7 +89,7 @@ class Client(Participation):
         self._directory = directory
         self._read_my_writes = read_my_writes
         self._cache = RowCache(cache_bytes)
-        self._further: Callable[[], None] = _ignore
+        self._further: Callable[[], None] = lambda: None
         self._arrived = 0
         """The number of barriers at which this worker has arrived."""
         self._matrices: dict[str, MatrixAccess] = {}

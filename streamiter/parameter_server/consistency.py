@@ -330,10 +330,6 @@ class ProgressTracker(DeclaredState):
         """Return the minimum clock; without workers, the last one."""
         return self._min_clock
 
-    def is_unique_min(self, worker: int) -> bool:
-        """Return whether this worker is the only one at the minimum clock."""
-        return self.get_progress(worker) == self._min_clock and self._workers_at[self._min_clock] == 1
-
     def advance_and_get_changed_min_clock(self, worker: int) -> int:
         """Advance the clock of a worker by one; return the new minimum clock if it has moved, otherwise −1."""
         clock = self.get_progress(worker)

@@ -52,12 +52,11 @@ _GIVE_UP: Final = "give up"
 
 @final
 class DividedShards:
-    """The shards of this process, and the links to those in other processes, which replace them in ``links``."""
+    """The shards of this process, ``here``, and the links to all others, which replace them in ``links``."""
 
     def __init__(
-        self, directory: MatrixDirectory, links: list[ShardLink], own: int, processes: int, send: Send
+        self, directory: MatrixDirectory, links: list[ShardLink], here: Sequence[Shard], processes: int, send: Send
     ) -> None:
-        self.here = [cast("Shard", shard) for number, shard in enumerate(links) if number % processes == own]
         self._directory = directory
         self._processes = processes
         self._send = send
@@ -68,7 +67,7 @@ class DividedShards:
         self._answering: dict[tuple[int, int], AnyReply] = {}
         """The replies that shards of this process have yet to give, by process and number of the request."""
         self._is_over = False
-        self._shards = {shard.number: shard for shard in self.here}
+        self._shards = {shard.number: shard for shard in here}
         for number in range(len(links)):
             if number not in self._shards:
                 links[number] = _LinkElsewhere(self, number)

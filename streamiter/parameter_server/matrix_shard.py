@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Final, final
 
 import numpy as np
@@ -47,14 +47,15 @@ from streamiter.values.numbers import is_number
 # Above this size the buffered adds of one worker are summed up: many small gradients of one iteration.
 _PENDING_BYTES: Final = 64 << 20
 
+# The fields of ``MatrixStatistics`` that a shard adds up.
+_ADDED_UP: Final = (
+    *("gets", "adds", "clock_calls", "updates", "aggregates"),
+    *("numbers_read", "numbers_added", "waits", "waiting_peak"),
+)
+
 
 OwnAdds = Callable[[GetRequest], Iterable[AddPart]]
 """Returns the adds of the worker that are held behind a barrier and that its get shows."""
-
-
-def _nothing_held(request: GetRequest) -> Iterable[AddPart]:
-    del request
-    return ()
 
 
 @final
@@ -75,7 +76,7 @@ class MatrixShard:
         )
         self._waiting: dict[int, tuple[GetRequest, WaitingReply[GetReply], OwnAdds]] = {}
         """The gets that wait, by the identity of the request object."""
-        self._counts = MatrixCounts()
+        self._counts = dict.fromkeys(_ADDED_UP, 0)
         self._clock_function = clock_function(matrix)
         self._clock_parts = self._parts_of(self._clock_function) if self._clock_function is not None else []
 
@@ -107,19 +108,19 @@ class MatrixShard:
     # -- reading ---------------------------------------------------------------------------------------
 
     def get(
-        self, request: GetRequest, own: OwnAdds = _nothing_held, held_clocks: int = 0
+        self, request: GetRequest, own: OwnAdds = lambda request: (), held_clocks: int = 0
     ) -> GetReply | WaitingReply[GetReply]:
         """Return the values or a waiting reply.
 
         ``own`` and ``held_clocks`` are the worker's adds and clocks that are held behind a barrier.
         """
-        self._counts.gets += 1
+        self._counts["gets"] += 1
         if self.model.get(request.worker, request, request.observed, held_clocks):
             return self.read(request, own(request))
         waiting: WaitingReply[GetReply] = WaitingReply(lambda: self._forget(request))
         self._waiting[id(request)] = (request, waiting, own)
-        self._counts.waits += 1
-        self._counts.waiting_peak = max(self._counts.waiting_peak, len(self._waiting))
+        self._counts["waits"] += 1
+        self._counts["waiting_peak"] = max(self._counts["waiting_peak"], len(self._waiting))
         return waiting
 
     def read(self, request: GetRequest, own: Iterable[AddPart] = ()) -> GetReply:
@@ -128,7 +129,7 @@ class MatrixShard:
         values = []
         for block, row, columns, out in request.parts:
             found = blocks[block].get(row, columns, out)
-            counts.numbers_read += found.size
+            counts["numbers_read"] += found.size
             values.append(found)
         if request.with_own or own:
             self._overlay(request, values, own)
@@ -156,7 +157,7 @@ class MatrixShard:
             self._apply_parts(request.parts)
             if request.update is not None:
                 self._run_update(request.update)
-        self._counts.adds += 1
+        self._counts["adds"] += 1
         if request.get is not None:
             return self.get(request.get)
         return self.model.tracker.get_min_clock()
@@ -173,7 +174,7 @@ class MatrixShard:
         blocks, counts = self.blocks, self._counts
         for block, row, columns, values in parts:
             blocks[block].add(row, columns, values)
-            counts.numbers_added += values.size
+            counts["numbers_added"] += values.size
 
     def _apply_kept(self, adds: Sequence[AddPart]) -> None:
         """Apply the adds of an iteration, occurrences first: adds that were summed up are in another order."""
@@ -186,7 +187,7 @@ class MatrixShard:
     def clock(self, request: ClockRequest) -> int:
         """A worker has finished an iteration; return the minimum clock."""
         released = self.model.clock(request.worker, request.observed)
-        self._counts.clock_calls += 1
+        self._counts["clock_calls"] += 1
         if released:
             self._release(released)
         return self.model.tracker.get_min_clock()
@@ -202,7 +203,8 @@ class MatrixShard:
             try:
                 if move.adds:
                     self._apply_kept(move.adds)
-                self._finish_iteration()
+                if self._clock_function is not None and self._clock_parts:
+                    self._run(self._clock_function, self._clock_parts)
             except Exception as error:
                 failure = failure or error
             for get in move.gets:
@@ -215,10 +217,6 @@ class MatrixShard:
                     waiting.fail(failure)
         if failure is not None:
             raise failure
-
-    def _finish_iteration(self) -> None:
-        if self._clock_function is not None and self._clock_parts:
-            self._run(self._clock_function, self._clock_parts)
 
     # -- functions -------------------------------------------------------------------------------------
 
@@ -240,7 +238,7 @@ class MatrixShard:
         self._run(request.function, request.parts)
 
     def _run(self, function: UpdateFunction, parts: Sequence[tuple[int, object]]) -> None:
-        self._counts.updates += 1
+        self._counts["updates"] += 1
         for block, part in parts:
             with _named(function, self.matrix):
                 function.partition_update(self._block_for(function, block), part)
@@ -249,7 +247,7 @@ class MatrixShard:
         """Run a get function on these blocks, and return their results."""
         self._check_worker(request.worker)
         assert request.function is not None
-        self._counts.aggregates += 1
+        self._counts["aggregates"] += 1
         function = request.function
         with _named(function, self.matrix):
             return [function.partition_get(self._block_for(function, block), part) for block, part in request.parts]
@@ -378,7 +376,7 @@ class MatrixShard:
             blocks=len(self.blocks),
             size_bytes=sum(block.size_bytes() for block in self.blocks.values()),
             **_features(self.blocks.values()),
-            **asdict(self._counts),
+            **self._counts,
         )
 
 
@@ -404,21 +402,6 @@ def _named(function: PartitionFunction, matrix: Matrix) -> Iterator[None]:
             f"{function.name} on matrix {matrix.name!r}: expected it to work on every block, given "
             f"{type(error).__name__}: {error}; correct the function"
         ) from error
-
-
-@dataclass(slots=True)
-class MatrixCounts:
-    """The counts of ``MatrixStatistics`` that a shard adds up."""
-
-    gets: int = 0
-    adds: int = 0
-    clock_calls: int = 0
-    updates: int = 0
-    aggregates: int = 0
-    numbers_read: int = 0
-    numbers_added: int = 0
-    waits: int = 0
-    waiting_peak: int = 0
 
 
 @dataclass(frozen=True, slots=True)

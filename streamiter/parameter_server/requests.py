@@ -179,13 +179,6 @@ class ArriveRequest(Request[None]):
     number: int
 
 
-@dataclass(slots=True)
-class ResetRequest(Request[None]):
-    """Set the clocks of these workers to 0 on all matrices; waiting calls fail, parameters stay. Reply: None."""
-
-    workers: tuple[int, ...]
-
-
 # -- state ---------------------------------------------------------------------------------------------------
 
 
@@ -219,38 +212,6 @@ class PassBarrier(Request[None]):
 
     worker: int
     checkpoint: int
-
-
-@dataclass(slots=True)
-class AbandonBarrier(Request[None]):
-    """A checkpoint is abandoned: apply the requests that are held for it. Reply: None."""
-
-    checkpoint: int
-
-
-@dataclass(slots=True)
-class TakeState(Request["ServerState | None"]):
-    """Reply: the state of the shard, with ``Deferred`` pieces; None: the checkpoint is abandoned."""
-
-    checkpoint: int | None = None
-    """Take the state when all workers have passed the barrier of this checkpoint; None: now."""
-
-
-@dataclass(slots=True)
-class RestoreState(Request[None]):
-    """Go back to a state of all shards; waiting calls fail. Reply: None."""
-
-    state: ServerState
-    workers: tuple[int, ...] | None = None
-    """The workers that take part from now on; None: the workers of the state."""
-
-
-@dataclass(slots=True)
-class FailWaiting(Request[None]):
-    """The server is closed: all waiting calls fail. Reply: None."""
-
-    reason: str
-    """Completes the sentence of the error: expected to answer this call, given …"""
 
 
 # -- the arrays of adds that wait ----------------------------------------------------------------------------

@@ -7,9 +7,16 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from types import TracebackType
-from typing import Any, Self, TypeVar, final
+from typing import Any, Self, final
 
-from streamiter.errors import CheckpointError, ConfigurationError, ParameterServerError, ShardLost, shortened
+from streamiter.errors import (
+    CheckpointError,
+    ConfigurationError,
+    ParameterServerError,
+    ServerReset,
+    ShardLost,
+    shortened,
+)
 from streamiter.operators.services import ServiceWorker
 from streamiter.parameter_server.calls import Call, Heartbeats, ShardLink, WaitingReply
 from streamiter.parameter_server.client import MAX_CALLS, Client
@@ -17,17 +24,7 @@ from streamiter.parameter_server.divided import DividedShards
 from streamiter.parameter_server.matrix import Matrix, unknown_matrix
 from streamiter.parameter_server.matrix_shard import MatrixStatistics
 from streamiter.parameter_server.psf.function import GetFunction, Result, UpdateFunction
-from streamiter.parameter_server.requests import (
-    AbandonBarrier,
-    FailWaiting,
-    JoinRequest,
-    LeaveRequest,
-    Request,
-    ResetRequest,
-    RestoreState,
-    ServerState,
-    TakeState,
-)
+from streamiter.parameter_server.requests import JoinRequest, LeaveRequest, ServerState
 from streamiter.parameter_server.rows import MatrixDirectory
 from streamiter.parameter_server.shard import Shard, ShardStatistics
 from streamiter.parameter_server.snapshots import clock_in, in_memory, is_state, merged, thawed
@@ -36,8 +33,6 @@ from streamiter.values.helpers.clock import Clock, SystemClock
 from streamiter.values.numbers import positive, whole_number
 from streamiter.values.plain_data import PlainData
 from streamiter.values.times import Seconds, in_seconds
-
-R = TypeVar("R")
 
 OWN_CALLS = -1
 """The worker's number in requests of the server itself."""
@@ -83,7 +78,9 @@ class ParameterServer:
         count = whole_number("ParameterServer(shards=)", shards, 1)
         if heartbeat_timeout_s is not None:
             heartbeat_timeout_s = positive("ParameterServer(heartbeat_timeout_s=)", in_seconds(heartbeat_timeout_s))
-        self._links: list[ShardLink] = [Shard(number) for number in range(count)]
+        self._here = [Shard(number) for number in range(count)]
+        """The shards of this process."""
+        self._links: list[ShardLink] = [*self._here]
         """All clients share this list. In a flow in several processes, links replace the shards of the others."""
         self._directory = MatrixDirectory(self._links)
         self._clients: dict[int, Client] = {}
@@ -101,7 +98,7 @@ class ParameterServer:
         self._interrupted: str | None = None
         """The flow whose last run ended before its end."""
         self._plain_data = PlainData()
-        self._taking: dict[int, list[ServerState | WaitingReply[ServerState | None] | None]] = {}
+        self._taking: dict[int, list[WaitingReply[ServerState | None]]] = {}
         """The replies of the shards with their states, by checkpoint."""
 
     # -- matrices --------------------------------------------------------------------------------------
@@ -187,7 +184,8 @@ class ParameterServer:
     async def reset(self) -> None:
         """Set all clocks of all workers to 0. Parameters stay; waiting calls fail with ServerReset."""
         self._check_whole()
-        await self._ask_own(ResetRequest(tuple(self._clients)))
+        for shard in self._here:
+            shard.reset(self._clients)
         for client in self._clients.values():
             client.go_back({})
 
@@ -196,7 +194,7 @@ class ParameterServer:
     async def snapshot(self) -> ServerState:
         """Return parameters, clocks and buffered adds at one moment, as plain data for ``restore``."""
         self._check_whole()
-        return merged([thawed(state, self._plain_data) for state in await self._ask_own(TakeState())])
+        return merged([thawed(shard.state_now(), self._plain_data) for shard in self._here])
 
     async def restore(self, state: ServerState) -> None:
         """Go back to a snapshot, with the workers that take part now; waiting calls fail with ServerReset.
@@ -208,20 +206,18 @@ class ParameterServer:
             raise ParameterServerError(
                 f"{self.name}, restore: expected a result of snapshot(), given {shortened(state)}"
             )
-        await self._restore(state, self._clients)
+        self._restore(state, self._clients)
 
-    async def _restore(self, state: ServerState, workers: Iterable[int]) -> None:
-        await self._ask_own(RestoreState(state, tuple(workers)))
+    def _restore(self, state: ServerState, workers: Iterable[int]) -> None:
+        for shard in self._here:
+            shard.restore(state, workers)
         for worker, client in self._clients.items():
             client.go_back({name: clock_in(matrix["clocks"], worker) for name, matrix in state["matrices"].items()})
 
     def statistics(self) -> ParameterServerStatistics:
         """Return the statistics of all shards of this process."""
-        shards = tuple(shard.statistics() for shard in self._links if isinstance(shard, Shard))
+        shards = tuple(shard.statistics() for shard in self._here)
         return ParameterServerStatistics(self.name, tuple(self._clients), shards)
-
-    async def _ask_own(self, request: Request[R]) -> list[R]:
-        return await Call([link.send(request) for link in self._own_links], list)
 
     # -- in a flow: see streamiter.operators.operator ---------------------------------------------------
 
@@ -238,7 +234,8 @@ class ParameterServer:
             raise ConfigurationError(
                 f"{self.name}: expected a new server, given one that a run in several processes has used; make another"
             )
-        self._divided = DividedShards(self._directory, self._links, own, processes, send)
+        self._here = self._here[own::processes]
+        self._divided = DividedShards(self._directory, self._links, self._here, processes, send)
 
     def received(self, process: int, *contents: Any) -> None:
         """Take a message of this server in another process."""
@@ -252,11 +249,6 @@ class ParameterServer:
                 f"{self.name}: expected all shards in this process, given a flow that runs in several processes; its "
                 "checkpoints have the states of all shards"
             )
-
-    @property
-    def _own_links(self) -> Sequence[ShardLink]:
-        """The links to the shards that this process takes states of."""
-        return self._links if self._divided is None else self._divided.here
 
     async def begin_job(
         self, flow: str, workers: int, states: Sequence[ServerState], *, here: Sequence[int], has_checkpoints: bool
@@ -282,7 +274,7 @@ class ParameterServer:
             if self._divided is not None:
                 # Each process lets all workers join on its own shards: a message might come before a restored state.
                 for worker in range(workers):
-                    for shard in self._divided.here:
+                    for shard in self._here:
                         shard.handle(JoinRequest(worker))
             joins = self._divided is None
             for worker in here:  # None of them is ever silent.
@@ -291,7 +283,7 @@ class ParameterServer:
                 )
             # The state is read now: a matrix that is made later takes it over when its store is closed.
             if state is not None:
-                await self._restore(in_memory(state), range(workers))
+                self._restore(in_memory(state), range(workers))
         except BaseException:
             await self.end_job(went_well=state is None)
             raise
@@ -299,7 +291,7 @@ class ParameterServer:
 
     def checkpoint_begins(self, checkpoint: int) -> None:
         """A checkpoint begins: ask the shards for their states at its barrier."""
-        self._taking[checkpoint] = [link.send(TakeState(checkpoint)) for link in self._own_links]
+        self._taking[checkpoint] = [shard.take_state(checkpoint) for shard in self._here]
 
     async def take_state(self, checkpoint: int) -> ServerState | None:
         """Return the state of all shards at the barrier of a checkpoint: of those of this process; None without any."""
@@ -314,13 +306,12 @@ class ParameterServer:
 
     def checkpoint_abandoned(self, checkpoint: int) -> None:
         """A checkpoint is abandoned: have the shards apply the requests that they hold for it."""
-        for link in self._own_links:
-            link.send(AbandonBarrier(checkpoint))
+        for shard in self._here:
+            shard.abandon(checkpoint)
         for reply in self._taking.pop(checkpoint, ()):
             # While a state is frozen, its block copies the numbers that change.
-            if isinstance(reply, WaitingReply) and reply.is_settled:
-                # The shard is lost, or the call given up.
-                with suppress(ParameterServerError, asyncio.CancelledError):
+            if reply.is_settled:
+                with suppress(asyncio.CancelledError):  # The call was given up.
                     release_all(reply.result())
 
     async def end_job(self, *, went_well: bool) -> None:
@@ -343,8 +334,9 @@ class ParameterServer:
         self._is_closed = True
         if self._heartbeats is not None:
             self._heartbeats.stop()
-        with suppress(ParameterServerError):  # On a lost shard no call waits.
-            await self._ask_own(FailWaiting(f"a server ({self.name}) that was closed meanwhile"))
+        given = f"a server ({self.name}) that was closed meanwhile"
+        for shard in self._here:
+            shard.fail_waiting(ServerReset(f"parameter server: expected to answer this call, given {given}"))
         for client in list(self._clients.values()):
             client.left("the server was closed")
         self._clients.clear()

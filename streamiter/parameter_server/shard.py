@@ -12,12 +12,11 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar, final
 
 from streamiter.errors import OutOfTurn, ParameterServerError, ServerReset, StreamiterError, WorkerHasLeft
-from streamiter.parameter_server.calls import AnyReply, WaitingReply
+from streamiter.parameter_server.calls import WaitingReply
 from streamiter.parameter_server.consistency import ProgressTracker
 from streamiter.parameter_server.matrix import Matrix, unknown_matrix
 from streamiter.parameter_server.matrix_shard import MatrixShard, MatrixStatistics
 from streamiter.parameter_server.requests import (
-    AbandonBarrier,
     AddRequest,
     AggregateRequest,
     ArrivalsState,
@@ -25,7 +24,6 @@ from streamiter.parameter_server.requests import (
     ClockRequest,
     CreateRequest,
     Describe,
-    FailWaiting,
     ForgetRequest,
     GetRequest,
     JoinRequest,
@@ -34,10 +32,7 @@ from streamiter.parameter_server.requests import (
     PassBarrier,
     RaiseRequest,
     Request,
-    ResetRequest,
-    RestoreState,
     ServerState,
-    TakeState,
     UpdateRequest,
 )
 from streamiter.parameter_server.snapshots import HeldRequest, Holding, thawed
@@ -97,15 +92,8 @@ class Shard:
             JoinRequest: self._join,
             RaiseRequest: self._raise,
             LeaveRequest: self._leave,
-            ResetRequest: self._reset,
             ArriveRequest: lambda request: self._arrivals.arrive(request.worker, request.number),
             PassBarrier: self._holding.pass_barrier,
-            AbandonBarrier: self._holding.abandon,
-            TakeState: self._take_state,
-            RestoreState: lambda request: self.restore(request.state, request.workers),
-            FailWaiting: lambda request: self.fail_waiting(
-                ServerReset(f"parameter server: expected to answer this call, given {request.reason}")
-            ),
         }
 
     def handle(self, request: Request[R]) -> R | WaitingReply[R]:
@@ -210,24 +198,30 @@ class Shard:
         if failures:
             raise failures[0]
 
-    def _reset(self, request: ResetRequest) -> None:
-        self.workers = dict.fromkeys(request.workers)
+    def reset(self, workers: Iterable[int]) -> None:
+        """Set the clocks of these workers to 0 on all matrices; waiting calls fail, parameters stay."""
+        self.workers = dict.fromkeys(workers)
         self._holding.reset(
             ServerReset("parameter server: expected to answer this call, given a server that started over; ask again")
         )
         for matrix in self.matrices.values():
-            matrix.reset(request.workers, "a server that started over")
-        self._arrivals.reset(request.workers, ServerReset("barrier: the server started over; arrive again"))
+            matrix.reset(workers, "a server that started over")
+        self._arrivals.reset(workers, ServerReset("barrier: the server started over; arrive again"))
 
     # -- state -----------------------------------------------------------------------------------------
 
-    def _take_state(self, request: TakeState) -> ServerState | AnyReply:
-        if request.checkpoint is not None:
-            return self._holding.take_state(request.checkpoint)
-        return self._freeze_with_held() if self._holding.held else self.freeze()
+    def abandon(self, checkpoint: int) -> None:
+        """A checkpoint is abandoned: apply the requests that are held for it."""
+        self._holding.abandon(checkpoint)
 
-    def _freeze_with_held(self) -> ServerState:
+    def take_state(self, checkpoint: int) -> WaitingReply[ServerState | None]:
+        """Return the state when all workers have passed the barrier of a checkpoint; None: it was abandoned."""
+        return self._holding.take_state(checkpoint)
+
+    def state_now(self) -> ServerState:
         """Return the state with the held requests applied: their workers may have been told that they count."""
+        if not self._holding.held:
+            return self.freeze()
         copy = Shard(self.number)
         copy.restore(thawed(self.freeze(), self._plain_data))
         for matrix in self.matrices.values():

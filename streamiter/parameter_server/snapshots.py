@@ -21,7 +21,6 @@ from streamiter.errors import CheckpointError, StreamiterError
 from streamiter.parameter_server.calls import AnyReply, WaitingReply
 from streamiter.parameter_server.matrix_shard import MatrixShard
 from streamiter.parameter_server.requests import (
-    AbandonBarrier,
     AddPart,
     AddRequest,
     ClockRequest,
@@ -248,12 +247,12 @@ class Holding:
             self._abandoned = 0  # The next job may number its checkpoints from 1 again.
         self._check()
 
-    def abandon(self, request: AbandonBarrier) -> None:
+    def abandon(self, abandoned: int) -> None:
         """A checkpoint is abandoned: apply the held requests."""
-        self._abandoned = max(self._abandoned, request.checkpoint)
-        for checkpoint in [number for number in self._taking if number <= request.checkpoint]:
+        self._abandoned = max(self._abandoned, abandoned)
+        for checkpoint in [number for number in self._taking if number <= abandoned]:
             self._taking.pop(checkpoint).succeed(None)
-        if self._checkpoint is not None and self._checkpoint <= request.checkpoint:
+        if self._checkpoint is not None and self._checkpoint <= abandoned:
             self._release()
             self._check()
 

@@ -77,6 +77,9 @@ class DeferredFiles(Deferred):
     or :class:`FramesInFiles` if the names of the files end with ``FRAME_FILE``.
     """
 
+    stored: dict[str, object]
+    """Where a store keeps each file, by name, which the store notes here; all snapshots of the state share it."""
+
     @abc.abstractmethod
     def wait(self) -> None:
         """Block until the files are there. Raises the error of their making, such as ``StorageFull``."""
@@ -84,14 +87,6 @@ class DeferredFiles(Deferred):
     @abc.abstractmethod
     def files(self) -> Sequence[LocalFile]:
         """Return the files, in a fixed order; called after ``wait``."""
-
-    @abc.abstractmethod
-    def stored(self, name: str) -> object | None:
-        """Return what :meth:`note_stored` was told of a file of that name, also by an earlier snapshot."""
-
-    @abc.abstractmethod
-    def note_stored(self, name: str, shared: object) -> None:
-        """Remember where a store keeps the file of that name."""
 
     @abc.abstractmethod
     def rest(self) -> bytes:

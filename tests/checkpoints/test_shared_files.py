@@ -159,7 +159,7 @@ class Files(DeferredFiles):
     def __init__(self, folder: Path, names: Sequence[str], stored: dict[str, object]) -> None:
         folder.mkdir(exist_ok=True)
         self._local = [LocalFile(name, folder / name) for name in names]
-        self._stored = stored
+        self.stored = stored
         for each in self._local:
             each.path.write_bytes(content_of_file(each.name))
 
@@ -168,12 +168,6 @@ class Files(DeferredFiles):
 
     def files(self) -> Sequence[LocalFile]:
         return self._local
-
-    def stored(self, name: str) -> object | None:
-        return self._stored.get(name)
-
-    def note_stored(self, name: str, shared: object) -> None:
-        self._stored[name] = shared
 
     def rest(self) -> bytes:
         return b"rest"

@@ -45,8 +45,8 @@ class Stored:
         self.new_bytes = 0
         for file in piece.files():
             shutil.copy(file.path, folder)
-            if piece.stored(file.name) is None:
-                piece.note_stored(file.name, Named(file.name))
+            if file.name not in piece.stored:
+                piece.stored[file.name] = Named(file.name)
                 self.new_bytes += file.path.stat().st_size
         self.files = [Named(file.name) for file in piece.files()]
         piece.release()

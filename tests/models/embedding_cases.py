@@ -10,7 +10,7 @@ import numpy as np
 from models.shape_cases import TOWNS, linear_part, random_shapes
 
 from streamiter.models import LinearPredictor
-from streamiter.models.embedding_scores import EmbeddingExpert, EmbeddingKind, PublishedEmbeddings
+from streamiter.models.embedding_scores import EmbeddingKind
 from streamiter.values.named_rows import hash_of
 
 FACTORS = 3
@@ -43,23 +43,23 @@ def embeddings(kind: EmbeddingKind = "deepfm", seed: int = 1, **changed: Any) ->
         return random.normal(size=shape).astype(np.float32)
 
     sizes = [(1 + len(FIELDS)) * FACTORS + 3, 5, 4, 1]
-    layers = [(normal(inputs, outputs), normal(outputs)) for inputs, outputs in pairwise(sizes)]
+    layers = [{"weights": normal(inputs, outputs), "bias": normal(outputs)} for inputs, outputs in pairwise(sizes)]
     experts = [
-        EmbeddingExpert(
-            weights=normal(len(known)) / 2,
-            vectors=normal(5, FACTORS) / 2,
-            commons=normal(1 + len(FIELDS), FACTORS) / 2,
-            numbers=normal(3, 1 + FACTORS) / 5,
-            products=expert == 1 or kind != "wide and deep",
-            layers=layers if expert == 0 and kind != "fm" else [],
-            intercept=float(random.normal()),
-            share=share,
-        )
+        {
+            "weights": normal(len(known)) / 2,
+            "vectors": normal(5, FACTORS) / 2,
+            "commons": normal(1 + len(FIELDS), FACTORS) / 2,
+            "numbers": normal(3, 1 + FACTORS) / 5,
+            "products": expert == 1 or kind != "wide and deep",
+            "layers": layers if expert == 0 and kind != "fm" else [],
+            "intercept": float(random.normal()),
+            "share": share,
+        }
         for expert, share in enumerate(SHARES)
     ]
     keys = np.sort(np.array(known))
-    given = PublishedEmbeddings(kind, FACTORS, list(FIELDS), keys, keys[[1, 2, 3, 5, 6]], 1.0, experts)
-    return given.published() | changed
+    given = {"kind": kind, "factors": FACTORS, "text_fields": list(FIELDS), "keys": keys}
+    return {**given, "admitted": keys[[1, 2, 3, 5, 6]], "scale": 1.0, "experts": experts, **changed}
 
 
 def embedded(link: str = "logit", kind: EmbeddingKind = "deepfm", seed: int = 1, **changed: Any) -> dict[str, Any]:

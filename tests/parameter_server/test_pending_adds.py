@@ -27,7 +27,6 @@ from streamiter.parameter_server.requests import (
     LeaveRequest,
     PassBarrier,
     RaiseRequest,
-    TakeState,
     copied_add,
     size_of_adds,
 )
@@ -94,8 +93,7 @@ async def test_a_read_after_a_barrier_searches_few_of_the_workers_own_adds() -> 
         quick, slow = (server.client(worker=number) for number in range(2))
         server.checkpoint_begins(1)
         quick.pass_barrier(1)
-        [shard] = server._links
-        assert isinstance(shard, Shard)
+        [shard] = server._here
         await quick.add("w", row=1, values=1.0)
         for number in range(1_000):
             await quick.add("w", row=0, columns=[number % 3, 999], values=1.0)
@@ -134,8 +132,7 @@ class Case:
             self.taken.append((number, self.value_in(reply.result())))
             self._take(number + 1)
 
-        reply = self.shard.handle(TakeState(number))
-        assert isinstance(reply, WaitingReply)
+        reply = self.shard.take_state(number)
         reply.when_settled(taken)
 
     def value_in(self, state: Any) -> float:
@@ -201,7 +198,7 @@ def test_a_snapshot_contains_the_adds_of_each_worker_before_its_barrier(
         if reads:
             case.get(worker)
         case.iterate(worker)
-        assert case.value_in(case.shard.handle(TakeState())) == sum(case.clocks.values())
+        assert case.value_in(case.shard.state_now()) == sum(case.clocks.values())
     complete = min(case.clocks.values()) // EVERY
     assert case.taken == [(number, 3.0 * EVERY * number) for number in range(1, complete + 1)]
     end = (max(case.clocks.values()) // EVERY + 1) * EVERY

@@ -46,7 +46,6 @@ from streamiter.learn.answer_delays import AnswerDelays, Answers
 from streamiter.learn.cell_columns import Categories, CellColumns
 from streamiter.learn.clustering import _SomePoints
 from streamiter.learn.comparison import Compare
-from streamiter.learn.cross_statistics import CrossStatistics
 from streamiter.learn.embedding_weights import EmbeddingWeights
 from streamiter.learn.expert_weights import ExpertWeights
 from streamiter.learn.item_sets import ChooseFrequent, CountItemSets
@@ -59,6 +58,7 @@ from streamiter.learn.negatives import SampleNegatives
 from streamiter.learn.offline_workers import KeptExamples, OfflineWorker, ReplayedExamples
 from streamiter.learn.online_centroids import _LearnFromStart
 from streamiter.learn.online_workers import DelayedLabelsWorker, OnlineWorker, OnlineWorkerOptions
+from streamiter.learn.row_columns import CrossStatistics
 from streamiter.learn.row_reading import LabelFields, NumberMiniBatches, ReadsLabels
 from streamiter.learn.row_training import RowOwner
 from streamiter.learn.rows import MiniBatches

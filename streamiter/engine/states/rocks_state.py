@@ -427,7 +427,7 @@ class FrozenDatabase(DeferredFiles):
         self._made = made
         self._clock = clock
         self._plain_data = plain_data
-        self._stored = stored
+        self.stored = stored
         self._small: Mapping[str, bytes] = {}
         self._is_released = False
 
@@ -441,15 +441,9 @@ class FrozenDatabase(DeferredFiles):
             paths, self._small = files_of(self._folder)
         except OSError as error:  # Its disk is lost, and not the one to which the checkpoint is written.
             raise explained(error, f"step {self.name!r}", self._folder) from error
-        for name in self._stored.keys() - {path.name for path in paths}:  # RocksDB never uses the name again.
-            del self._stored[name]
+        for name in self.stored.keys() - {path.name for path in paths}:  # RocksDB never uses the name again.
+            del self.stored[name]
         return [LocalFile(path.name, path) for path in paths]
-
-    def stored(self, name: str) -> object | None:
-        return self._stored.get(name)
-
-    def note_stored(self, name: str, shared: object) -> None:
-        self._stored[name] = shared
 
     def rest(self) -> bytes:
         return self._plain_data.encode([list(msgspec.structs.astuple(self._clock)), dict(self._small)])

@@ -157,11 +157,11 @@ class FlowCheckpoints:
         piece.wait()
         with self._explained():
             for file in piece.files():
-                shared = piece.stored(file.name)
+                shared = piece.stored.get(file.name)
                 is_new = not isinstance(shared, SharedFile)
                 if not isinstance(shared, SharedFile):
                     shared = self._shared(file, str(StoredName(checkpoint, process, writer.shared_files)))
-                    piece.note_stored(file.name, shared)
+                    piece.stored[file.name] = shared
                 writer.add_shared(shared, is_new=is_new)
         writer.add_frame(piece.rest())
 

@@ -333,11 +333,7 @@ def _xavier(stream: np.random.Generator, parameter: Parameter) -> npt.NDArray[np
     return stream.uniform(-limit, limit, parameter.shape)
 
 
-def _angel(stream: np.random.Generator, parameter: Parameter) -> npt.NDArray[np.float64]:
-    return stream.normal(0.0, ANGEL_DEVIATION, parameter.shape)
-
-
 _WAYS: Final[Mapping[str, Callable[[np.random.Generator, Parameter], npt.NDArray[np.float64]]]] = {
     "xavier": _xavier,
-    "angel": _angel,
+    "angel": lambda stream, parameter: stream.normal(0.0, ANGEL_DEVIATION, parameter.shape),
 }

@@ -62,7 +62,8 @@ class FeatureFiles:
         """The files that a snapshot needs now, those of the oldest features first."""
         self._made = 0
         """The greatest number of a file."""
-        self._stored: dict[str, object] = {}
+        self.stored: dict[str, object] = {}
+        """Where a store keeps each file, by name."""
         """The files that the store has, by name."""
         self._local: set[str] = set()
         """The names of the files in the folder."""
@@ -141,14 +142,6 @@ class FeatureFiles:
 
     # ---- what pieces ask for
 
-    def stored(self, name: str) -> object | None:
-        """Return what the store has told of a file."""
-        return self._stored.get(name)
-
-    def note_stored(self, name: str, shared: object) -> None:
-        """Remember what the store tells of a file."""
-        self._stored[name] = shared
-
     def note_released(self, piece: FrozenFeatures) -> None:
         """A snapshot is written, or given up."""
         self._pieces.remove(piece)
@@ -160,7 +153,7 @@ class FeatureFiles:
         needed.update(file.name for piece in self._pieces for file in piece.files())
         for name in self._local - needed:
             (self._folder.path / name).unlink(missing_ok=True)
-            self._stored.pop(name, None)
+            self.stored.pop(name, None)
         self._local &= needed
 
     # ---- restore
@@ -170,13 +163,13 @@ class FeatureFiles:
 
         Raises as :meth:`FeatureTable.restore` does.
         """
-        self._files, self._local, self._stored = [], set(), {}
+        self._files, self._local, self.stored = [], set(), {}
         if isinstance(state, Mapping):
             self._table.restore(state)
             return
         if stored := {file.name: file for file in getattr(state, "files", ())}:
             state.fetch(self._folder.path)  # type: ignore[union-attr]
-            self._local, self._stored = set(stored), dict(stored)
+            self._local, self.stored = set(stored), dict(stored)
         frames = iter(state)
         totals = next(frames)
         self._table.restore_parts(totals, self._parts(totals["files"], frames))
@@ -209,6 +202,7 @@ class FrozenFeatures(DeferredFiles):
         self.name = name
         self._failure = failure
         self._owner = owner
+        self.stored = owner.stored
         self._files = files
         self._rest = rest
         self._is_released = False
@@ -218,18 +212,12 @@ class FrozenFeatures(DeferredFiles):
         if self._failure is not None:
             raise self._failure
         for file in self._files:
-            if self._owner.stored(file.name) is None:
+            if file.name not in self.stored:
                 with open(file.path, "rb") as handle:
                     os.fsync(handle)
 
     def files(self) -> Sequence[LocalFile]:
         return self._files
-
-    def stored(self, name: str) -> object | None:
-        return self._owner.stored(name)
-
-    def note_stored(self, name: str, shared: object) -> None:
-        self._owner.note_stored(name, shared)
 
     def rest(self) -> bytes:
         return self._rest

@@ -105,26 +105,6 @@ class FeatureArrays(NamedTuple):
     facts: Integers
 
 
-@compiled
-def feature_pointers(arrays: FeatureArrays) -> FeatureArrays:
-    """Return pointers to the arrays, which must not be used longer than these."""
-    return FeatureArrays(
-        pointer_to(arrays.entries),
-        pointer_to(arrays.keys),
-        pointer_to(arrays.counts),
-        pointer_to(arrays.last_ms),
-        pointer_to(arrays.newer),
-        pointer_to(arrays.older),
-        pointer_to(arrays.file_of),
-        pointer_to(arrays.weights),
-        pointer_to(arrays.row_of),
-        pointer_to(arrays.rows),
-        pointer_to(arrays.free_rows),
-        pointer_to(arrays.settings),
-        pointer_to(arrays.facts),
-    )
-
-
 # ---- the index
 
 
@@ -343,7 +323,7 @@ def touch_feature(table: FeatureArrays, key: int, now_ms: int, commons: Float32s
 @compiled
 def find_features(arrays: FeatureArrays, keys: Integers, times_ms: Integers, found: EntryNumbers) -> None:
     """Fill in the result of ``find_feature`` for each key at its time."""
-    table = feature_pointers(arrays)
+    table = pointer_to(arrays)
     for position in range(len(keys)):
         found[position] = find_feature(table, keys[position], times_ms[position])
 
@@ -359,7 +339,7 @@ def touch_features(
     given: EntryNumbers,
 ) -> None:
     """Fill in the result of ``touch_feature`` for each key at its time, one after the other, and each ``NEW_ROW``."""
-    table, rows = feature_pointers(arrays), pointer_to(commons)
+    table, rows = pointer_to(arrays), pointer_to(commons)
     for position in range(len(keys)):
         touched[position] = touch_feature(table, keys[position], times_ms[position], rows, 0, squares)
         given[position] = table.facts[NEW_ROW]
@@ -368,7 +348,7 @@ def touch_features(
 @compiled
 def renew_features(arrays: FeatureArrays, entries: EntryNumbers) -> None:
     """Call ``renew_feature`` for each entry, one after the other."""
-    table = feature_pointers(arrays)
+    table = pointer_to(arrays)
     for position in range(len(entries)):
         renew_feature(table, entries[position])
 
@@ -376,7 +356,7 @@ def renew_features(arrays: FeatureArrays, entries: EntryNumbers) -> None:
 @compiled
 def changed_entries(arrays: FeatureArrays, found: EntryNumbers) -> int:
     """Fill in the entries that are in no file, the newest first, and return how many they are."""
-    table, count = feature_pointers(arrays), 0
+    table, count = pointer_to(arrays), 0
     entry = table.older[0]
     while entry != 0 and table.file_of[entry] == NO_FILE:
         found[count] = entry
@@ -388,7 +368,7 @@ def changed_entries(arrays: FeatureArrays, found: EntryNumbers) -> int:
 @compiled
 def newer_entries(arrays: FeatureArrays, entry: int, found: EntryNumbers) -> None:
     """Fill in the entries that come after an entry in the order, or the oldest ones for entry 0."""
-    table = feature_pointers(arrays)
+    table = pointer_to(arrays)
     for position in range(len(found)):
         entry = table.newer[entry]
         found[position] = entry
@@ -404,7 +384,7 @@ def add_older_features(
     ``added`` gets their entries: for a feature that is there already, 0. Their counts, times and numbers are left to
     the caller.
     """
-    table, position = feature_pointers(arrays), len(keys)
+    table, position = pointer_to(arrays), len(keys)
     facts, settings = table.facts, table.settings
     while position > 0:
         key, needs_row = keys[position - 1], is_admitted[position - 1]

@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 _log = logging.getLogger("streamiter.compiled")
 
-AnyArray = TypeVar("AnyArray", bound=npt.NDArray[Any])
+Arrays = TypeVar("Arrays", bound=npt.NDArray[Any] | tuple[npt.NDArray[Any], ...])
 AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
 T = TypeVar("T")
 
@@ -62,8 +62,8 @@ def compiled(function: AnyFunction) -> AnyFunction:
     return cast(AnyFunction, CompiledFunction(function))
 
 
-def pointer_function() -> Callable[[AnyArray], AnyArray]:
-    """Return a function for compiled code that turns an array into a pointer to its first entry.
+def pointer_function() -> Callable[[Arrays], Arrays]:
+    """Return a function for compiled code that turns an array, or all of a named tuple, into pointers to first entries.
 
     An array that is passed to a function costs two atomic counts of references, and an index of any sign a comparison.
     A pointer costs neither, knows no length, and must not be used longer than the array. Where Numba is missing, the
@@ -81,13 +81,24 @@ def pointer_function() -> Callable[[AnyArray], AnyArray]:
         return lambda array: array
     from streamiter.values.helpers.numba_code import intrinsic, types
 
-    def pointer_to(_context: Any, array: Any) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            return context.make_array(signature.args[0])(context, builder, arguments[0]).data
+    def pointer_to(_context: Any, arrays: Any) -> Any:
+        def pointer(context: Any, builder: Any, kind: Any, array: Any) -> Any:
+            return context.make_array(kind)(context, builder, array).data
 
-        return types.CPointer(array.dtype)(array), generate  # type: ignore[no-untyped-call]
+        def of_array(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            return pointer(context, builder, signature.args[0], arguments[0])
 
-    return cast(Callable[[AnyArray], AnyArray], intrinsic(pointer_to))
+        def of_tuple(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            kinds = enumerate(signature.args[0])
+            found = [pointer(context, builder, kind, builder.extract_value(arguments[0], at)) for at, kind in kinds]
+            return context.make_tuple(builder, signature.return_type, found)
+
+        if not isinstance(arrays, types.NamedTuple):
+            return types.CPointer(arrays.dtype)(arrays), of_array  # type: ignore[no-untyped-call]
+        pointers = [types.CPointer(kind.dtype) for kind in arrays]  # type: ignore[no-untyped-call]
+        return types.NamedTuple(pointers, arrays.instance_class)(arrays), of_tuple  # type: ignore[no-untyped-call]
+
+    return cast(Callable[[Arrays], Arrays], intrinsic(pointer_to))
 
 
 async def beside_event_loop(work: Callable[[], T]) -> T:
