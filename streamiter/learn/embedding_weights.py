@@ -52,6 +52,7 @@ class EmbeddingWeights:
             admit=embeddings.admit,
             size_bytes=embeddings.size_bytes,
             expire_ms=embeddings.expire_ms,
+            early=embeddings.factors if embeddings.admit > 1 else 0,  # A byte for both experts.
         )
         self._files = FeatureFiles(self.table, name="embeddings")
         facts = np.zeros(embedding_layers.FACTS_OF_EMBEDDINGS, np.int64)
@@ -103,10 +104,9 @@ class EmbeddingWeights:
         """Have so many more fields; they have the next numbers."""
         first, factors = self.fields, self.embeddings.factors
         self.fields += count
-        vectors = self._first_vectors(_OF_VECTORS, first, count).reshape(count, self.experts * factors)
-        squares = np.full(vectors.shape, self._layout.SQUARES_AT_FIRST, np.float32)
+        vectors = self._first_vectors(_OF_VECTORS, first, count)
         inputs = _drawn(_OF_FIELD_INPUTS, first * factors, count * factors, self._units)
-        self._add("fields", "commons", np.hstack([vectors, squares]), inputs)
+        self._add("fields", "commons", vectors, inputs)
 
     def add_numeric(self, count: int) -> None:
         """Have so many more numeric columns."""
@@ -187,8 +187,7 @@ class EmbeddingWeights:
         arrays = self.arrays
         for squares in (arrays.squares_of_fields, arrays.squares_of_numbers, arrays.squares_of_layers):
             squares *= np.float32(SQUARES_KEPT)
-        for numbers in (self._commons(), self._numbers()):
-            numbers[:, 1] *= np.float32(SQUARES_KEPT)
+        self._numbers()[:, 1] *= np.float32(SQUARES_KEPT)
         arrays.intercepts[self.experts :] *= SQUARES_KEPT
         self.table.scale_squares(SQUARES_KEPT)
 
@@ -200,8 +199,8 @@ class EmbeddingWeights:
     # ---- publishing and state
 
     def _commons(self) -> Float32s:
-        """Return by field the vectors, then their sums of squares, by expert."""
-        return self.arrays.commons.reshape(self.fields, 2, self.experts, self.embeddings.factors)
+        """Return by field the vectors of both experts."""
+        return self.arrays.commons.reshape(self.fields, self.experts, self.embeddings.factors)
 
     def _numbers(self) -> Float32s:
         """Return by column the weights and vectors, then their sums of squares, by expert."""
@@ -226,7 +225,7 @@ class EmbeddingWeights:
             {
                 "weights": weights[:, expert].copy(),
                 "vectors": vectors[:, expert * factors : (expert + 1) * factors].copy(),
-                "commons": self._commons()[:, 0, expert].copy(),
+                "commons": self._commons()[:, expert].copy(),
                 "numbers": numbers[:, expert].copy(),
                 "products": expert > 0 or self.embeddings.kind != "wide and deep",
                 "layers": self._published_layers(dead, is_used) if expert == 0 else [],
@@ -279,9 +278,9 @@ class EmbeddingWeights:
             arrays.totals[3] = arrays.totals[0] * scale**2
         for expert, given in enumerate(experts):
             arrays.intercepts[expert] = (given["intercept"] - middle) / scale if scale > 0.0 else 0.0
-            self._commons()[:, 0, expert], self._numbers()[:, 0, expert] = given["commons"], given["numbers"]
+            self._commons()[:, expert], self._numbers()[:, 0, expert] = given["commons"], given["numbers"]
         arrays.intercepts[self.experts :] = learned
-        self._commons()[:, 1] = self._numbers()[:, 1] = learned
+        self._numbers()[:, 1] = learned
         if layers := experts[0]["layers"]:
             first, inputs = np.asarray(layers[0]["weights"]), self.fields * self.embeddings.factors
             arrays.weights_of_fields[:] = first[:inputs].ravel()
