@@ -306,17 +306,13 @@ def _add_early_gradients(table: FeatureArrays, entry: int, slopes: Float32s, sha
 
 @compiled
 def _step_from_early_gradients(table: FeatureArrays, entry: int, at: int, factors: int) -> None:
-    """Make the first step of the vectors of a feature, with the sums of the gradients before it was admitted.
-
-    The sums of squares begin as without it: with these gradients in them, later steps were smaller, and losses larger.
-    """
+    """Make the first step of the vectors of a feature, with the sums of the gradients before it was admitted."""
     for factor in range(factors):
         byte = int(table.early[entry * factors + factor])
         for expert in range(EXPERTS):
+            number = at + expert * factors + factor
             rate = RATE_OF_VECTORS if expert == 0 else RATE_OF_VECTORS_2
-            gradient = np.float32(_early_gradient(byte, expert))
-            total = np.float32(SQUARES_AT_FIRST) + gradient * gradient
-            table.rows[at + expert * factors + factor] -= np.divide(rate * gradient, np.sqrt(total))
+            step_number(table.rows, number, number + EXPERTS * factors, np.float32(_early_gradient(byte, expert)), rate)
 
 
 @compiled

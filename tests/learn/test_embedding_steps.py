@@ -60,6 +60,8 @@ class PlainExpert:
                         self.numbers[name, layer, *place] = float(value)
         self.squares = dict.fromkeys(self.numbers, 1e-2)
         self.counts: dict[tuple[int, int], int] = {}
+        self.early: dict[Any, float] = {}
+        """The gradients of features with one occurrence: roots of multiples of 1/49."""
 
     def weight_of(self, feature: tuple[int, int]) -> Any:
         return ("weight", feature)
@@ -108,8 +110,10 @@ class PlainExpert:
                     begin_vectors(drawn, 0, field << HASH_BITS | (7 + text), 2 * FACTORS)
                     for place in range(FACTORS):
                         name = ("vector", feature, place)
-                        self.numbers[name], self.squares[name] = self.numbers["common", field, place], 1e-2
-                        own[name] = float(drawn[self.expert * FACTORS + place]) - self.numbers[name]
+                        self.numbers[name] = self.numbers["common", field, place]
+                        self.squares[name] = 1e-2 + self.early[name] ** 2
+                        first = self.rate * self.early[name] / np.sqrt(self.squares[name])
+                        own[name] = float(drawn[self.expert * FACTORS + place]) - first - self.numbers[name]
         slopes = {}
         for name, value in list(self.numbers.items()):
             found = []
@@ -117,6 +121,14 @@ class PlainExpert:
                 self.numbers[name] = value + change
                 found.append(self.score(row, z))
             self.numbers[name], slopes[name] = value, slope * (found[0] - found[1]) / 2e-6
+        for feature in [(field, text) for field, texts in row.items() for text in texts]:
+            for place in range(FACTORS):
+                change = slopes["common", feature[0], place]
+                root = np.sign(change) * np.floor(7 * np.sqrt(min(abs(change), 1.0)) + 0.5)
+                if self.counts[feature] == 1:
+                    self.early["vector", feature, place] = root * abs(root) / 49
+        for name in [name for name in slopes if name[0] == "common"]:
+            del slopes[name]
         for name, change in slopes.items():
             rate = float(RATE_OF_LAYERS) if name[0] in ("weights", "bias") else self.rate
             if name == "intercept" or name[0] == "weight" or (name[0] == "number" and name[2] == 0):

@@ -192,7 +192,9 @@ def test_a_change_has_only_learned_rows_also_where_features_come_and_are_admitte
 
 
 def test_a_feature_gets_its_vectors_once_whatever_admit_was_before() -> None:
-    """A run with a larger ``admit`` drew learned vectors again; with a smaller one, they began as the common ones."""
+    """A run with a larger ``admit`` drew learned vectors again; with a smaller one, they began as the common ones, or
+    without what their first rows had said.
+    """
     rows, labels = [{"user": f"u{n % 3}", "item": "i"} for n in range(12)], [True, False] * 6
     learned, waiting = new(replace(SMALL, admit=2), shapes=False), new(replace(SMALL, admit=20), shapes=False)
     for model in (learned, waiting):
@@ -211,7 +213,9 @@ def test_a_feature_gets_its_vectors_once_whatever_admit_was_before() -> None:
     assert np.array_equal(lowered["admitted"], lowered["keys"])
     found = np.hstack([expert["vectors"] for expert in lowered["experts"]])
     users = lowered["keys"] >> 52 == 1 + lowered["text_fields"].index("user")
-    assert found[users] == pytest.approx(drawn[users], abs=1e-6)
+    distances = np.abs(found[users] - drawn[users])
+    assert distances.max() < 0.2 * 1.01  # One step of AdaGrad.
+    assert (distances > 1e-3).any(axis=1).all()
 
 
 def test_features_that_were_learned_without_times_are_as_new_as_the_first_row_with_one() -> None:

@@ -158,12 +158,7 @@ class FeatureTable:
         return found
 
     def touch(
-        self,
-        keys: npt.ArrayLike,
-        times_ms: npt.ArrayLike,
-        squares: float = 0.0,
-        *,
-        is_enough: bool = False,
+        self, keys: npt.ArrayLike, times_ms: npt.ArrayLike, squares: float = 0.0, *, is_enough: bool = False
     ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
         """Count an occurrence of each key at its time, in order; return the entries, and the rows that features got.
 
@@ -387,4 +382,3 @@ def _damaged(given: str) -> ModelError:
 def _integers(numbers: npt.ArrayLike) -> Integers:
     """Return the numbers in the one form that the functions are compiled for."""
     return np.require(numbers, np.int64, ["C_CONTIGUOUS", "WRITEABLE"])
-
