@@ -87,6 +87,68 @@ _EARLY_UNIT: Final = 1.0 / _EARLY_MAX
 _ERROR_MAX: Final = 10.0
 
 
+# ---- features without vectors
+
+
+@compiled
+def _early_root(byte: int, expert: int) -> int:
+    """Return a sum of gradients of a feature without vectors: its root, from 0 to 7, with the sign of the sum.
+
+    A byte has the roots of a factor of both experts, 4 bits each.
+    """
+    return byte >> 4 if expert else ((byte & 15) ^ 8) - 8
+
+
+@compiled
+def _early_gradient(root: int) -> np.float32:
+    return np.float32(_EARLY_UNIT * (root * abs(root)))
+
+
+@compiled
+def early_step(root: int, expert: int) -> np.float32:
+    """Return the step of AdaGrad of a sum of gradients: where the number of a vector is, beside its beginning."""
+    gradient = _early_gradient(root)
+    rate = RATE_OF_VECTORS if expert == 0 else RATE_OF_VECTORS_2
+    return -np.divide(rate * gradient, np.sqrt(np.float32(SQUARES_AT_FIRST) + gradient * gradient))
+
+
+@compiled
+def _add_early_steps(table: FeatureArrays, entry: int, vectors: Float32s, first: int, factors: int) -> None:
+    """Add what a feature without vectors has learned to the common vectors of its field."""
+    for factor in range(factors):
+        byte = int(table.early[entry * factors + factor])
+        if byte != 0:
+            for expert in range(EXPERTS):
+                vectors[first + expert * factors + factor] += early_step(_early_root(byte, expert), expert)
+
+
+@compiled
+def _add_early_gradients(table: FeatureArrays, entry: int, slopes: Float32s, share: np.float32, factors: int) -> None:
+    """Add the gradients of a row to the sums of a feature without vectors."""
+    for factor in range(factors):
+        at = entry * factors + factor
+        byte, after = int(table.early[at]), 0
+        for expert in range(EXPERTS):
+            total = np.float64(_early_gradient(_early_root(byte, expert)))
+            total += np.float64(share * slopes[expert * factors + factor])
+            root = int(np.floor(np.sqrt(min(abs(total) / _EARLY_UNIT, _EARLY_MAX)) + 0.5))
+            root = root if total > 0.0 else -root
+            after += 16 * root if expert else root & 15
+        table.early[at] = after
+
+
+@compiled
+def _begin_from_early(table: FeatureArrays, entry: int, at: int, factors: int) -> None:
+    """Begin the vectors of a feature that is admitted with what it has learned before, and the sums of squares."""
+    count = EXPERTS * factors
+    _add_early_steps(table, entry, table.rows, at, factors)
+    for factor in range(factors):
+        byte = int(table.early[entry * factors + factor])
+        for expert in range(EXPERTS):
+            gradient = _early_gradient(_early_root(byte, expert))
+            table.rows[at + count + expert * factors + factor] += gradient * gradient
+
+
 # ---- a row
 
 
@@ -152,6 +214,8 @@ def _add_field(
             _add_vectors(table.rows, row * 2 * count, vectors, first, count)
         else:
             _add_vectors(own.commons, field * count, vectors, first, count)
+            if entry != 0 and table.settings[EARLY_BYTES] != 0:
+                _add_early_steps(table, entry, vectors, first, own.facts[FACTOR_COUNT])
     if stop - start > 1:
         share = np.float32(1.0 / (stop - start))
         one *= share
@@ -281,41 +345,6 @@ def begin_vectors(rows: Float32s, at: int, key: int, count: int) -> None:
 
 
 @compiled
-def _early_gradient(byte: int, expert: int) -> float:
-    """Return a sum of gradients of a feature without vectors.
-
-    A byte has those of a factor of both experts, 4 bits for each: the root, with the sign of the sum.
-    """
-    root = byte >> 4 if expert else ((byte & 15) ^ 8) - 8
-    return float(_EARLY_UNIT * (root * abs(root)))
-
-
-@compiled
-def _add_early_gradients(table: FeatureArrays, entry: int, slopes: Float32s, share: np.float32, factors: int) -> None:
-    """Add the gradients of a row to the sums of a feature without vectors."""
-    for factor in range(factors):
-        at = entry * factors + factor
-        byte, after = int(table.early[at]), 0
-        for expert in range(EXPERTS):
-            total = _early_gradient(byte, expert) + np.float64(share * slopes[expert * factors + factor])
-            root = int(np.floor(np.sqrt(min(abs(total) / _EARLY_UNIT, _EARLY_MAX)) + 0.5))
-            root = root if total > 0.0 else -root
-            after += 16 * root if expert else root & 15
-        table.early[at] = after
-
-
-@compiled
-def _step_from_early_gradients(table: FeatureArrays, entry: int, at: int, factors: int) -> None:
-    """Make the first step of the vectors of a feature, with the sums of the gradients before it was admitted."""
-    for factor in range(factors):
-        byte = int(table.early[entry * factors + factor])
-        for expert in range(EXPERTS):
-            number = at + expert * factors + factor
-            rate = RATE_OF_VECTORS if expert == 0 else RATE_OF_VECTORS_2
-            step_number(table.rows, number, number + EXPERTS * factors, np.float32(_early_gradient(byte, expert)), rate)
-
-
-@compiled
 def _learn(
     table: FeatureArrays, own: EmbeddingArrays, room: RowRoom, indices: Indices, now_ms: int, counts: bool
 ) -> None:
@@ -341,7 +370,7 @@ def _learn(
                 if table.facts[NEW_ROW] != 0:
                     begin_vectors(table.rows, table.facts[NEW_ROW] * size, indices[place], EXPERTS * factors)
                     if keeps_early:
-                        _step_from_early_gradients(table, entry, table.facts[NEW_ROW] * size, factors)
+                        _begin_from_early(table, entry, table.facts[NEW_ROW] * size, factors)
             else:
                 entry = find_feature(table, indices[place], now_ms)
                 if entry != 0:
