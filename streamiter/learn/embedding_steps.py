@@ -59,7 +59,6 @@ from streamiter.learn.row_steps import CORRECT, LEARN, PREDICT, STATISTICS, WITH
 from streamiter.models.embedding_scores import HASH_BITS
 from streamiter.parameter_server.admission import UNKNOWN_TIME
 from streamiter.parameter_server.storage.feature_steps import (
-    EARLY_BYTES,
     NEW_ROW,
     FeatureArrays,
     feature_pointers,
@@ -96,7 +95,7 @@ def _early_root(byte: int, expert: int) -> int:
 
     A byte has the roots of a factor of both experts, 4 bits each.
     """
-    return byte >> 4 if expert else ((byte & 15) ^ 8) - 8
+    return (((byte >> 4 * expert) & 15) ^ 8) - 8
 
 
 @compiled
@@ -105,11 +104,16 @@ def _early_gradient(root: int) -> np.float32:
 
 
 @compiled
-def early_step(root: int, expert: int) -> np.float32:
+def _early_step(root: int, expert: int) -> np.float32:
     """Return the step of AdaGrad of a sum of gradients: where the number of a vector is, beside its beginning."""
     gradient = _early_gradient(root)
     rate = RATE_OF_VECTORS if expert == 0 else RATE_OF_VECTORS_2
     return -np.divide(rate * gradient, np.sqrt(np.float32(SQUARES_AT_FIRST) + gradient * gradient))
+
+
+def early_steps(expert: int) -> Float32s:
+    """Return the step for each 4 bits of an early byte."""
+    return np.array([_early_step(_early_root(bits << 4 * expert, expert), expert) for bits in range(16)], np.float32)
 
 
 @compiled
@@ -119,7 +123,7 @@ def _add_early_steps(table: FeatureArrays, entry: int, vectors: Float32s, first:
         byte = int(table.early[entry * factors + factor])
         if byte != 0:
             for expert in range(EXPERTS):
-                vectors[first + expert * factors + factor] += early_step(_early_root(byte, expert), expert)
+                vectors[first + expert * factors + factor] += _early_step(_early_root(byte, expert), expert)
 
 
 @compiled
@@ -214,7 +218,7 @@ def _add_field(
             _add_vectors(table.rows, row * 2 * count, vectors, first, count)
         else:
             _add_vectors(own.commons, field * count, vectors, first, count)
-            if entry != 0 and table.settings[EARLY_BYTES] != 0:
+            if entry != 0:
                 _add_early_steps(table, entry, vectors, first, own.facts[FACTOR_COUNT])
     if stop - start > 1:
         share = np.float32(1.0 / (stop - start))
@@ -350,7 +354,7 @@ def _learn(
 ) -> None:
     """Make the steps of all that the scores of a row are made of; ``counts``: its features have occurred once more."""
     factors = own.facts[FACTOR_COUNT]
-    size, keeps_early = 2 * EXPERTS * factors, table.settings[EARLY_BYTES] != 0
+    size = 2 * EXPERTS * factors
     one, other = np.float32(room.scores[EXPERTS]), np.float32(room.scores[EXPERTS + 1])
     for expert in range(EXPERTS):
         slope = room.scores[EXPERTS + expert]
@@ -369,8 +373,7 @@ def _learn(
                 entry = touch_feature(table, indices[place], now_ms, SQUARES_AT_FIRST)
                 if table.facts[NEW_ROW] != 0:
                     begin_vectors(table.rows, table.facts[NEW_ROW] * size, indices[place], EXPERTS * factors)
-                    if keeps_early:
-                        _begin_from_early(table, entry, table.facts[NEW_ROW] * size, factors)
+                    _begin_from_early(table, entry, table.facts[NEW_ROW] * size, factors)
             else:
                 entry = find_feature(table, indices[place], now_ms)
                 if entry != 0:
@@ -382,7 +385,7 @@ def _learn(
             row = table.row_of[entry]
             if row != 0:
                 _step_vectors(table.rows, row * size, room.slopes, share, factors)
-            elif keeps_early and entry != 0:
+            elif entry != 0:
                 _add_early_gradients(table, entry, room.slopes, share, factors)
 
 

@@ -52,7 +52,7 @@ class EmbeddingWeights:
             admit=embeddings.admit,
             size_bytes=embeddings.size_bytes,
             expire_ms=embeddings.expire_ms,
-            early=embeddings.factors if embeddings.admit > 1 else 0,  # A byte for both experts.
+            early=embeddings.factors,  # A byte for both experts.
         )
         self._files = FeatureFiles(self.table, name="embeddings")
         facts = np.zeros(embedding_layers.FACTS_OF_EMBEDDINGS, np.int64)
@@ -213,7 +213,7 @@ class EmbeddingWeights:
 
         ``shares`` are those of the experts in the mixture, and ``unused`` the columns that they do not see.
         """
-        keys, row_of, weights, vectors = self.table.entries()
+        keys, row_of, weights, vectors, early = self.table.entries()
         counts = self.table.counts()
         arrays, factors, is_number = self.arrays, self.embeddings.factors, self.task == "number"
         totals, time_ms = arrays.totals, int(arrays.facts[self._layout.TIME_MS])
@@ -229,6 +229,7 @@ class EmbeddingWeights:
                 "numbers": numbers[:, expert].copy(),
                 "products": expert > 0 or self.embeddings.kind != "wide and deep",
                 "layers": self._published_layers(dead, is_used) if expert == 0 else [],
+                "early_steps": self._steps.early_steps(expert),
                 "intercept": middle + scale * float(arrays.intercepts[expert]),
                 "share": float(shares[expert]),
             }
@@ -240,6 +241,7 @@ class EmbeddingWeights:
             "text_fields": list(names),
             "keys": keys,
             "admitted": keys[row_of > 0],
+            "early": (early if early.any() else early[:0]).view(np.uint8),
             "scale": scale,
             "experts": experts,
             "expired": counts.expired,
@@ -296,7 +298,11 @@ class EmbeddingWeights:
         weights = np.stack([given["weights"] for given in experts], axis=1)
         vectors = np.concatenate([given["vectors"] for given in experts], axis=1)
         row_of = np.isin(published["keys"], published["admitted"])
-        self.table.start_from(published["keys"], row_of, weights, vectors, time_ms, self._layout.SQUARES_AT_FIRST)
+        early = np.zeros((len(row_of), self.embeddings.factors), np.int8)
+        if len(given := np.asarray(published["early"], np.uint8)):
+            early = given.view(np.int8)
+        squares = self._layout.SQUARES_AT_FIRST
+        self.table.start_from(published["keys"], row_of, weights, vectors, early, time_ms, squares)
 
     def state(self, *, frozen: bool = False) -> dict[str, Any]:
         """Return a copy of the state as plain data; a large table may be a piece of files, if it is ``frozen``."""

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from learn.feature_histories import (
+    EARLY,
     SQUARES,
     WEIGHTS,
     WIDTH,
@@ -66,13 +67,16 @@ def test_a_table_is_a_dict_in_the_order_of_last_occurrences(given: History) -> N
     assert state["is admitted"].tolist() == [feature.row is not None for feature in features]
     assert state["rows"].tolist() == [feature.row for feature in admitted]
     assert state["early"].tolist() == [feature.early for feature in features if feature.row is None]
-    keys, row_of, weights, rows = table.entries()
+    keys, row_of, weights, rows, early = table.entries()
     assert keys.tolist() == sorted(model.features)
     for key, own, row in zip(keys.tolist(), weights.tolist(), row_of.tolist(), strict=True):
         feature = model.features[key]
         assert own == feature.weights[:WEIGHTS]
         assert (feature.row and feature.row[:WIDTH]) == (rows[row - 1].tolist() if row else None)
     assert len(rows) == len(admitted)
+    assert early.tolist() == [
+        [0] * EARLY if row else model.features[key].early for key, row in zip(keys.tolist(), row_of.tolist(), strict=True)
+    ]
 
 
 @random_examples(history)
@@ -208,7 +212,7 @@ def test_errors_say_what_to_do() -> None:
     touch_all(table, [1, 2], [0, 0])
     state, before = table.state(), state_bytes(table)
     for other in ({"weights": state["rows"]}, {"rows": state["weights"]}):
-        with pytest.raises(OtherModel, match=r"in a row, \(\(2,\), \(4,\)\), given .*; make the table with the same"):
+        with pytest.raises(OtherModel, match=r"bytes, \(\(2,\), \(4,\), \(0,\)\), given .*; make the table with the same"):
             table.restore(state | other)
     for damaged in (
         {"keys": [1]},

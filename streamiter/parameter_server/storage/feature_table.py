@@ -53,7 +53,7 @@ class FeatureTable:
     >>> entries, given = table.touch([7, 8, 7], [0, 0, 0], squares=0.1)
     >>> entries.tolist(), given.tolist()
     ([1, 2, 1], [0, 0, 1])
-    >>> keys, row_of, weights, rows = table.entries()
+    >>> keys, row_of, weights, rows, _ = table.entries()
     >>> keys.tolist(), row_of.tolist(), weights.tolist(), rows.tolist()
     ([7, 8], [1, 0], [[0.0], [0.0]], [[0.0, 0.0]])
     >>> table.counts()
@@ -194,11 +194,19 @@ class FeatureTable:
         """Return the rows by number with their sums of squared gradients behind them; not a copy."""
         return self.arrays.rows.reshape(self.rows_max + 1, -1)
 
-    def entries(self) -> tuple[Integers, npt.NDArray[np.int32], npt.NDArray[np.float32], npt.NDArray[np.float32]]:
-        """Return the keys of all features, ascending, the numbers of their rows, their weights, and the rows.
+    def entries(
+        self,
+    ) -> tuple[
+        Integers,
+        npt.NDArray[np.int32],
+        npt.NDArray[np.float32],
+        npt.NDArray[np.float32],
+        npt.NDArray[np.int8],
+    ]:
+        """Return the keys of all features, ascending, the numbers of their rows, weights, the rows, and early bytes.
 
-        A feature that is not admitted has row 0; the others count from 1 on in the order of their keys. Squares are
-        left out.
+        A feature that is not admitted has row 0; the others count from 1 on in the order of their keys, and have early
+        bytes of 0. Squares are left out.
         """
         used = np.flatnonzero(self.arrays.counts[: self._entries_stop()])
         used = used[np.argsort(self.arrays.keys[used])]
@@ -206,7 +214,8 @@ class FeatureTable:
         has_row = row_of > 0
         numbers = np.where(has_row, np.cumsum(has_row), 0).astype(np.int32)
         rows = self.rows()[row_of[has_row], : self.width]
-        return self.arrays.keys[used], numbers, self.weights()[used, : self.own_weights], rows
+        early = self.early()[used] * ~has_row[:, None]
+        return self.arrays.keys[used], numbers, self.weights()[used, : self.own_weights], rows, early
 
     def scale_squares(self, factor: float) -> None:
         """Multiply all sums of squared gradients: with a small factor, rates that have become small are large again."""
@@ -304,6 +313,7 @@ class FeatureTable:
         row_of: npt.ArrayLike,
         weights: npt.ArrayLike,
         rows: npt.ArrayLike,
+        early: npt.NDArray[np.int8],
         time_ms: int,
         squares: float,
     ) -> None:
@@ -317,24 +327,23 @@ class FeatureTable:
             "weights": own,
             "is admitted": is_admitted,
             "rows": width,
+            "early": early[~is_admitted],
         }
         self.restore(part | {"features": len(is_admitted), "expired": 0, "evicted": 0})
 
     def _check(self, part: Mapping[str, Any]) -> None:
-        given = np.shape(part["weights"])[1:], np.shape(part["rows"])[1:]
-        expected = (2 * self.own_weights,), (2 * self.width,)
+        given = tuple(np.shape(part[name])[1:] for name in ("weights", "rows", "early"))
+        expected = (2 * self.own_weights,), (2 * self.width,), (self.early_bytes,)
         if given != expected:
             raise OtherModel(
-                "FeatureTable.restore: expected the state of a table with as many weights and numbers in a row, "
+                "FeatureTable.restore: expected the state of a table with as many weights, numbers and early bytes, "
                 f"{expected}, given {given}; make the table with the same numbers"
             )
         lengths = {name: len(part[name]) for name in ("keys", "counts", "times", "is admitted", "weights")}
         rows, least = len(part["rows"]), int(np.min(part["counts"], initial=1))
-        early = len(part.get("early", ())) or lengths["keys"] - rows
+        lengths["early"] = len(part["early"]) + rows
         if len({*lengths.values()}) > 1 or rows != np.count_nonzero(part["is admitted"]) or least < 1:
             raise _damaged(f"{lengths} with {rows} rows and the least count {least}")
-        if early != lengths["keys"] - rows:
-            raise _damaged(f"bytes of {early} of {lengths['keys'] - rows} others")
 
     def _add_older(self, file: int, part: Mapping[str, Any], features: int) -> bool:
         """Add the features of a part that are not there yet, as the oldest; return False at the end of the room."""
@@ -346,8 +355,7 @@ class FeatureTable:
         arrays.counts[entries], arrays.last_ms[entries] = np.asarray(part["counts"])[is_new], times[is_new]
         arrays.file_of[entries] = file
         self.weights()[entries] = np.asarray(part["weights"])[is_new]
-        if self.early_bytes and np.shape(early := part.get("early", ()))[1:] == (self.early_bytes,):
-            self.early()[added[is_new & ~is_admitted]] = np.asarray(early)[is_new[~is_admitted]]
+        self.early()[added[is_new & ~is_admitted]] = np.asarray(part["early"])[is_new[~is_admitted]]
         rows = np.asarray(part["rows"])[is_new[is_admitted]]
         self.rows()[arrays.row_of[added[is_admitted & is_new]]] = rows
         return int(left) == 0
