@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from learn.embedded_streams import EXPIRING, SMALL, Record, labels_of, log_loss, views
+from learn.embedded_streams import EXPIRING, SMALL, Record, labels_of, log_loss, views, visits
 from learn.frozen_states import frozen
 from learn.late_label_support import LABELS, Loop, Trained, events, source_of, timed
 from learn.online_support import trained
