@@ -119,11 +119,11 @@ def _values(rows: int) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.i
 
 def _learn_in_table(rows: int, way: str) -> Iterator[FeatureCounts]:
     """Count the occurrences in a table; give its numbers after each chunk."""
-    table, commons, fields = _table(rows, way), np.zeros(_WIDTH), np.array([1, 2, 3]) << 52
+    table, fields = _table(rows, way), np.array([1, 2, 3]) << 52
     for times, values in _values(rows):
         # An odd number, so that different ids have different hashes of 52 bits.
         keys = fields + (values * 0x9E3779B97F4A7 & (2**52 - 1))
-        table.touch(keys.reshape(-1), np.repeat(times, 3), commons, 0.01)
+        table.touch(keys.reshape(-1), np.repeat(times, 3), 0.01)
         yield table.counts()
 
 

@@ -1,7 +1,7 @@
 """The arrays of embeddings, and the steps of the network on the vectors of the first expert.
 
 ============================  ========================================================================================
-``commons``                   by field: the vectors of both experts, then the sums of their squared gradients
+``commons``                   by field: the vectors of both experts that features without their own have; not learned
 ``numbers``                   by column: of each expert the weight and the vector, then the sums of squares
 ``statistics``                by column: weight, mean and sum of squares
 ``weights_of_fields``         of the first layer: for each field and factor, a number for each unit; ``…_of_numbers``

@@ -3,7 +3,8 @@
 A row is the keys of its features, in ascending order, and its numeric columns. A *key* has the number of its field
 (10 bits), then 52 bits of the hash of field and text; all features of one field count as their mean. A feature has a
 weight w, and when it is admitted a vector v in the table (``parameter_server.storage.feature_steps``); before that it
-has the *common* vector of its field. The score of an expert is
+has the *common* vector of its field, which is not learned. The gradients of these first rows are added up, and make the
+first step of its own vector. The score of an expert is
 
     intercept + sum of w_f + sum of z_c · w_c + products + network
 
@@ -74,8 +75,79 @@ _LEHMER: Final = 2**31 - 1
 _SPREAD: Final = DEVIATION_OF_VECTORS * 3.0**0.5
 # A row of weight 1,000 is learned as one of this weight: a square of its slope would end the learning of its features.
 _SLOPE_MAX: Final = 100.0
+# Of a sum of gradients before admission, 4 bits have the root of its size, 0 to 7: with 8 bits losses are the same. The
+# step of a sum of 1 is .995 times the rate, so larger ones need no room.
+_EARLY_MAX: Final = 7.0**2
+_EARLY_UNIT: Final = 1.0 / _EARLY_MAX
 # An error of numbers counts as at most so many deviations of the targets.
 _ERROR_MAX: Final = 10.0
+
+
+# ---- features without vectors
+
+
+@compiled
+def _early_root(byte: int, expert: int) -> int:
+    """Return a sum of gradients of a feature without vectors: its root, from 0 to 7, with the sign of the sum.
+
+    A byte has the roots of a factor of both experts, 4 bits each.
+    """
+    return (((byte >> 4 * expert) & 15) ^ 8) - 8
+
+
+@compiled
+def _early_gradient(root: int) -> np.float32:
+    return np.float32(_EARLY_UNIT * (root * abs(root)))
+
+
+@compiled
+def _early_step(root: int, expert: int) -> np.float32:
+    """Return the step of AdaGrad of a sum of gradients: where the number of a vector is, beside its beginning."""
+    gradient = _early_gradient(root)
+    rate = RATE_OF_VECTORS if expert == 0 else RATE_OF_VECTORS_2
+    return -np.divide(rate * gradient, np.sqrt(np.float32(SQUARES_AT_FIRST) + gradient * gradient))
+
+
+def early_steps(expert: int) -> Float32s:
+    """Return the step for each 4 bits of an early byte."""
+    return np.array([_early_step(_early_root(bits << 4 * expert, expert), expert) for bits in range(16)], np.float32)
+
+
+@compiled
+def _add_early_steps(table: FeatureArrays, entry: int, vectors: Float32s, first: int, factors: int) -> None:
+    """Add what a feature without vectors has learned to the common vectors of its field."""
+    for factor in range(factors):
+        byte = int(table.early[entry * factors + factor])
+        if byte != 0:
+            for expert in range(EXPERTS):
+                vectors[first + expert * factors + factor] += _early_step(_early_root(byte, expert), expert)
+
+
+@compiled
+def _add_early_gradients(table: FeatureArrays, entry: int, slopes: Float32s, share: np.float32, factors: int) -> None:
+    """Add the gradients of a row to the sums of a feature without vectors."""
+    for factor in range(factors):
+        at = entry * factors + factor
+        byte, after = int(table.early[at]), 0
+        for expert in range(EXPERTS):
+            total = np.float64(_early_gradient(_early_root(byte, expert)))
+            total += np.float64(share * slopes[expert * factors + factor])
+            root = int(np.floor(np.sqrt(min(abs(total) / _EARLY_UNIT, _EARLY_MAX)) + 0.5))
+            root = root if total > 0.0 else -root
+            after += 16 * root if expert else root & 15
+        table.early[at] = after
+
+
+@compiled
+def _begin_from_early(table: FeatureArrays, entry: int, at: int, factors: int) -> None:
+    """Begin the vectors of a feature that is admitted with what it has learned before, and the sums of squares."""
+    count = EXPERTS * factors
+    _add_early_steps(table, entry, table.rows, at, factors)
+    for factor in range(factors):
+        byte = int(table.early[entry * factors + factor])
+        for expert in range(EXPERTS):
+            gradient = _early_gradient(_early_root(byte, expert))
+            table.rows[at + count + expert * factors + factor] += gradient * gradient
 
 
 # ---- a row
@@ -142,7 +214,9 @@ def _add_field(
         if row != 0:
             _add_vectors(table.rows, row * 2 * count, vectors, first, count)
         else:
-            _add_vectors(own.commons, field * 2 * count, vectors, first, count)
+            _add_vectors(own.commons, field * count, vectors, first, count)
+            if entry != 0:
+                _add_early_steps(table, entry, vectors, first, own.facts[FACTOR_COUNT])
     if stop - start > 1:
         share = np.float32(1.0 / (stop - start))
         one *= share
@@ -242,7 +316,7 @@ def _slopes_of_field(own: EmbeddingArrays, room: RowRoom, each: int) -> None:
 
 @compiled
 def _step_vectors(numbers: Float32s, at: int, slopes: Float32s, share: np.float32, factors: int) -> None:
-    """Make the steps of the vectors of a feature, or of the common ones of its field."""
+    """Make the steps of the vectors of a feature."""
     count = EXPERTS * factors
     for number in range(factors):
         gradient = share * slopes[number]
@@ -260,8 +334,7 @@ def _step_vectors(numbers: Float32s, at: int, slopes: Float32s, share: np.float3
 def begin_vectors(rows: Float32s, at: int, key: int, count: int) -> None:
     """Begin the vectors of a feature with numbers of its own, nearly normal, drawn from its key, which has a hash.
 
-    The common vectors of its field are no good start. They are what features without vectors have in common, and all
-    features would begin, and move for long, in the one direction that these have learned.
+    The common vectors of its field are no good start: all features would move for long in one direction.
     """
     drawn = (key ^ (key >> 31)) % (_LEHMER - 1) + 1
     for number in range(count):
@@ -289,14 +362,15 @@ def _learn(
     _learn_numbers(own, room)
     for each in range(room.counts[0]):
         _slopes_of_field(own, room, each)
-        start, stop, common = room.starts[each], room.stops[each], room.fields[each] * size
+        start, stop = room.starts[each], room.stops[each]
         share = np.float32(1.0 / (stop - start))
         for place in range(start, stop):
             # The step is made at once: a later feature of the row may take the entry, or its row.
             if counts:
-                entry = touch_feature(table, indices[place], now_ms, own.commons, common, SQUARES_AT_FIRST)
+                entry = touch_feature(table, indices[place], now_ms, SQUARES_AT_FIRST)
                 if table.facts[NEW_ROW] != 0:
                     begin_vectors(table.rows, table.facts[NEW_ROW] * size, indices[place], EXPERTS * factors)
+                    _begin_from_early(table, entry, table.facts[NEW_ROW] * size, factors)
             else:
                 entry = find_feature(table, indices[place], now_ms)
                 if entry != 0:
@@ -308,8 +382,8 @@ def _learn(
             row = table.row_of[entry]
             if row != 0:
                 _step_vectors(table.rows, row * size, room.slopes, share, factors)
-            else:
-                _step_vectors(own.commons, common, room.slopes, share, factors)
+            elif entry != 0:
+                _add_early_gradients(table, entry, room.slopes, share, factors)
 
 
 @compiled

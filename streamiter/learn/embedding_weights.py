@@ -52,6 +52,7 @@ class EmbeddingWeights:
             admit=embeddings.admit,
             size_bytes=embeddings.size_bytes,
             expire_ms=embeddings.expire_ms,
+            early=embeddings.factors,  # A byte for both experts.
         )
         self._files = FeatureFiles(self.table, name="embeddings")
         facts = np.zeros(embedding_layers.FACTS_OF_EMBEDDINGS, np.int64)
@@ -103,10 +104,9 @@ class EmbeddingWeights:
         """Have so many more fields; they have the next numbers."""
         first, factors = self.fields, self.embeddings.factors
         self.fields += count
-        vectors = self._first_vectors(_OF_VECTORS, first, count).reshape(count, self.experts * factors)
-        squares = np.full(vectors.shape, self._layout.SQUARES_AT_FIRST, np.float32)
+        vectors = self._first_vectors(_OF_VECTORS, first, count)
         inputs = _drawn(_OF_FIELD_INPUTS, first * factors, count * factors, self._units)
-        self._add("fields", "commons", np.hstack([vectors, squares]), inputs)
+        self._add("fields", "commons", vectors, inputs)
 
     def add_numeric(self, count: int) -> None:
         """Have so many more numeric columns."""
@@ -187,8 +187,7 @@ class EmbeddingWeights:
         arrays = self.arrays
         for squares in (arrays.squares_of_fields, arrays.squares_of_numbers, arrays.squares_of_layers):
             squares *= np.float32(SQUARES_KEPT)
-        for numbers in (self._commons(), self._numbers()):
-            numbers[:, 1] *= np.float32(SQUARES_KEPT)
+        self._numbers()[:, 1] *= np.float32(SQUARES_KEPT)
         arrays.intercepts[self.experts :] *= SQUARES_KEPT
         self.table.scale_squares(SQUARES_KEPT)
 
@@ -200,8 +199,8 @@ class EmbeddingWeights:
     # ---- publishing and state
 
     def _commons(self) -> Float32s:
-        """Return by field the vectors, then their sums of squares, by expert."""
-        return self.arrays.commons.reshape(self.fields, 2, self.experts, self.embeddings.factors)
+        """Return by field the vectors of both experts."""
+        return self.arrays.commons.reshape(self.fields, self.experts, self.embeddings.factors)
 
     def _numbers(self) -> Float32s:
         """Return by column the weights and vectors, then their sums of squares, by expert."""
@@ -214,7 +213,7 @@ class EmbeddingWeights:
 
         ``shares`` are those of the experts in the mixture, and ``unused`` the columns that they do not see.
         """
-        keys, row_of, weights, vectors = self.table.entries()
+        keys, row_of, weights, vectors, early = self.table.entries()
         counts = self.table.counts()
         arrays, factors, is_number = self.arrays, self.embeddings.factors, self.task == "number"
         totals, time_ms = arrays.totals, int(arrays.facts[self._layout.TIME_MS])
@@ -226,10 +225,11 @@ class EmbeddingWeights:
             {
                 "weights": weights[:, expert].copy(),
                 "vectors": vectors[:, expert * factors : (expert + 1) * factors].copy(),
-                "commons": self._commons()[:, 0, expert].copy(),
+                "commons": self._commons()[:, expert].copy(),
                 "numbers": numbers[:, expert].copy(),
                 "products": expert > 0 or self.embeddings.kind != "wide and deep",
                 "layers": self._published_layers(dead, is_used) if expert == 0 else [],
+                "early_steps": self._steps.early_steps(expert),
                 "intercept": middle + scale * float(arrays.intercepts[expert]),
                 "share": float(shares[expert]),
             }
@@ -241,6 +241,7 @@ class EmbeddingWeights:
             "text_fields": list(names),
             "keys": keys,
             "admitted": keys[row_of > 0],
+            "early": (early if early.any() else early[:0]).view(np.uint8),
             "scale": scale,
             "experts": experts,
             "expired": counts.expired,
@@ -279,9 +280,9 @@ class EmbeddingWeights:
             arrays.totals[3] = arrays.totals[0] * scale**2
         for expert, given in enumerate(experts):
             arrays.intercepts[expert] = (given["intercept"] - middle) / scale if scale > 0.0 else 0.0
-            self._commons()[:, 0, expert], self._numbers()[:, 0, expert] = given["commons"], given["numbers"]
+            self._commons()[:, expert], self._numbers()[:, 0, expert] = given["commons"], given["numbers"]
         arrays.intercepts[self.experts :] = learned
-        self._commons()[:, 1] = self._numbers()[:, 1] = learned
+        self._numbers()[:, 1] = learned
         if layers := experts[0]["layers"]:
             first, inputs = np.asarray(layers[0]["weights"]), self.fields * self.embeddings.factors
             arrays.weights_of_fields[:] = first[:inputs].ravel()
@@ -297,7 +298,11 @@ class EmbeddingWeights:
         weights = np.stack([given["weights"] for given in experts], axis=1)
         vectors = np.concatenate([given["vectors"] for given in experts], axis=1)
         row_of = np.isin(published["keys"], published["admitted"])
-        self.table.start_from(published["keys"], row_of, weights, vectors, time_ms, self._layout.SQUARES_AT_FIRST)
+        early = np.zeros((len(row_of), self.embeddings.factors), np.int8)
+        if len(given := np.asarray(published["early"], np.uint8)):
+            early = given.view(np.int8)
+        squares = self._layout.SQUARES_AT_FIRST
+        self.table.start_from(published["keys"], row_of, weights, vectors, early, time_ms, squares)
 
     def state(self, *, frozen: bool = False) -> dict[str, Any]:
         """Return a copy of the state as plain data; a large table may be a piece of files, if it is ``frozen``."""

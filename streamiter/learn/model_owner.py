@@ -113,6 +113,7 @@ class ModelOwner(DeclaredOperator, IterationListener, abc.ABC):
         self._drift = None if options.drift is None else DriftWatch(options.drift)
         self._publishes_state = options.publishes_state
         self._published_at_s = -math.inf
+        self._published_in_s = 0.0
         self._learns = {"mode": "synchronous" if options.in_epochs else "asynchronous", "label": options.label}
 
     async def open(self, context: Context) -> None:
@@ -218,6 +219,7 @@ class ModelOwner(DeclaredOperator, IterationListener, abc.ABC):
     def _publish(self, out: Output) -> None:
         if not self.is_new():
             return
+        began_s = self._context.clock.monotonic_s()
         parameters = self.parameters()
         metrics = self.metrics(parameters)
         if self._publishes_state:
@@ -227,6 +229,7 @@ class ModelOwner(DeclaredOperator, IterationListener, abc.ABC):
         out.emit(version, tag=MODELS)
         self.begin_version()
         self._published_at_s = self._context.clock.monotonic_s()
+        self._published_in_s = self._published_at_s - began_s
 
     def begin_version(self) -> None:
         """Count the steps, records and losses from here on for the next version."""

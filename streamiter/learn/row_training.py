@@ -67,6 +67,8 @@ _COLUMNS_OF_TABLES: Final = 1_000
 # Compiled steps leave the interpreter to other threads. A thread for a mini-batch costs as much as a hundred rows.
 _LEARNED_IN_THREAD: Final = 1_000
 _PUBLISHED_AFTER_S: Final = 1.0
+# A version of millions of columns takes seconds itself: after it, the owner learns for four times as long.
+_TIMES_OF_LEARNING: Final = 4
 
 
 class _Untold(NamedTuple):
@@ -441,7 +443,7 @@ class RowOwner(ModelOwner, KeepsRecords):
         is_counted = self._schedule.mini_batches is not None or self._schedule.records is not None
         if is_cheap or self._in_epochs or is_counted:
             return due_s
-        return max(due_s, self.seconds_left(_PUBLISHED_AFTER_S))
+        return max(due_s, self.seconds_left(max(_PUBLISHED_AFTER_S, _TIMES_OF_LEARNING * self._published_in_s)))
 
     def metrics(self, parameters: Any) -> dict[str, float]:
         counts = {"missing_values": float(self._missing)}

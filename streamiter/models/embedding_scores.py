@@ -4,7 +4,7 @@ A *feature* is a text of a field, or a missing value; its *key* has the number o
 values), then the low 52 bits of the hash of field and text. Each known feature has a weight, and if it is admitted a
 vector; all others have the common vector of their field. Several features of a field count as their mean. A row is here
 the pooled features of its fields, and the standardized numbers of its numeric columns. All *experts* have the same
-features, with weights and vectors of their own.
+features, with weights and vectors of their own. What a feature without a vector has learned is added to the common one.
 """
 
 from __future__ import annotations
@@ -66,6 +66,8 @@ class EmbeddingExpert:
     """Whether the products of all pairs of vectors are added."""
     layers: Sequence[tuple[_Float32, _Float32]]
     """The weights (inputs, outputs) and the bias (outputs,) of each layer of the network; the last has one output."""
+    early_steps: _Float32
+    """(16,): what is added to a number of the common vector, by 4 bits of ``PublishedEmbeddings.early``."""
     intercept: float
     """The score of a row of which nothing is known."""
     share: float
@@ -86,6 +88,9 @@ class PublishedEmbeddings:
     """(features,): the keys of the known features, ascending."""
     admitted: Integers
     """(admitted features,): the keys of the features with a vector, ascending."""
+    early: npt.NDArray[np.uint8]
+    """(features, k): what features without a vector have learned, 4 bits for each expert, the low ones for the first;
+    (0, k): nothing."""
     scale: float
     """By which all but intercepts is multiplied: 1, or the deviation of the numbers to predict."""
     experts: Sequence[EmbeddingExpert]
@@ -107,6 +112,7 @@ class PublishedEmbeddings:
         factors: int = parameter_of(given, "factors", subject, "a whole number above 0", is_count)
         names: list[str] = parameter_of(given, "text_fields", subject, f"at most {FIELDS_MAX} names", _are_few_names)
         keys, admitted = (_keys(given, name, subject, len(names)) for name in ("keys", "admitted"))
+        early = _array(given, "early", subject, (len(keys) if len(given.get("early", ())) else 0, factors), np.uint8)
         experts = parameter_of(given, "experts", subject, "a list of experts", _are_objects)
         sizes = {
             "features": len(keys),
@@ -119,7 +125,7 @@ class PublishedEmbeddings:
         if (total := sum(each.share for each in found)) > 1.0 + _ROUNDING_OF_SHARES:
             raise ModelError(f"{subject}: expected shares of at most 1 in all, given {total}; the model is damaged")
         scale = float(parameter_of(given, "scale", subject, "a number", is_number))
-        return PublishedEmbeddings(kind, factors, names, keys, admitted, scale, found)
+        return PublishedEmbeddings(kind, factors, names, keys, admitted, early, scale, found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +181,7 @@ def _expert(
         numbers=_array(given, "numbers", subject, (numbers, 1 + factors), np.float32),
         products=parameter_of(given, "products", subject, "true or false", lambda value: isinstance(value, bool)),
         layers=_layers(given, subject, fields * factors + numbers),
+        early_steps=_array(given, "early_steps", subject, (16,), np.float32),
         intercept=float(parameter_of(given, "intercept", subject, "a number", is_number)),
         share=float(parameter_of(given, "share", subject, "a number from 0 to 1", _is_share)),
     )
@@ -294,8 +301,10 @@ class EmbeddingScores:
         found = self._commons[:, fields]
         is_known, at = _places_in(self.given.keys, keys)
         has_vector, rows = _places_in(self.given.admitted, keys)
-        for numbers, expert in zip(found, self.given.experts, strict=True):
+        for place, (numbers, expert) in enumerate(zip(found, self.given.experts, strict=True)):
             numbers[is_known, 0] = expert.weights[at]
+            if len(self.given.early):
+                numbers[is_known, 1:] += expert.early_steps[self.given.early[at] >> 4 * place & 15]
             numbers[has_vector, 1:] = expert.vectors[rows]
         return found
 

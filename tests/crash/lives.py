@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import signal
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from random import Random
-from typing import Final, Protocol
+from typing import Final, Protocol, Self
 
 from crash.feed import Feed
+from crash.follower import LINE_BYTES
 from crash.places import CHECKPOINT, RESTORE, SHUTDOWN, Place
 from crash.programs import Process, Program, running
 
 # A process works for at most this time after its start; it takes a checkpoint every tenth of a second.
 _RUNNING_S: Final = 0.5
 _STOPPING_S: Final = 0.1
+_POLL_S: Final = 0.01
 # A process dies at one of its first checkpoints; later checkpoints are no different.
 _CHECKPOINTS: Final = 4
 
@@ -191,3 +195,53 @@ class KilledProgram:
         is_as_planned = code == -signal.SIGKILL or (death.may_be_too_late and code == 0)
         assert is_as_planned, f"ended with {code}: {printed}"
         return start_s
+
+
+class KilledFollowers:
+    """Processes that follow a model while the block runs: each is killed after some versions, and the next one starts.
+
+    ``notes`` is the file with the versions that they have seen.
+    """
+
+    def __init__(self, url: str, model: str, notes: Path) -> None:
+        script = Path(__file__).with_name("follower.py")
+        self._program = Program(script, notes.parent, (url, model, str(notes)))
+        self._notes = notes
+        self._kills = 0
+        self._is_at_end = False
+
+    async def __aenter__(self) -> Self:
+        self._notes.touch()
+        self._following = asyncio.ensure_future(self._follow_and_die())
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        self._following.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._following
+
+    async def _follow_and_die(self) -> None:
+        for count in itertools.cycle((1, 4, 9)):
+            async with running(self._program) as process:
+                first = self._seen()
+                while self._seen() < first + (1 if self._is_at_end else count):
+                    await process.lives_for(_POLL_S)
+                    assert not process.is_over, await process.ends()
+                process.send(signal.SIGKILL)
+            self._kills += 1
+
+    def _seen(self) -> int:
+        return self._notes.stat().st_size // LINE_BYTES
+
+    async def versions(self, kills: int) -> list[str]:
+        """Return the lines of all versions that were seen, once so many followers were killed.
+
+        The topic is complete, so at least the last one of them sees the last version.
+        """
+        self._is_at_end = True
+        before = self._kills
+        while self._kills < max(kills, before + 2):
+            await asyncio.wait([self._following], timeout=_POLL_S)
+            if self._following.done():
+                await self._following
+        return self._notes.read_text(encoding="ascii").splitlines(keepends=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib
 import operator
 import os
@@ -17,10 +18,12 @@ import orjson
 import pytest
 from crash.cases import PIECE_EVENTS, Case, kafka_case, trainer, training_pieces
 from crash.feed import Feed
+from crash.lives import KilledFollowers
 from crash.outcome import check_counted_once, committed
 from crash.places import KAFKA_COMMIT, Place
 from crash.programs import running
 from crash.test_kill_9 import models_in, seed
+from crash.training import MODEL
 from support.ray_fixtures import TESTS, children, raylet_of
 from support.soak import in_soak
 from support.waiting import PATIENCE_S
@@ -45,6 +48,8 @@ FIRST_HAS_COMMITTED: Final = Place("after", f"{_CHECKPOINTER}._commit")
 EVENTS: Final = 1_000
 PARTITIONS: Final = 2
 _POLL_S: Final = 0.05
+# The supervisor gives up after three losses in ten minutes.
+_STRIKES_MAX: Final = 3
 
 
 @pytest.fixture
@@ -140,13 +145,20 @@ async def check_training(case: Case) -> None:
 
 
 async def check_embeddings(case: Case) -> None:
-    """Check that no version is missing, and that all have the bits of a run in one process without kills."""
+    """Check that no version is missing, and that all have the bits of a run in one process without kills, also those
+    that killed followers have seen.
+    """
     async with running(trainer(case, "whole", **EMBEDDINGS_OF_ONE, stop="latest")) as process:
         code, printed = await process.ends()
     assert code == 0, printed
     expected = await models_in(case.topic("updates-whole"))
     assert list(expected)[-1] == EVENTS
     assert await models_in(case.topic("updates-killed")) == expected
+    assert set(expected.values()).issuperset(notes_of(case).read_text(encoding="ascii").splitlines(keepends=True))
+
+
+def notes_of(case: Case) -> Path:
+    return case.folder.with_name("versions")
 
 
 async def check_counts(case: Case) -> None:
@@ -216,14 +228,13 @@ def random_strike(random: Random) -> tuple[Place, int]:
 
 
 def random_lives(random: Random) -> list[Life]:
-    return [
-        Life(
-            [random_strike(random) for _ in range(random.randint(0, 3))],
-            random.randint(2, 3),
-            kills_program=random.random() < 0.5,
-        )
-        for _ in range(random.randint(1, 3))
-    ]
+    """Return lives with as many strikes as STREAMITER_CRASH_KILLS says, else one to six; without it, seeds had none."""
+    left, lives = int(os.environ.get("STREAMITER_CRASH_KILLS", random.randint(1, 6))), list[Life]()
+    while left:
+        strikes = [random_strike(random) for _ in range(random.randint(0, min(left, _STRIKES_MAX)))]
+        lives.append(Life(strikes, random.randint(2, 3), kills_program=random.random() < 0.5))
+        left -= len(strikes)
+    return lives
 
 
 EMBEDDINGS_OF_ONE: Final[dict[str, Any]] = {"kind": "embeddings", "mode": "synchronous", "parallelism": 1}
@@ -278,7 +289,13 @@ async def test_processes_survive_any_kills(
     """A kill at a rare moment, one of a thousand, lost or doubled records."""
     lives = random_lives(Random(seed()))
     try:
-        await killed(kafka, lives, **options)
+        async with contextlib.AsyncExitStack() as stack:
+            if options is EMBEDDINGS:
+                followers = KilledFollowers(f"{kafka.prefix}updates-killed", MODEL, notes_of(kafka))
+                await stack.enter_async_context(followers)
+            await killed(kafka, lives, **options)
+            if options is EMBEDDINGS:
+                await followers.versions(sum(len(life.strikes) for life in lives))
         await check(kafka)
     except BaseException as error:
         error.add_note(f"again: make soak SEED={seed()}; {lives}")

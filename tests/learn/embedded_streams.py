@@ -34,6 +34,16 @@ def views(count: int, seed: int = 1, *, users: int = 60, items: int = 40) -> lis
     return found
 
 
+def visits(count: int, seed: int) -> tuple[list[Record], list[bool]]:
+    """Return records of a user, who has 20 of them and then never comes again, and an item that fits or not."""
+    draw = np.random.default_rng(seed)
+    users = np.arange(count) // 20 + draw.integers(0, count // 200, count)
+    items, of_users, of_items = draw.integers(0, 40, count), draw.normal(size=(count, 2)), draw.normal(size=(40, 2))
+    scores = 1.5 * (of_users[users] * of_items[items]).sum(axis=1) + draw.normal(size=count)[users]
+    records = [{"user": f"u{user}", "item": f"i{item}"} for user, item in zip(users, items, strict=True)]
+    return records, (draw.random(count) < 1 / (1 + np.exp(-scores))).tolist()
+
+
 def scores_of(records: list[Record], *, interaction: float = 2.0) -> np.ndarray[Any, Any]:
     """Return scores that depend on how user and item fit, and on the price."""
     draw = np.random.default_rng(7)

@@ -13,6 +13,7 @@ from streamiter.values.plain_data import PlainData
 WIDTH = 2
 WEIGHTS = 1
 SQUARES = 0.25
+EARLY = 3
 
 
 @dataclass
@@ -28,7 +29,8 @@ class Settings:
         """Return a table with these settings, or with another capacity."""
         capacity, rows = capacity or self.capacity, rows or self.rows
         admit, expire_ms = self.admit, self.expire_ms
-        return FeatureTable(WIDTH, weights=WEIGHTS, admit=admit, capacity=capacity, rows=rows, expire_ms=expire_ms)
+        room = {"capacity": capacity, "rows": rows, "early": EARLY}
+        return FeatureTable(WIDTH, weights=WEIGHTS, admit=admit, expire_ms=expire_ms, **room)
 
 
 @dataclass
@@ -49,6 +51,7 @@ class Feature:
     count: int
     last_ms: int
     weights: list[float]
+    early: list[int]
     row: list[float] | None = None
 
 
@@ -61,8 +64,8 @@ class ModelOfTable:
     expired: int = 0
     evicted: int = 0
 
-    def touch(self, key: int, now_ms: int, common: list[float]) -> Feature:
-        """Count an occurrence; new rows begin with ``common``."""
+    def touch(self, key: int, now_ms: int) -> Feature:
+        """Count an occurrence."""
         self._remove_expired(now_ms)
         found = self.features.pop(key, None)
         if found is not None and self._is_expired(found, now_ms):
@@ -70,12 +73,12 @@ class ModelOfTable:
             found = None
         elif found is None and len(self.features) == self.settings.capacity:
             self._evict()
-        feature = found or Feature(0, now_ms, [0.0] * WEIGHTS + [SQUARES] * WEIGHTS)
+        feature = found or Feature(0, now_ms, [0.0] * WEIGHTS + [SQUARES] * WEIGHTS, [0] * EARLY)
         feature.count, feature.last_ms = feature.count + 1, max(now_ms, feature.last_ms)
         if feature.row is None and feature.count >= self.settings.admit:
             while self.counts().admitted == self.settings.rows:
                 self._evict()
-            feature.row = common + [SQUARES] * WIDTH
+            feature.row = [0.0] * WIDTH + [SQUARES] * WIDTH
         self.features[key] = feature
         return feature
 
@@ -124,24 +127,21 @@ def history(random: Random) -> History:
     return History(settings, keys, times, cuts)
 
 
-def common_of(number: int) -> list[float]:
-    """Return the common vector before the occurrence of this number, different for each."""
-    return [number, number + 0.5]
-
-
-def touch(table: FeatureTable, key: int, now_ms: int, number: int = 1) -> int:
+def touch(table: FeatureTable, key: int, now_ms: int) -> int:
     """Touch a key; return its entry."""
-    [entry] = table.touch([key], [now_ms], common_of(number), SQUARES)[0].tolist()
+    [entry] = table.touch([key], [now_ms], SQUARES)[0].tolist()
     return int(entry)
 
 
 def learn(table: FeatureTable, given: History, first: int, stop: int) -> None:
     """Touch the keys from ``first`` to ``stop``; all numbers of each grow by the number of the occurrence."""
     for number in range(first, stop):
-        entry = touch(table, given.keys[number], given.times[number], number)
+        entry = touch(table, given.keys[number], given.times[number])
         table.weights()[entry] += number
         if row := table.arrays.row_of[entry]:
             table.rows()[row] += number
+        else:
+            table.early()[entry] += number % 40
 
 
 def state_bytes(table: FeatureTable) -> bytes:

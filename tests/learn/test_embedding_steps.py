@@ -60,13 +60,15 @@ class PlainExpert:
                         self.numbers[name, layer, *place] = float(value)
         self.squares = dict.fromkeys(self.numbers, 1e-2)
         self.counts: dict[tuple[int, int], int] = {}
+        self.early: dict[Any, float] = {}
+        """The gradients of features with one occurrence."""
 
     def weight_of(self, feature: tuple[int, int]) -> Any:
         return ("weight", feature)
 
     def vector_of(self, feature: tuple[int, int], place: int) -> Any:
-        is_admitted = self.counts.get(feature, 0) >= 2
-        return ("vector", feature, place) if is_admitted else ("common", feature[0], place)
+        count = self.counts.get(feature, 0)
+        return ("vector" if count > 1 else "early", feature, place) if count else ("common", feature[0], place)
 
     def score(self, row: Row, z: Any) -> float:
         of = self.numbers
@@ -103,13 +105,16 @@ class PlainExpert:
                 self.counts[feature] = self.counts.get(feature, 0) + 1
                 if self.counts[feature] == 1:
                     self.numbers[self.weight_of(feature)], self.squares[self.weight_of(feature)] = 0.0, 1e-2
+                    for place in range(FACTORS):
+                        self.numbers["early", feature, place] = self.numbers["common", field, place]
                 if self.counts[feature] == 2:
                     drawn = np.zeros(2 * FACTORS, np.float32)
                     begin_vectors(drawn, 0, field << HASH_BITS | (7 + text), 2 * FACTORS)
                     for place in range(FACTORS):
                         name = ("vector", feature, place)
-                        self.numbers[name], self.squares[name] = self.numbers["common", field, place], 1e-2
-                        own[name] = float(drawn[self.expert * FACTORS + place]) - self.numbers[name]
+                        self.numbers[name] = self.numbers["early", feature, place]
+                        self.squares[name] = 1e-2 + self.early[feature, place] ** 2
+                        own[name] = float(drawn[self.expert * FACTORS + place]) - self.numbers["common", field, place]
         slopes = {}
         for name, value in list(self.numbers.items()):
             found = []
@@ -117,6 +122,13 @@ class PlainExpert:
                 self.numbers[name] = value + change
                 found.append(self.score(row, z))
             self.numbers[name], slopes[name] = value, slope * (found[0] - found[1]) / 2e-6
+        for kind, feature, place in [name for name in slopes if name[0] in ("early", "common")]:
+            change = slopes.pop((kind, feature, place))
+            if kind == "early" and self.counts[feature] == 1 and feature[1] in row.get(feature[0], []):
+                # Four bits have the sign and the root of the size.
+                gradient = np.sign(change) * np.floor(7 * np.sqrt(min(abs(change), 1.0)) + 0.5) ** 2 / 49
+                self.early[feature, place] = gradient
+                self.numbers[kind, feature, place] -= self.rate * gradient / np.sqrt(1e-2 + gradient**2)
         for name, change in slopes.items():
             rate = float(RATE_OF_LAYERS) if name[0] in ("weights", "bias") else self.rate
             if name == "intercept" or name[0] == "weight" or (name[0] == "number" and name[2] == 0):

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from learn.embedded_streams import EXPIRING, SMALL, Record, labels_of, log_loss, views
+from learn.embedded_streams import EXPIRING, SMALL, Record, labels_of, log_loss, views, visits
 from learn.frozen_states import frozen
 from learn.late_label_support import LABELS, Loop, Trained, events, source_of, timed
 from learn.online_support import trained
@@ -192,7 +192,9 @@ def test_a_change_has_only_learned_rows_also_where_features_come_and_are_admitte
 
 
 def test_a_feature_gets_its_vectors_once_whatever_admit_was_before() -> None:
-    """A run with a larger ``admit`` drew learned vectors again; with a smaller one, they began as the common ones."""
+    """A run with a larger ``admit`` drew learned vectors again; with a smaller one, they began as the common ones, or
+    without what their first rows had said.
+    """
     rows, labels = [{"user": f"u{n % 3}", "item": "i"} for n in range(12)], [True, False] * 6
     learned, waiting = new(replace(SMALL, admit=2), shapes=False), new(replace(SMALL, admit=20), shapes=False)
     for model in (learned, waiting):
@@ -211,7 +213,9 @@ def test_a_feature_gets_its_vectors_once_whatever_admit_was_before() -> None:
     assert np.array_equal(lowered["admitted"], lowered["keys"])
     found = np.hstack([expert["vectors"] for expert in lowered["experts"]])
     users = lowered["keys"] >> 52 == 1 + lowered["text_fields"].index("user")
-    assert found[users] == pytest.approx(drawn[users], abs=1e-6)
+    distances = np.abs(found[users] - drawn[users])
+    assert distances.max() < 0.2 * 1.01  # One step of AdaGrad.
+    assert (distances > 1e-3).any(axis=1).all()
 
 
 def test_features_that_were_learned_without_times_are_as_new_as_the_first_row_with_one() -> None:
@@ -394,6 +398,17 @@ def test_users_who_like_items_are_learned() -> None:
         made = new(embeddings).learn_each(records, labels)
         losses[name] = log_loss(made[2_000:], labels[2_000:])
     assert max(losses["fm"], losses["deepfm"]) < 0.85 * losses["without"]
+
+
+def test_admission_costs_little_where_users_come_and_go() -> None:
+    """What the first two rows of a user said was lost with ``admit=3``, a tenth of all rows: the loss was 3 % larger."""
+    losses = []
+    for admit in (1, 3):
+        embeddings = Embeddings(kind="fm", factors=4, admit=admit, at_most="8 MB")
+        streams = (visits(20_000, seed) for seed in (1, 2))
+        made = [log_loss(new(embeddings, shapes=False).learn_each(*each), each[1]) for each in streams]
+        losses.append(sum(made))
+    assert losses[1] < 1.015 * losses[0]
 
 
 def test_embeddings_cost_little_where_effects_add_up() -> None:

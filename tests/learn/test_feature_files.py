@@ -133,7 +133,7 @@ def check_files(frames: list[Any], features: int, features_of_file: int, files_m
 
 def large_table(features: int, capacity: int = 30_000) -> FeatureTable:
     table = Settings(1, 0, capacity, capacity).table()
-    table.touch(range(features), [0] * features, [0.0, 0.0], 0.25)
+    table.touch(range(features), [0] * features, 0.25)
     return table
 
 
@@ -150,7 +150,7 @@ def test_a_snapshot_writes_what_has_changed_and_little_else(
     written = []
     for number in range(120):
         keys = random.integers(0, features, changed) if number % 2 else random.integers(0, 500, changed)
-        table.touch(keys, [number] * changed, [0.0, 0.0], 0.25)
+        table.touch(keys, [number] * changed, 0.25)
         stored = Stored(tmp_path / str(number), frozen_by(files))
         written.append(stored.new_bytes)
         total = sum((tmp_path / str(number) / file.name).stat().st_size for file in stored.files)
@@ -170,12 +170,12 @@ def test_files_are_few_after_most_features_have_expired(tmp_path: Path, files_of
     features, left = 20_000, 1_000
     table = Settings(1, 1_000, 2 * features, 2 * features).table()
     files = files_of(table, features_of_file=1_000)
-    table.touch(range(features), [0] * features, [0.0, 0.0], 0.25)
+    table.touch(range(features), [0] * features, 0.25)
     Stored(tmp_path / "first", frozen_by(files))
     for number in range(40):
         keys = range(number, left)
         for _ in range(1 + features // left):  # Two features leave with each.
-            table.touch(keys, [2_000 + number] * len(keys), [0.0, 0.0], 0.25)
+            table.touch(keys, [2_000 + number] * len(keys), 0.25)
         piece = frozen_by(files)
         frames: list[Any] = [PLAIN.decode(frame) for frame in piece.frames()]
         piece.release()
@@ -189,7 +189,7 @@ def test_a_snapshot_that_is_being_written_keeps_its_files(tmp_path: Path, files_
     files = files_of(table)
     before, piece = state_bytes(table), frozen_by(files)
     for now_ms in range(5):
-        table.touch(range(10), [now_ms] * 10, [0.0, 0.0], 0.25)
+        table.touch(range(10), [now_ms] * 10, 0.25)
         frozen_by(files).release()
     stored, other = Stored(tmp_path / "stored", piece), large_table(1)
     files_of(other).restore(stored)

@@ -11,12 +11,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from learn.feature_histories import (
+    EARLY,
     SQUARES,
     WEIGHTS,
     WIDTH,
     History,
     ModelOfTable,
-    common_of,
     digest_of_histories,
     history,
     learn,
@@ -35,7 +35,7 @@ TESTS = Path(__file__).resolve().parents[1]
 
 def touch_all(table: FeatureTable, keys: Iterable[int], times: Iterable[int]) -> list[int]:
     """Touch these keys at these times; return their entries."""
-    touched: list[int] = table.touch(list(keys), list(times), common_of(1), SQUARES)[0].tolist()
+    touched: list[int] = table.touch(list(keys), list(times), SQUARES)[0].tolist()
     return touched
 
 
@@ -52,9 +52,11 @@ def test_a_table_is_a_dict_in_the_order_of_last_occurrences(given: History) -> N
             model.finds(each, now_ms) for each in given.keys
         ]
         learn(table, given, number, number + 1)
-        feature = model.touch(key, now_ms, common_of(number))
+        feature = model.touch(key, now_ms)
         for numbers in (feature.weights, feature.row or []):
             numbers[:] = [each + number for each in numbers]
+        if feature.row is None:
+            feature.early = [each + number % 40 for each in feature.early]
         assert table.counts() == model.counts()
     features = list(model.features.values())
     state, admitted = table.state(), [feature for feature in features if feature.row is not None]
@@ -64,13 +66,17 @@ def test_a_table_is_a_dict_in_the_order_of_last_occurrences(given: History) -> N
     assert state["weights"].tolist() == [feature.weights for feature in features]
     assert state["is admitted"].tolist() == [feature.row is not None for feature in features]
     assert state["rows"].tolist() == [feature.row for feature in admitted]
-    keys, row_of, weights, rows = table.entries()
+    assert state["early"].tolist() == [feature.early for feature in features if feature.row is None]
+    keys, row_of, weights, rows, early = table.entries()
     assert keys.tolist() == sorted(model.features)
     for key, own, row in zip(keys.tolist(), weights.tolist(), row_of.tolist(), strict=True):
         feature = model.features[key]
         assert own == feature.weights[:WEIGHTS]
         assert (feature.row and feature.row[:WIDTH]) == (rows[row - 1].tolist() if row else None)
     assert len(rows) == len(admitted)
+    assert early.tolist() == [
+        [0] * EARLY if row else model.features[key].early for key, row in zip(keys.tolist(), row_of.tolist(), strict=True)
+    ]
 
 
 @random_examples(history)
@@ -141,8 +147,8 @@ def test_the_functions_are_compiled_once() -> None:
     table = new_table()
     keys = np.arange(6, dtype=np.int32)[::2]
     keys.flags.writeable = False
-    table.touch(keys, np.zeros(3, np.int16), np.zeros(2), 0.25)
-    table.touch([1], [2], range(2), 1)
+    table.touch(keys, np.zeros(3, np.int16), 0.25)
+    table.touch([1], [2], 1)
     table.find(range(3), keys)
     for function in (table.steps.touch_features, table.steps.find_features):
         assert len(function.signatures) == 1  # type: ignore[attr-defined]
@@ -156,9 +162,9 @@ def test_a_feature_expires_after_more_than_so_long_without_an_occurrence() -> No
     table.rows()[:] += 1
     assert table.find([1, 1], [110, 111]).astype(bool).tolist() == [True, False]
     touch(table, 1, 110)
-    assert [table.state()[name].tolist()[1] for name in ("weights", "rows")] == [[1.0, 1.25], [2.0, 2.5, 1.25, 1.25]]
+    assert [table.state()[name].tolist()[1] for name in ("weights", "rows")] == [[1.0, 1.25], [1.0, 1.0, 1.25, 1.25]]
     touch(table, 1, 121)
-    assert [table.state()[name].tolist() for name in ("weights", "rows")] == [[[0.0, 0.25]], [[1.0, 1.5, 0.25, 0.25]]]
+    assert [table.state()[name].tolist() for name in ("weights", "rows")] == [[[0.0, 0.25]], [[0.0, 0.0, 0.25, 0.25]]]
     assert table.counts() == FeatureCounts(1, 1, expired=2, evicted=0)
 
 
@@ -189,13 +195,14 @@ def test_counts_do_not_overflow() -> None:
 def test_a_table_of_so_many_bytes_has_as_many_features_as_fit(given: tuple[int, int, int, int]) -> None:
     """Where the index is twice as large from one feature on, the table took a third more than it was given."""
     width, weights, admit, size_bytes = given
-    if size_bytes < size_of_features(width, weights, 1, 1):
+    early = width * (admit > 1)
+    if size_bytes < size_of_features(width, weights, 1, 1, early):
         with pytest.raises(ConfigurationError, match="expected memory for at least one feature"):
-            FeatureTable.of_bytes(width, weights=weights, admit=admit, size_bytes=size_bytes)
+            FeatureTable.of_bytes(width, weights=weights, admit=admit, size_bytes=size_bytes, early=early)
         return
-    table = FeatureTable.of_bytes(width, weights=weights, admit=admit, size_bytes=size_bytes)
+    table = FeatureTable.of_bytes(width, weights=weights, admit=admit, size_bytes=size_bytes, early=early)
     more = table.capacity + 1
-    assert table.size_bytes() <= size_bytes < size_of_features(width, weights, more, rows_for(more, admit))
+    assert table.size_bytes() <= size_bytes < size_of_features(width, weights, more, rows_for(more, admit), early)
     assert sum(array.nbytes for array in table.arrays[:-2]) == table.size_bytes()
 
 
@@ -205,7 +212,7 @@ def test_errors_say_what_to_do() -> None:
     touch_all(table, [1, 2], [0, 0])
     state, before = table.state(), state_bytes(table)
     for other in ({"weights": state["rows"]}, {"rows": state["weights"]}):
-        with pytest.raises(OtherModel, match=r"in a row, \(\(2,\), \(4,\)\), given .*; make the table with the same"):
+        with pytest.raises(OtherModel, match=r"bytes, \(\(2,\), \(4,\), \(0,\)\), given .*; make the table with the same"):
             table.restore(state | other)
     for damaged in (
         {"keys": [1]},
@@ -215,6 +222,7 @@ def test_errors_say_what_to_do() -> None:
         {"is admitted": [True, False]},
         {"weights": state["weights"][1:]},
         {"rows": state["rows"][1:]},
+        {"early": np.zeros((1, 0), np.int8)},
     ):
         with pytest.raises(ModelError, match="the state is damaged, use another one"):
             table.restore(state | damaged)
@@ -231,7 +239,7 @@ def test_a_large_table_takes_the_memory_of_its_features() -> None:
     before = _resident_bytes()
     table = FeatureTable(16, weights=2, admit=3, capacity=2**23)
     keys = np.random.default_rng(1).integers(0, 2**62, 10_000)
-    table.touch(keys, np.zeros(len(keys)), np.zeros(16), 0.25)
+    table.touch(keys, np.zeros(len(keys)), 0.25)
     assert table.size_bytes() > 800 << 20
     # The process may take some megabytes for itself meanwhile.
     assert _resident_bytes() - before < 64 << 20

@@ -11,6 +11,8 @@ from flow.small_flows import Fed
 from streamiter import Flow
 from streamiter.errors import ConfigurationError, GraphError
 from streamiter.learn import Examples, LogisticRegression, ProgressiveValidation, PublishSchedule, train_online
+from streamiter.learn.model_owner import ModelOwner
+from streamiter.learn.row_training import RowOwner
 from streamiter.testing import VirtualClock
 
 Record = dict[str, Any]
@@ -80,16 +82,25 @@ def test_two_ways_to_publish_are_refused() -> None:
         PublishSchedule(every_s=1.0).change(records=0)
 
 
-async def test_versions_with_tables_leave_time_to_learn() -> None:
-    """A version with tables costs as much as 250 rows: with one after each ten rows, there was little time to learn."""
+@pytest.mark.parametrize(("cost_s", "waits_s"), [(0.0, 1.0), (0.5, 2.0)])
+async def test_versions_leave_time_to_learn(cost_s: float, waits_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A version with tables costs as much as 250 rows: with one after each ten rows, there was little time to learn.
+    One of millions of texts costs seconds, and the next one was due a second later.
+    """
     given, clock, flow = Fed(), VirtualClock(), Flow("f")
+
+    def parameters(owner: RowOwner) -> Any:
+        clock.now_s += cost_s
+        return ModelOwner.parameters(owner)
+
+    monkeypatch.setattr(RowOwner, "parameters", parameters)
     stream = flow.from_source(lambda: given, parallelism=1)
     models = train_online(stream, label="y", mini_batch=10, workers=1).models.collect()
     job = await flow.start(clock=clock)
     given.give(*ROWS[:100])
-    await clock.advance(0.5)
+    await clock.advance(0.9 * waits_s + cost_s)
     assert [model.records for model in models.items] == [10]
-    await clock.advance(0.6)
+    await clock.advance(0.2 * waits_s)
     assert [model.records for model in models.items] == [10, 100]
     given.give(*ROWS, *ROWS[:100])
     await clock.advance(0.5)

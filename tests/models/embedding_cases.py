@@ -52,14 +52,16 @@ def embeddings(kind: EmbeddingKind = "deepfm", seed: int = 1, **changed: Any) ->
             "numbers": normal(3, 1 + FACTORS) / 5,
             "products": expert == 1 or kind != "wide and deep",
             "layers": layers if expert == 0 and kind != "fm" else [],
+            "early_steps": normal(16) / 5,
             "intercept": float(random.normal()),
             "share": share,
         }
         for expert, share in enumerate(SHARES)
     ]
     keys = np.sort(np.array(known))
+    early = random.integers(0, 256, (7, FACTORS) if seed % 3 else (0, FACTORS)).astype(np.uint8)
     given = {"kind": kind, "factors": FACTORS, "text_fields": list(FIELDS), "keys": keys}
-    return {**given, "admitted": keys[[1, 2, 3, 5, 6]], "scale": 1.0, "experts": experts, **changed}
+    return {**given, "admitted": keys[[1, 2, 3, 5, 6]], "early": early, "scale": 1.0, "experts": experts, **changed}
 
 
 def embedded(link: str = "logit", kind: EmbeddingKind = "deepfm", seed: int = 1, **changed: Any) -> dict[str, Any]:
@@ -106,6 +108,9 @@ def of_expert(
     def row_of(field: int, feature: int | None) -> Any:
         rows = [] if feature is None else np.flatnonzero(given["admitted"] == given["keys"][feature])
         vector = expert["vectors"][rows[0]] if len(rows) else expert["commons"][field]
+        if feature is not None and not len(rows) and len(given["early"]):
+            bits = [each % 16 if expert is given["experts"][0] else each // 16 for each in given["early"][feature].tolist()]
+            vector = vector.astype(float) + expert["early_steps"][bits]
         return np.append(0.0 if feature is None else expert["weights"][feature], vector.astype(float))
 
     nothing = [np.zeros(1 + FACTORS)]

@@ -85,6 +85,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"keys": np.array([0.5])}, r"'keys' as whole numbers of shape \(any\), given shape \(1,\) of float64"),
     ({"admitted": np.zeros((3, 1), int)}, r"'admitted' as whole numbers of shape \(any\), given shape \(3, 1\)"),
     ({"admitted": np.array([2, 2])}, "'admitted' in ascending order, of the fields 0 to 4, given"),
+    ({"early": np.zeros((6, 3), int)}, r"'early' as whole numbers of shape \(7, 3\), given shape \(6, 3\)"),
     ({"scale": None}, "'scale' as a number, given None"),
     ({"experts": []}, r"'experts' as a list of experts, given \[\]"),
 ]
@@ -93,6 +94,7 @@ REFUSED_OF_EXPERTS: list[tuple[dict[str, Any], str]] = [
     ({"vectors": np.zeros((2, 3))}, r"'vectors' as numbers of shape \(5, 3\), given shape \(2, 3\) of float64"),
     ({"commons": np.zeros((5, 4))}, r"'commons' as numbers of shape \(5, 3\)"),
     ({"numbers": np.zeros((2, 4))}, r"'numbers' as numbers of shape \(3, 4\)"),
+    ({"early_steps": np.zeros(15)}, r"'early_steps' as numbers of shape \(16\), given shape \(15,\) of float64"),
     ({"products": 1}, "'products' as true or false, given 1"),
     ({"layers": [7]}, "layer 0: expected weights and a bias, given 7"),
     (
@@ -143,6 +145,7 @@ def test_a_model_without_known_features_predicts_with_the_common_vectors() -> No
     parameters = embedded("logit", "fm", 1)
     given = parameters["embeddings"]
     nothing: dict[str, Any] = {name: np.zeros(0, np.int64) for name in ("keys", "admitted")}
+    nothing["early"] = np.zeros((0, 3), np.uint8)
     empty = {"weights": np.zeros(0, np.float32), "vectors": np.zeros((0, 3), np.float32)}
     parameters |= {"embeddings": given | nothing | {"experts": [each | empty for each in given["experts"]]}}
     predict = LinearPredictor(parameters)

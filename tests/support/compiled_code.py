@@ -28,7 +28,7 @@ def store_compiled_functions() -> None:
     AdaptiveLinearModel().learn(texts, np.ones(1_000))
     AdaptiveLinearModel(embeddings=Embeddings(at_most="1 MB")).learn(texts, np.ones(1_000))
     table = FeatureTable(1, weights=1, admit=1, capacity=1)
-    table.renew(table.touch([1], [1], [0.0], 0.1)[0])
+    table.renew(table.touch([1], [1], 0.1)[0])
     table.restore(table.state())
     for detector in (ADWIN(), PageHinkley()):
         DriftWatch(detector)

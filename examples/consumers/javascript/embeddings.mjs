@@ -6,7 +6,7 @@ const KINDS = ["fm", "deepfm", "wide and deep"];
 
 // Returns a function from a row to the scores of all experts. A row is here its features, [field, hash] with the name of
 // the field, or null for a missing value, and the distances of the linear model's fields from their centers.
-export function embeddings({ kind, text_fields, keys, admitted, scale, experts }, limit) {
+export function embeddings({ kind, text_fields, keys, admitted, early, scale, experts }, limit) {
   if (!KINDS.includes(kind)) throw new Error(`embeddings of the kind ${kind}, which only a newer consumer knows`);
   const [positions, rows] = [keys, admitted].map(
     (each) => new Map(each.map((key, position) => [BigInt(key), position])), // Keys have 62 bits.
@@ -22,18 +22,21 @@ export function embeddings({ kind, text_fields, keys, admitted, scale, experts }
       .map(([name, hash]) => [numberOf.get(name), hash])
       .filter(([field]) => field !== undefined)
       .map(([field, hash]) => [field, keyOf(field, hash)])
-      .map(([field, key]) => [field, positions.get(key), rows.get(key)]);
+      .map(([field, key]) => [field, positions.get(key), rows.get(key), early[positions.get(key)]]);
     const deviations = distances.map((distance, index) => (limit[index] > 0 ? (DEVIATIONS * distance) / limit[index] : 0));
-    return experts.map((expert) => expert.intercept + scale * sumOf(expert, known, deviations));
+    return experts.map((expert, place) => expert.intercept + scale * sumOf(expert, place, known, deviations));
   };
 }
 
-function sumOf({ weights, vectors, commons, numbers, products, layers }, features, deviations) {
+function sumOf({ weights, vectors, commons, early_steps, numbers, products, layers }, place, features, deviations) {
   // The mean of the weights and vectors of each field's features; 0 without a feature.
   const fields = commons.map((common) => [0, ...common].map(() => 0));
   const counts = commons.map(() => 0);
-  for (const [field, position, row] of features) {
-    add(fields[field], [weights[position] ?? 0, ...(vectors[row] ?? commons[field])], 1);
+  // A feature without a vector has the common one, and a step for each 4 bits of what it has learned.
+  const early = (field, bytes) => commons[field].map((value, at) => value + early_steps[(bytes[at] >> (4 * place)) & 15]);
+  for (const [field, position, row, bytes] of features) {
+    const vector = vectors[row] ?? (bytes ? early(field, bytes) : commons[field]);
+    add(fields[field], [weights[position] ?? 0, ...vector], 1);
     counts[field] += 1;
   }
   const means = fields.map((sums, field) => sums.map((sum) => sum / Math.max(counts[field], 1)));

@@ -12,6 +12,8 @@ A *feature* is a key of 64 bits. It has an *entry*, a number in each of these ar
 ``file_of``           the number of the file of a snapshot that has it as it is; 0: it has changed since the last one
 ``weights``           numbers that a feature has from its first occurrence on, then the sums of their squared gradients
 ``row_of``            the number of its row, which it has once it is admitted, or 0
+``early``             bytes in which the caller keeps what a feature without a row has learned; 0 at its first
+                      occurrence
 ====================  ================================================================================================
 
 ``rows`` has numbers that a feature has from its ``admit``-th occurrence on, then the sums of their squared gradients.
@@ -57,7 +59,9 @@ ENTRIES_MAX: Final = 4
 ROWS_MAX: Final = 5
 INDEX_MAX: Final = 6
 """The greatest length of the index, a power of two."""
-SETTINGS_OF_FEATURES: Final = 7
+EARLY_BYTES: Final = 7
+"""The number of bytes of an entry in ``early``; 0: none."""
+SETTINGS_OF_FEATURES: Final = 8
 
 # ---- the facts
 IN_USE: Final = 0
@@ -98,6 +102,8 @@ class FeatureArrays(NamedTuple):
     weights: Float32s
     """The numbers of an entry begin at ``entry * 2 * settings[OWN_WEIGHTS]``."""
     row_of: EntryNumbers
+    early: npt.NDArray[np.int8]
+    """The bytes of an entry begin at ``entry * settings[EARLY_BYTES]``."""
     rows: Float32s
     """The numbers of a row begin at ``row * 2 * settings[WIDTH]``."""
     free_rows: EntryNumbers
@@ -274,12 +280,12 @@ def find_feature(table: FeatureArrays, key: int, now_ms: int) -> int:
 
 
 @compiled
-def touch_feature(table: FeatureArrays, key: int, now_ms: int, commons: Float32s, first: int, squares: float) -> int:
+def touch_feature(table: FeatureArrays, key: int, now_ms: int, squares: float) -> int:
     """Count an occurrence in a row that is learned at this time; return the entry, which is the newest one now.
 
-    A new feature begins with weights of 0. With its ``admit``-th occurrence it gets a row, which begins with
-    ``commons[first]`` and so on; ``NEW_ROW`` is its number. All sums of squared gradients begin with ``squares``. Other
-    entries may leave, but none of those that were touched last.
+    A new feature begins with weights of 0. With its ``admit``-th occurrence it gets a row of zeros; ``NEW_ROW`` is its
+    number. All sums of squared gradients begin with ``squares``. Other entries may leave, but none of those that were
+    touched last.
     """
     settings = table.settings
     expire_ms = settings[EXPIRE_MS]
@@ -305,6 +311,8 @@ def touch_feature(table: FeatureArrays, key: int, now_ms: int, commons: Float32s
         count = settings[OWN_WEIGHTS]
         for number in range(entry * 2 * count, (entry * 2 + 1) * count):
             table.weights[number], table.weights[number + count] = 0.0, squares
+        for number in range(entry * settings[EARLY_BYTES], (entry + 1) * settings[EARLY_BYTES]):
+            table.early[number] = 0
     if table.counts[entry] < COUNT_MAX:
         table.counts[entry] += 1
     if table.row_of[entry] == 0 and table.counts[entry] >= settings[ADMIT]:
@@ -313,7 +321,7 @@ def touch_feature(table: FeatureArrays, key: int, now_ms: int, commons: Float32s
         table.facts[NEW_ROW] = _take_row(table, entry)
         at = table.facts[NEW_ROW] * 2 * count
         for number in range(count):
-            table.rows[at + number], table.rows[at + count + number] = commons[first + number], squares
+            table.rows[at + number], table.rows[at + count + number] = 0.0, squares
     return entry
 
 
@@ -333,15 +341,14 @@ def touch_features(
     arrays: FeatureArrays,
     keys: Integers,
     times_ms: Integers,
-    commons: Float32s,
     squares: float,
     touched: EntryNumbers,
     given: EntryNumbers,
 ) -> None:
     """Fill in the result of ``touch_feature`` for each key at its time, one after the other, and each ``NEW_ROW``."""
-    table, rows = pointer_to(arrays), pointer_to(commons)
+    table = pointer_to(arrays)
     for position in range(len(keys)):
-        touched[position] = touch_feature(table, keys[position], times_ms[position], rows, 0, squares)
+        touched[position] = touch_feature(table, keys[position], times_ms[position], squares)
         given[position] = table.facts[NEW_ROW]
 
 

@@ -43,24 +43,33 @@ class FeatureCounts(NamedTuple):
 class FeatureTable:
     """Numbers by keys of 64 bits: ``weights`` of each feature, and a row of ``width`` numbers of each admitted one.
 
-    Each number has a sum of squared gradients. All memory is allocated at once, for ``capacity`` features and ``rows``
+    Each number has a sum of squared gradients. ``early`` is the number of bytes for what a feature learns before it has
+    a row. All memory is allocated at once, for ``capacity`` features and ``rows``
     admitted ones; the system provides it when it is used. The content depends on the learned occurrences and their
     times only. Compiled loops call ``feature_steps`` with ``arrays``; :meth:`touch` and :meth:`find` are for many keys
     at once.
 
     >>> table = FeatureTable(2, weights=1, admit=2, capacity=3)
-    >>> entries, given = table.touch([7, 8, 7], [0, 0, 0], commons=[0.25, 0.75], squares=0.1)
+    >>> entries, given = table.touch([7, 8, 7], [0, 0, 0], squares=0.1)
     >>> entries.tolist(), given.tolist()
     ([1, 2, 1], [0, 0, 1])
-    >>> keys, row_of, weights, rows = table.entries()
+    >>> keys, row_of, weights, rows, _ = table.entries()
     >>> keys.tolist(), row_of.tolist(), weights.tolist(), rows.tolist()
-    ([7, 8], [1, 0], [[0.0], [0.0]], [[0.25, 0.75]])
+    ([7, 8], [1, 0], [[0.0], [0.0]], [[0.0, 0.0]])
     >>> table.counts()
     FeatureCounts(features=2, admitted=1, expired=0, evicted=0)
     """
 
     def __init__(
-        self, width: int, *, weights: int, admit: int, capacity: int, rows: int | None = None, expire_ms: int = 0
+        self,
+        width: int,
+        *,
+        weights: int,
+        admit: int,
+        capacity: int,
+        rows: int | None = None,
+        expire_ms: int = 0,
+        early: int = 0,
     ) -> None:
         """``rows`` is ``rows_for(capacity, admit)`` by default; ``expire_ms=0``: features never expire.
 
@@ -73,13 +82,14 @@ class FeatureTable:
         """The compiled functions, and the names of settings and facts."""
         self.width = whole_number("FeatureTable(width=)", width, 1)
         self.own_weights = whole_number("FeatureTable(weights=)", weights, 0)
+        self.early_bytes = whole_number("FeatureTable(early=)", early, 0)
         self.capacity = whole_number("FeatureTable(capacity=)", capacity, 1, _CAPACITY_MAX)
         self.admit = whole_number("FeatureTable(admit=)", admit, 1, steps.COUNT_MAX)
         rows = rows_for(capacity, admit) if rows is None else rows
         self.rows_max = whole_number("FeatureTable(rows=)", rows, 1, capacity)
         self._settings = np.zeros(steps.SETTINGS_OF_FEATURES, np.int64)
         self._settings[steps.OWN_WEIGHTS], self._settings[steps.WIDTH] = weights, width
-        self._settings[steps.ADMIT] = admit
+        self._settings[steps.ADMIT], self._settings[steps.EARLY_BYTES] = admit, early
         self._settings[steps.EXPIRE_MS] = whole_number("FeatureTable(expire_ms=)", expire_ms, 0, 2**61)
         self._settings[steps.ENTRIES_MAX], self._settings[steps.ROWS_MAX] = capacity, rows
         self._settings[steps.INDEX_MAX] = _places_for(capacity)
@@ -89,7 +99,9 @@ class FeatureTable:
             self.find([0], [0])
 
     @classmethod
-    def of_bytes(cls, width: int, *, weights: int, admit: int, size_bytes: int, expire_ms: int = 0) -> Self:
+    def of_bytes(
+        cls, width: int, *, weights: int, admit: int, size_bytes: int, expire_ms: int = 0, early: int = 0
+    ) -> Self:
         """Return a table with room for as many features as fit into this memory.
 
         Raises ConfigurationError if there is room for none.
@@ -97,14 +109,14 @@ class FeatureTable:
         fewest, too_many = 0, _CAPACITY_MAX + 1
         while too_many - fewest > 1:
             middle = (fewest + too_many) // 2
-            fits = size_of_features(width, weights, middle, rows_for(middle, admit)) <= size_bytes
+            fits = size_of_features(width, weights, middle, rows_for(middle, admit), early) <= size_bytes
             fewest, too_many = (middle, too_many) if fits else (fewest, middle)
         if fewest == 0:
             raise ConfigurationError(
                 f"FeatureTable: expected memory for at least one feature, given {size_bytes} bytes; give it at least "
-                f"{size_of_features(width, weights, 1, 1)}"
+                f"{size_of_features(width, weights, 1, 1, early)}"
             )
-        return cls(width, weights=weights, admit=admit, capacity=fewest, expire_ms=expire_ms)
+        return cls(width, weights=weights, admit=admit, capacity=fewest, expire_ms=expire_ms, early=early)
 
     def _allocate(self) -> None:
         entries, rows = self.capacity + 1, self.rows_max + 1
@@ -118,6 +130,7 @@ class FeatureTable:
             file_of=np.zeros(entries, np.int32),
             weights=np.zeros(entries * 2 * self.own_weights, np.float32),
             row_of=np.zeros(entries, np.int32),
+            early=np.zeros(entries * self.early_bytes, np.int8),
             rows=np.zeros(rows * 2 * self.width, np.float32),
             free_rows=np.zeros(rows, np.int32),
             settings=self._settings,
@@ -128,7 +141,7 @@ class FeatureTable:
 
     def size_bytes(self) -> int:
         """Return the memory of the arrays, whether it is in use already or not."""
-        return size_of_features(self.width, self.own_weights, self.capacity, self.rows_max)
+        return size_of_features(self.width, self.own_weights, self.capacity, self.rows_max, self.early_bytes)
 
     def counts(self) -> FeatureCounts:
         """Return the numbers of features."""
@@ -145,25 +158,18 @@ class FeatureTable:
         return found
 
     def touch(
-        self,
-        keys: npt.ArrayLike,
-        times_ms: npt.ArrayLike,
-        commons: npt.ArrayLike | None = None,
-        squares: float = 0.0,
-        *,
-        is_enough: bool = False,
+        self, keys: npt.ArrayLike, times_ms: npt.ArrayLike, squares: float = 0.0, *, is_enough: bool = False
     ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
         """Count an occurrence of each key at its time, in order; return the entries, and the rows that features got.
 
-        Admitted features begin with the row ``commons``, all with ``squares`` as each sum of squared gradients. An
-        entry belongs to its feature until a later one may have taken it; a row is 0 where an occurrence gave none. With
-        ``is_enough`` one occurrence admits a feature.
+        Features begin with ``squares`` as each sum of squared gradients. An entry belongs to its feature until a later
+        one may have taken it; a row is 0 where an occurrence gave none. With ``is_enough`` one occurrence admits a
+        feature.
         """
         keys, times, settings = _integers(keys), _integers(times_ms), self.arrays.settings
         entries, rows = np.zeros((2, len(keys)), np.int32)
-        numbers = _floats(np.zeros(self.width) if commons is None else commons)
         settings[self.steps.ADMIT] = 1 if is_enough else self.admit
-        self.steps.touch_features(self.arrays, keys, times, numbers, float(squares), entries, rows)
+        self.steps.touch_features(self.arrays, keys, times, float(squares), entries, rows)
         settings[self.steps.ADMIT] = self.admit
         return entries, rows
 
@@ -180,15 +186,27 @@ class FeatureTable:
         """Return the weights by entry with their sums of squared gradients behind them; not a copy."""
         return self.arrays.weights.reshape(self.capacity + 1, -1)
 
+    def early(self) -> npt.NDArray[np.int8]:
+        """Return by entry what features without a row have learned; not a copy."""
+        return self.arrays.early.reshape(self.capacity + 1, -1)
+
     def rows(self) -> npt.NDArray[np.float32]:
         """Return the rows by number with their sums of squared gradients behind them; not a copy."""
         return self.arrays.rows.reshape(self.rows_max + 1, -1)
 
-    def entries(self) -> tuple[Integers, npt.NDArray[np.int32], npt.NDArray[np.float32], npt.NDArray[np.float32]]:
-        """Return the keys of all features, ascending, the numbers of their rows, their weights, and the rows.
+    def entries(
+        self,
+    ) -> tuple[
+        Integers,
+        npt.NDArray[np.int32],
+        npt.NDArray[np.float32],
+        npt.NDArray[np.float32],
+        npt.NDArray[np.int8],
+    ]:
+        """Return the keys of all features, ascending, the numbers of their rows, weights, the rows, and early bytes.
 
-        A feature that is not admitted has row 0; the others count from 1 on in the order of their keys. Squares are
-        left out.
+        A feature that is not admitted has row 0; the others count from 1 on in the order of their keys, and have early
+        bytes of 0. Squares are left out.
         """
         used = np.flatnonzero(self.arrays.counts[: self._entries_stop()])
         used = used[np.argsort(self.arrays.keys[used])]
@@ -196,7 +214,8 @@ class FeatureTable:
         has_row = row_of > 0
         numbers = np.where(has_row, np.cumsum(has_row), 0).astype(np.int32)
         rows = self.rows()[row_of[has_row], : self.width]
-        return self.arrays.keys[used], numbers, self.weights()[used, : self.own_weights], rows
+        early = self.early()[used] * ~has_row[:, None]
+        return self.arrays.keys[used], numbers, self.weights()[used, : self.own_weights], rows, early
 
     def scale_squares(self, factor: float) -> None:
         """Multiply all sums of squared gradients: with a small factor, rates that have become small are large again."""
@@ -214,7 +233,8 @@ class FeatureTable:
     def state(self) -> dict[str, Any]:
         """Return a copy of the state as plain data: the features in the order of their last changes.
 
-        ``rows`` has a row for each feature that ``is admitted``, in the same order.
+        ``rows`` has a row for each feature that ``is admitted``, in the same order, and ``early`` the bytes of the
+        others.
         """
         ordered = np.zeros(self.counts().features, np.int32)
         self.steps.newer_entries(self.arrays, 0, ordered)
@@ -230,6 +250,7 @@ class FeatureTable:
             "weights": self.weights()[entries],
             "is admitted": row_of > 0,
             "rows": self.rows()[row_of[row_of > 0]],
+            "early": self.early()[entries[row_of == 0]],
         }
 
     def file_of(self) -> npt.NDArray[np.int32]:
@@ -292,6 +313,7 @@ class FeatureTable:
         row_of: npt.ArrayLike,
         weights: npt.ArrayLike,
         rows: npt.ArrayLike,
+        early: npt.NDArray[np.int8],
         time_ms: int,
         squares: float,
     ) -> None:
@@ -305,19 +327,21 @@ class FeatureTable:
             "weights": own,
             "is admitted": is_admitted,
             "rows": width,
+            "early": early[~is_admitted],
         }
         self.restore(part | {"features": len(is_admitted), "expired": 0, "evicted": 0})
 
     def _check(self, part: Mapping[str, Any]) -> None:
-        given = np.shape(part["weights"])[1:], np.shape(part["rows"])[1:]
-        expected = (2 * self.own_weights,), (2 * self.width,)
+        given = tuple(np.shape(part[name])[1:] for name in ("weights", "rows", "early"))
+        expected = (2 * self.own_weights,), (2 * self.width,), (self.early_bytes,)
         if given != expected:
             raise OtherModel(
-                "FeatureTable.restore: expected the state of a table with as many weights and numbers in a row, "
+                "FeatureTable.restore: expected the state of a table with as many weights, numbers and early bytes, "
                 f"{expected}, given {given}; make the table with the same numbers"
             )
         lengths = {name: len(part[name]) for name in ("keys", "counts", "times", "is admitted", "weights")}
         rows, least = len(part["rows"]), int(np.min(part["counts"], initial=1))
+        lengths["early"] = len(part["early"]) + rows
         if len({*lengths.values()}) > 1 or rows != np.count_nonzero(part["is admitted"]) or least < 1:
             raise _damaged(f"{lengths} with {rows} rows and the least count {least}")
 
@@ -331,6 +355,7 @@ class FeatureTable:
         arrays.counts[entries], arrays.last_ms[entries] = np.asarray(part["counts"])[is_new], times[is_new]
         arrays.file_of[entries] = file
         self.weights()[entries] = np.asarray(part["weights"])[is_new]
+        self.early()[added[is_new & ~is_admitted]] = np.asarray(part["early"])[is_new[~is_admitted]]
         rows = np.asarray(part["rows"])[is_new[is_admitted]]
         self.rows()[arrays.row_of[added[is_admitted & is_new]]] = rows
         return int(left) == 0
@@ -349,9 +374,9 @@ def _places_for(capacity: int) -> int:
     return 1 << (2 * capacity - 1).bit_length()
 
 
-def size_of_features(width: int, weights: int, capacity: int, rows: int) -> int:
+def size_of_features(width: int, weights: int, capacity: int, rows: int, early: int = 0) -> int:
     """Return the memory of a table in bytes."""
-    entries_bytes = (capacity + 1) * (_ENTRY_BYTES + _PAIR_BYTES * weights)
+    entries_bytes = (capacity + 1) * (_ENTRY_BYTES + _PAIR_BYTES * weights + early)
     return _PLACE_BYTES * _places_for(capacity) + entries_bytes + (rows + 1) * (_PAIR_BYTES * width + _FREE_ROW_BYTES)
 
 
@@ -365,7 +390,3 @@ def _damaged(given: str) -> ModelError:
 def _integers(numbers: npt.ArrayLike) -> Integers:
     """Return the numbers in the one form that the functions are compiled for."""
     return np.require(numbers, np.int64, ["C_CONTIGUOUS", "WRITEABLE"])
-
-
-def _floats(numbers: npt.ArrayLike) -> npt.NDArray[np.float32]:
-    return np.require(numbers, np.float32, ["C_CONTIGUOUS", "WRITEABLE"])

@@ -19,12 +19,13 @@ final class Embeddings {
   private record Layer(double[][] weights, double[] bias) {}
 
   private record Expert(
-      double[] weights, double[][] vectors, double[][] commons, double[][] numbers, boolean products,
-      List<Layer> layers, double intercept) {}
+      int place, double[] weights, double[][] vectors, double[][] commons, double[] earlySteps, double[][] numbers,
+      boolean products, List<Layer> layers, double intercept) {}
 
   private final Map<String, Integer> numberOf = new HashMap<>();
   private final Map<Long, Integer> positions = new HashMap<>(); // By key.
   private final Map<Long, Integer> rows = new HashMap<>(); // By key.
+  private final double[][] early; // What features without a vector have learned: 4 bits for each expert.
   private final double scale;
   private final List<Expert> experts = new ArrayList<>();
 
@@ -41,6 +42,7 @@ final class Embeddings {
     for (JsonNode field : given.get("text_fields")) numberOf.put(field.asText(), numberOf.size());
     for (JsonNode key : given.get("keys")) positions.put(key.asLong(), positions.size());
     for (JsonNode key : given.get("admitted")) rows.put(key.asLong(), rows.size());
+    early = LinearModel.matrix(given.get("early"));
     scale = given.get("scale").asDouble();
     for (JsonNode expert : given.get("experts")) {
       List<Layer> layers = new ArrayList<>();
@@ -50,8 +52,9 @@ final class Embeddings {
       shares.add(expert.get("share").asDouble());
       experts.add(
           new Expert(
-              LinearModel.numbers(expert.get("weights")), LinearModel.matrix(expert.get("vectors")),
-              LinearModel.matrix(expert.get("commons")), LinearModel.matrix(expert.get("numbers")),
+              experts.size(), LinearModel.numbers(expert.get("weights")), LinearModel.matrix(expert.get("vectors")),
+              LinearModel.matrix(expert.get("commons")), LinearModel.numbers(expert.get("early_steps")),
+              LinearModel.matrix(expert.get("numbers")),
               expert.get("products").asBoolean(), layers, expert.get("intercept").asDouble()));
     }
   }
@@ -101,10 +104,20 @@ final class Embeddings {
     for (Known feature : features) {
       double share = 1.0 / counts[feature.field];
       double[] term = terms[feature.field];
-      double[] vector = feature.row == null ? expert.commons[feature.field] : expert.vectors[feature.row];
+      double[] vector = feature.row == null ? commonVector(expert, feature) : expert.vectors[feature.row];
       if (feature.position != null) term[0] += share * expert.weights[feature.position];
       for (int factor = 0; factor < vector.length; factor++) term[1 + factor] += share * vector[factor];
     }
+  }
+
+  /** Returns the vector of a feature without its own: the common one, and a step for each 4 bits of what it has learned. */
+  private double[] commonVector(Expert expert, Known feature) {
+    double[] vector = expert.commons[feature.field].clone();
+    if (feature.position == null || early.length == 0) return vector;
+    for (int factor = 0; factor < vector.length; factor++) {
+      vector[factor] += expert.earlySteps[(int) early[feature.position][factor] >> 4 * expert.place & 15];
+    }
+    return vector;
   }
 
   private static double throughLayers(List<Layer> layers, double[] inputs) {
