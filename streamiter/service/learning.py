@@ -6,9 +6,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
+from streamiter.engine.graph.graph import Step
+from streamiter.flow.flow import Flow
 from streamiter.flow.graph_checks import check_codec
 from streamiter.flow.stream import Stream
 from streamiter.learn import (
@@ -137,6 +139,31 @@ def challenger_step(name: str) -> str:
     'challenger late-flights-b'
     """
     return f"{CHALLENGER_STEPS}{name}"
+
+
+_COMPARE: Final = ": compare"
+_CHAMPIONS: Final = (_COMPARE, ": model of the champion")
+"""The ends of the names of a challenger's steps through which the versions of the champion pass."""
+
+
+def flow_without_challenger(flow: Flow) -> Flow:
+    """Return a flow without the challenger, and without the steps that only read its streams.
+
+    The step that chooses whose versions are published stays, so a promotion still counts. It has another name, and so
+    no state: a challenger that comes back is compared from the beginning.
+    """
+    made, kept = Flow(flow.name, flow.parallelism, state=flow.state), dict[Step, Step]()
+    made.plain_data = flow.plain_data
+    for step in flow.steps:
+        edges = [replace(edge, upstream=kept[edge.upstream]) for edge in step.edges if edge.upstream in kept]
+        name, is_of_challenger = step.name, step.name.startswith(CHALLENGER_STEPS)
+        if (is_of_challenger and not name.endswith(_CHAMPIONS)) or (step.edges and not edges):
+            continue
+        if is_of_challenger:
+            name = name.replace(_COMPARE, ": stopped")
+        is_as_before = [edge.upstream for edge in edges] == [edge.upstream for edge in step.edges]
+        kept[step] = made.graph.add(step if is_as_before else replace(step, name=name, edges=edges))
+    return made
 
 
 def _watch_of(settings: ServiceSettings) -> FieldWatch | None:
