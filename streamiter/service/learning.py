@@ -31,7 +31,14 @@ from streamiter.parameter_server.optimizers import Constant, Optimizer
 from streamiter.service.features import FeatureRows
 from streamiter.service.labels import delayed_labels_of, label_of, questions_and_answers, task_of
 from streamiter.service.prediction_log import LoggedPredictions
-from streamiter.service.settings import READY_MADE, SERVICE_OPTIMIZERS, InputSettings, LearnSettings, ServiceSettings
+from streamiter.service.settings import (
+    READY_MADE,
+    READY_MADE_OPTIONS,
+    SERVICE_OPTIMIZERS,
+    InputSettings,
+    LearnSettings,
+    ServiceSettings,
+)
 from streamiter.topics import Decoder, Json, topic
 from streamiter.values.helpers.importing import imported, of_user
 from streamiter.values.numbers import positive
@@ -112,7 +119,9 @@ class ServiceLearning:
         learn = self._settings.learn
         given = {name: value for name, value in learn.learner_settings.items() if name not in _NOT_THE_OPTIMIZERS}
         if learn.learner in READY_MADE:
-            options = {name: learn.learner_settings[name] for name in _READY_MADES if name in learn.learner_settings}
+            options = {
+                name: learn.learner_settings[name] for name in READY_MADE_OPTIONS if name in learn.learner_settings
+            }
             options["embeddings"] = self.features.embeddings
             # With shapes, a version has some 90 KB, and a megabyte with the state of its learner, each second.
             options = {"shapes": False} | options
@@ -178,7 +187,6 @@ def _learning_rate(settings: LearnSettings) -> float | None:
     return rate
 
 
-_READY_MADES: Final = ("crosses", "bits", "shapes", "loss", "quantile")
 _NOT_THE_OPTIMIZERS: Final = ("bits", "scales", "mini_batch")
 
 
