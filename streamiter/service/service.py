@@ -199,7 +199,7 @@ class OnlineLearningService(ServiceSurfaces):
         self.settings = replace(
             before,
             learn=replace(before.learn, learner_settings=learner),
-            publish=replace(settings.publish, topic=before.publish.topic),
+            publish=replace(before.publish, every_s=settings.publish.every_s, records=settings.publish.records),
             log=replace(settings.log, format=before.log.format),
             health=settings.health,
         )
