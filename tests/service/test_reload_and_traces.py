@@ -103,7 +103,7 @@ async def test_a_port_in_use_is_told_before_the_job_starts(tmp_path: Path) -> No
     """A second service took over the flow of the first, and ended because it could not listen."""
     server = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
-    text = FILE.format(name="port", every="1s", store=tmp_path, port=port, stall="60s")
+    text = FILE.format(name="port", every="1s", store=tmp_path, port=port, stall="60s", state="true")
     service = OnlineLearningService(read_settings(text))
     with pytest.raises(ConfigurationError, match="free port"):
         await service.serve()
