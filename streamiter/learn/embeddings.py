@@ -55,7 +55,7 @@ class Embeddings(Admission):
         if not isinstance(self.hidden, (list, tuple)) or not 1 <= len(self.hidden) <= _LAYERS_MAX:
             raise ConfigurationError(
                 f"Embeddings(hidden=): expected the numbers of units of 1 to {_LAYERS_MAX} layers, such as (32, 16), "
-                f'given {self.hidden!r}; kind="fm" has no layers'
+                f"given {self.hidden!r}"
             )
         units = [whole_number("Embeddings(hidden=)", each, 1, _UNITS_MAX) for each in self.hidden]
         object.__setattr__(self, "hidden", tuple(units))

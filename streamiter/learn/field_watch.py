@@ -7,7 +7,7 @@ when a difference is no chance, says ``streamiter.values.field_profiles``.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Final, TypedDict
 
 import numpy as np
@@ -37,7 +37,7 @@ class FieldWatch(ShiftLimits):
     measures is above its limit, and above what chance explains. ``without`` are fields that are not watched, such as
     a number that only grows. Another ``name`` takes the next rows as the reference when the job starts again.
 
-    Raises ConfigurationError for windows of fewer than 100 rows, and for limits that are not above 0.
+    Raises ConfigurationError for windows of fewer than 100 rows, and for limits that nothing, or everything, exceeds.
 
     >>> FieldWatch(window=50)
     Traceback (most recent call last):
@@ -54,14 +54,18 @@ class FieldWatch(ShiftLimits):
     def __post_init__(self) -> None:
         for option in ("reference", "window"):
             whole_number(f"FieldWatch({option}=)", getattr(self, option), ROWS_MIN)
-        if not 0.0 < self.sample <= 1.0 or self.sample * self.window < ROWS_MIN:
+        for share in ("sample", "ks", "missing", "new_values"):
+            if not 0.0 < (given := getattr(self, share)) <= 1.0:
+                raise ConfigurationError(
+                    f"FieldWatch({share}=): expected a share above 0 and at most 1, given {given!r}"
+                )
+        if not self.psi > 0.0:
+            raise ConfigurationError(f"FieldWatch(psi=): expected a number above 0, given {self.psi!r}")
+        if self.sample * self.window < ROWS_MIN:
             raise ConfigurationError(
-                f"FieldWatch(sample=): expected a share of at most 1 that leaves {ROWS_MIN} rows of a window, given "
-                f"{self.sample!r} of {self.window}"
+                f"FieldWatch(window=): expected a window whose sample has at least {ROWS_MIN} rows, given "
+                f"{self.window} with sample={self.sample!r}; give sample=1.0, or a larger window"
             )
-        for limit in fields(ShiftLimits):
-            if not (given := getattr(self, limit.name)) > 0.0:
-                raise ConfigurationError(f"FieldWatch({limit.name}=): expected a number above 0, given {given!r}")
 
 
 class FieldReport(TypedDict):

@@ -352,9 +352,9 @@ def checked_loss(owner: str, loss: object, quantile: object) -> PlainLoss | None
             f"{did_you_mean(str(loss), names)}"
         )
     if (quantile is not None) != (loss == "quantile"):
-        needed = 'quantile=, a share such as 0.9, with loss="quantile"'
         raise ConfigurationError(
-            f"{owner}: expected {needed} and only there, given loss={loss!r}, quantile={quantile!r}"
+            f'{owner}(quantile=): expected a share such as 0.9 with loss="quantile", and only there, given '
+            f"loss={loss!r}, quantile={quantile!r}; give both, or none of them"
         )
     if loss in ("quantile", "absolute"):
         level = QuantileLoss(0.5 if quantile is None else cast(float, quantile)).quantile

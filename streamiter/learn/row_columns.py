@@ -27,7 +27,7 @@ from streamiter.values.records import Columns, columns_of_table
 from streamiter.values.sparse_rows import SparseRows, sparse_if_scipy
 from streamiter.values.tables import as_floats
 
-_BITS_MAX: Final = 28
+BITS_MAX: Final = 28
 
 AnyFeatures = Any
 """Records with named fields, ``NamedRows``, ``SparseRows``, or anything that numpy turns into a matrix."""
@@ -158,7 +158,7 @@ class RowColumns(DeclaredState):
         """The settings of embeddings, if there are any."""
         self.last_rows: NamedRows | None = None
         """The rows that were to be learned last, each value as its field is read; None for sparse rows."""
-        self.bits = whole_number(f"{owner}(bits=)", bits, 1, _BITS_MAX)
+        self.bits = whole_number(f"{owner}(bits=)", bits, 1, BITS_MAX)
         self._crosses = CrossStatistics(checked_crosses(owner, crosses), self.bits)
         self.fields = KnownFields(owner, self.hash_bits, kinds or {}, time_zone)
         self._reader = self.reader(owner)

@@ -14,27 +14,35 @@ from streamiter.service.settings import ChallengerSettings
 from streamiter.values.named_rows import hash_of
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Challenger:
     """Follows the versions that the challenger publishes under its own name."""
 
     name: str
     served: ServedModel
     settings: ChallengerSettings
+    stopped: str | None = None
+    """The error that has stopped its learner in this process, which the service notes; None: none has."""
 
     @property
     def compared(self) -> ComparedRows | None:
         """The comparison with the champion that the last version tells; None before the first one."""
         return None if self.served.update is None else ComparedRows.of(self.served.update.metrics)
 
+    def is_served_in(self, model: ModelUpdate | None) -> bool:
+        """Whether it was promoted, so that this version of the service is one of the challenger."""
+        return model is not None and learner_in(model.parameters) == self.name
+
     def version_for(self, row: object) -> ServedVersion | None:
         """Return the version of the challenger if it answers for a row; None if the service itself does.
 
-        The hash of the key decides, so a key always gets the same learner. Rows without a key, and all rows before the
-        challenger has a version, are those of the service itself.
+        The hash of the key decides, so a key always gets the same learner. Rows without a key, and all rows while the
+        challenger has no version, or has stopped, are those of the service itself.
         """
         share, key = self.settings.share, self.settings.key
-        if share is None or key is None or not isinstance(row, Mapping) or self.served.update is None:
+        if share is None or key is None or not isinstance(row, Mapping):
+            return None
+        if self.served.update is None or self.stopped is not None:
             return None
         value: Any = row.get(key)
         # Another challenger gets other keys.
@@ -53,6 +61,8 @@ class ChallengerNow:
     """Whether it was promoted: the versions of the service are those of the challenger."""
     share: float | None
     """The share of the keys that it answers for."""
+    stopped: str | None
+    """The error that has stopped its learner."""
     compared: ComparedRows | None
     verdict: Literal["better", "worse", "not known yet"]
 
@@ -64,8 +74,9 @@ class ChallengerNow:
             name=challenger.name,
             generation=None if update is None else update.generation,
             version=None if update is None else update.version,
-            is_served=model is not None and learner_in(model.parameters) == challenger.name,
+            is_served=challenger.is_served_in(model),
             share=challenger.settings.share,
+            stopped=challenger.stopped,
             compared=compared,
             verdict="not known yet" if compared is None else compared.verdict,
         )

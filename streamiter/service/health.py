@@ -124,6 +124,9 @@ def _model_trouble(observations: Observations) -> str | None:
     if served.update is None:
         why = "its topic has not been read yet" if served.is_searching else "none was published"
         return f"no model to predict with: {served.statistics().last_error or why}"
+    challenger = observations.challenger
+    if challenger is not None and challenger.stopped is not None and challenger.is_served_in(served.update):
+        return f"the challenger {challenger.name!r} was promoted, and has stopped; roll back to a version of before"
     try:
         served.check()
     except ModelError:  # Its text has the topic's URL, and probes need no token.

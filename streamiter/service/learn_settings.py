@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import partial
 from inspect import signature
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 from streamiter.errors import ConfigurationError
-from streamiter.learn import Embeddings
+from streamiter.learn import AdaptiveLinearModel, Embeddings
+from streamiter.learn.losses import LossName
+from streamiter.learn.row_columns import BITS_MAX
+from streamiter.models.embedding_scores import EmbeddingKind
+from streamiter.service.labels import task_of
 from streamiter.service.settings import (
     ANSWER,
     ANSWERS_FIELD,
     READY_MADE,
+    READY_MADE_OPTIONS,
     SERVICE_OPTIMIZERS,
     FieldComparison,
     LabelSettings,
@@ -24,13 +30,13 @@ from streamiter.values.settings import (
     Setting,
     SettingsDocument,
     WrongValue,
+    any_of,
     choice_of,
     duration_of,
     flag_of,
     items_of,
     number_of,
     setting_keys,
-    shown_value,
     size_of,
     text_of,
     whole_of,
@@ -38,7 +44,6 @@ from streamiter.values.settings import (
 
 _SETTINGS: Final = ("learn", "settings")
 _NUMBER: Final = number_of("a number", lambda _: True)
-_BITS_MAX: Final = 28
 _CROSSED_KINDS: Final = ("number", "category")
 _PARTS: Final = (*PARTS, TREND)
 _LABEL_KEYS: Final = setting_keys(LabelSettings, lambda name: name.removesuffix("_s")) | {
@@ -70,6 +75,7 @@ def check_learn(document: SettingsDocument, learn: dict[str, Any], *, has_answer
         learn["learner_settings"] = document.table(_SETTINGS, keys)
         if learner == "network":
             _check_network(document, learn)
+        _check_ready_made(document, learn)
         crossed = {name for pair in learn["learner_settings"].get("crosses", ()) for name in pair}
         kinds = learn.get("features")
         known = [name for name, kind in (kinds or {}).items() if kind in _CROSSED_KINDS]
@@ -77,9 +83,12 @@ def check_learn(document: SettingsDocument, learn: dict[str, Any], *, has_answer
         if kinds is not None and (unknown := crossed.difference(known)):
             remedy = f"give {', '.join(sorted(unknown))} one of these kinds in features"
             document.expect((*_SETTINGS, "crosses"), "crosses of numbers and categories among the features", remedy)
-        _check_loss(document, learn["learner_settings"], learn.get("kind"))
         return
-    _check_optimizer(document, learner)
+    kind = SERVICE_OPTIMIZERS[learner]
+    names = signature(kind).parameters
+    keys = {name: Setting(flag_of if name == "keep_start" else _NUMBER) for name in names} | _LINEAR_KEYS
+    given = document.table(_SETTINGS, keys)
+    document.check_options(_SETTINGS, {name: given[name] for name in given if name in names}, kind)
     refusals = {
         "learner": ("default for multiclass", learn.get("kind") == "multiclass", 'write "default"'),
         "features": (
@@ -119,18 +128,18 @@ def _check_network(document: SettingsDocument, learn: Mapping[str, Any]) -> None
     given, label = learn["learner_settings"], learn.get("label")
     if "network" in given:
         _read_network(document, given)
-    for name in ("hidden", "at_most"):
-        try:
-            Embeddings(**{name: given[name]} if name in given else {})
-        except ConfigurationError as error:
-            expected = str(error).partition("expected ")[2].partition(", given ")[0]
-            document.expect((*_SETTINGS, name), expected, "leave it out for the default, or write another one")
-    if "time" in given and "expire" not in given:
-        remedy = "add expire, the time after which a feature is forgotten, or leave time out"
-        document.expect((*_SETTINGS, "time"), "expire and time together", remedy, given="no expire")
-    if "expire" in given and "time" not in given and label is not None and label.event is None:
-        remedy = 'add the field with the time of an event, as time = "at"'
-        document.expect((*_SETTINGS, "expire"), "expire and time together", remedy, given="no time")
+    document.check_options(_SETTINGS, {name: given[name] for name in given if name in _EMBEDDING_KEYS}, Embeddings)
+    if label is not None and label.event is None:
+        document.check_needs(_SETTINGS, {"expire": "time"})
+    if given.get("kind") == "fm" and "hidden" in document.names(_SETTINGS):
+        document.expect((*_SETTINGS, "hidden"), 'no layers with kind = "fm"', "leave one of them out")
+
+
+def _check_ready_made(document: SettingsDocument, learn: Mapping[str, Any]) -> None:
+    given, kind = learn["learner_settings"], learn.get("kind")
+    options = {name: given[name] for name in given if name in READY_MADE_OPTIONS}
+    task = None if kind is None else task_of(kind)
+    document.check_options(_SETTINGS, options, partial(AdaptiveLinearModel, task=task))
 
 
 def _read_network(document: SettingsDocument, settings: dict[str, Any]) -> None:
@@ -146,35 +155,6 @@ def _read_network(document: SettingsDocument, settings: dict[str, Any]) -> None:
         document.refuse(path, f"expected the file of a network, given {error}")
         return
     settings |= {"kind": found.kind, "factors": found.factors, "hidden": list(found.hidden)}
-
-
-def _check_optimizer(document: SettingsDocument, learner: str) -> None:
-    """Make the optimizer with each of its settings alone; its error says which numbers are good."""
-    kind = SERVICE_OPTIMIZERS[learner]
-    names = signature(kind).parameters
-    keys = {name: Setting(flag_of if name == "keep_start" else _NUMBER) for name in names} | _LINEAR_KEYS
-    settings = document.table(_SETTINGS, keys)
-    for name in [name for name in settings if name in names]:
-        try:
-            kind(**{name: settings[name]})
-        except ConfigurationError as error:
-            expected = str(error).partition("expected ")[2].partition(", given ")[0]
-            remedy = f"leave it out for the default {shown_value(names[name].default)}, or write another one"
-            document.expect((*_SETTINGS, name), expected, remedy)
-
-
-def _check_loss(document: SettingsDocument, settings: Mapping[str, Any], kind: str | None) -> None:
-    loss = settings.get("loss")
-    if loss is not None and kind not in (None, "regression"):
-        document.expect((*_SETTINGS, "loss"), 'no loss, or learn.kind = "regression"', "change one of them", given=loss)
-    is_wrong = any(document.is_wrong((*_SETTINGS, name)) for name in ("loss", "quantile"))
-    if not is_wrong and ("quantile" in settings) != (loss == "quantile"):
-        document.expect(
-            (*_SETTINGS, "loss"),
-            'loss = "quantile" and a quantile together',
-            "add the other one, or leave it out",
-            given=loss,
-        )
 
 
 def _scales_of(value: Any) -> dict[str, float]:
@@ -203,30 +183,27 @@ _NEGATIVE_KEYS: Final = {
     "items": Setting(whole_of(2, 10_000_000)),
 }
 _LINEAR_KEYS: Final = {
-    "bits": Setting(whole_of(1, _BITS_MAX)),
+    "bits": Setting(whole_of(1, BITS_MAX)),
     "scales": Setting(_scales_of),
     "mini_batch": Setting(whole_of(1)),
 }
 _READY_MADE_KEYS: Final = {
     "mini_batch": Setting(whole_of(1)),
     "crosses": Setting(_crosses_of),
-    "bits": Setting(whole_of(1, _BITS_MAX)),
+    "bits": Setting(any_of),
     "shapes": Setting(flag_of),
 }
-_NETWORK_KEYS: Final = _READY_MADE_KEYS | {
-    "kind": Setting(choice_of("fm", "deepfm", "wide and deep")),
-    "network": Setting(text_of),
-    "factors": Setting(whole_of(1, 256)),
-    "hidden": Setting(items_of(whole_of(1, 1024), "numbers of units, as [32, 16]")),
-    "admit": Setting(whole_of(1, 1_000_000)),
+_EMBEDDING_KEYS: Final = {
+    "kind": Setting(choice_of(*get_args(EmbeddingKind))),
+    "factors": Setting(any_of),
+    "hidden": Setting(any_of),
+    "admit": Setting(any_of),
     "expire": Setting(duration_of),
     "at_most": Setting(size_of),
     "time": Setting(text_of),
 }
-_DEFAULT_KEYS: Final = _READY_MADE_KEYS | {
-    "loss": Setting(choice_of("squared", "absolute", "huber", "quantile", "poisson")),
-    "quantile": Setting(number_of("a share above 0 and below 1, such as 0.9", lambda share: 0.0 < share < 1.0)),
-}
+_NETWORK_KEYS: Final = _READY_MADE_KEYS | {"network": Setting(text_of)} | _EMBEDDING_KEYS
+_DEFAULT_KEYS: Final = _READY_MADE_KEYS | {"loss": Setting(choice_of(*get_args(LossName))), "quantile": Setting(any_of)}
 
 
 def _label(document: SettingsDocument, given: Any, kind: str | None, *, has_answers: bool) -> LabelSettings | None:
@@ -252,17 +229,16 @@ def _label(document: SettingsDocument, given: Any, kind: str | None, *, has_answ
     if kind == "regression" and isinstance(label.get("value"), FieldComparison):
         expected = "a field for a regression"
         document.expect((*path, "value"), expected, 'write kind = "classification", or the field')
-    if ("event" in label) != ("key" in given):
+    if has_answers and "key" not in given:
+        document.expect(
+            (*path, "key"), "it with input.answers", "add the field that an answer shares with its question"
+        )
+    elif ("event" in label) != ("key" in given):
         missing = "event" if "key" in given else "key"
         remedy = "event says which records are answers, and key which field they share with their question"
         document.expect((*path, missing), "event and key together", remedy, given=f"no {missing}")
     needs = {"event_field": "event", "question": "event", "within": "event", "time": "within", "otherwise": "within"}
-    needs |= {"schedule": "within"}
-    for name, needed in needs.items():
-        if name in given and needed not in given and needed not in label:
-            document.expect(
-                (*path, name), f"it with {needed} only", f"leave it out, or add {needed}", given=f"no {needed}"
-            )
+    document.check_needs(path, needs | {"schedule": "within"}, also=["event"] if has_answers else [])
     if "positive" in given and (kind != "classification" or "field" not in given):
         document.expect(
             (*path, "positive"),
@@ -270,7 +246,10 @@ def _label(document: SettingsDocument, given: Any, kind: str | None, *, has_answ
             "leave it out; a comparison says what is true",
         )
     if "otherwise" in label and kind is not None and not _fits(kind, label["otherwise"]):
-        document.expect((*path, "otherwise"), f"a label of a {kind}", "write false, without quotes")
+        remedy = {"classification": "false, without quotes", "regression": "a number"}.get(
+            str(kind), "one of its labels"
+        )
+        document.expect((*path, "otherwise"), f"a label of a {kind}", f"write {remedy}")
     if "field" in label:
         label["value"] = label.pop("field")
     return LabelSettings(**label) if "value" in label else None

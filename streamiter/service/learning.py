@@ -6,9 +6,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
+from streamiter.engine.graph.graph import Step
+from streamiter.flow.flow import Flow
 from streamiter.flow.graph_checks import check_codec
 from streamiter.flow.stream import Stream
 from streamiter.learn import (
@@ -29,7 +31,14 @@ from streamiter.parameter_server.optimizers import Constant, Optimizer
 from streamiter.service.features import FeatureRows
 from streamiter.service.labels import delayed_labels_of, label_of, questions_and_answers, task_of
 from streamiter.service.prediction_log import LoggedPredictions
-from streamiter.service.settings import READY_MADE, SERVICE_OPTIMIZERS, InputSettings, LearnSettings, ServiceSettings
+from streamiter.service.settings import (
+    READY_MADE,
+    READY_MADE_OPTIONS,
+    SERVICE_OPTIMIZERS,
+    InputSettings,
+    LearnSettings,
+    ServiceSettings,
+)
 from streamiter.topics import Decoder, Json, topic
 from streamiter.values.helpers.importing import imported, of_user
 from streamiter.values.numbers import positive
@@ -110,7 +119,9 @@ class ServiceLearning:
         learn = self._settings.learn
         given = {name: value for name, value in learn.learner_settings.items() if name not in _NOT_THE_OPTIMIZERS}
         if learn.learner in READY_MADE:
-            options = {name: learn.learner_settings[name] for name in _READY_MADES if name in learn.learner_settings}
+            options = {
+                name: learn.learner_settings[name] for name in READY_MADE_OPTIONS if name in learn.learner_settings
+            }
             options["embeddings"] = self.features.embeddings
             # With shapes, a version has some 90 KB, and a megabyte with the state of its learner, each second.
             options = {"shapes": False} | options
@@ -139,6 +150,31 @@ def challenger_step(name: str) -> str:
     return f"{CHALLENGER_STEPS}{name}"
 
 
+_COMPARE: Final = ": compare"
+_CHAMPIONS: Final = (_COMPARE, ": model of the champion")
+"""The ends of the names of a challenger's steps through which the versions of the champion pass."""
+
+
+def flow_without_challenger(flow: Flow) -> Flow:
+    """Return a flow without the challenger, and without the steps that only read its streams.
+
+    The step that chooses whose versions are published stays, so a promotion still counts. It has another name, and so
+    no state: a challenger that comes back is compared from the beginning.
+    """
+    made, kept = Flow(flow.name, flow.parallelism, state=flow.state), dict[Step, Step]()
+    made.plain_data = flow.plain_data
+    for step in flow.steps:
+        edges = [replace(edge, upstream=kept[edge.upstream]) for edge in step.edges if edge.upstream in kept]
+        name, is_of_challenger = step.name, step.name.startswith(CHALLENGER_STEPS)
+        if (is_of_challenger and not name.endswith(_CHAMPIONS)) or (step.edges and not edges):
+            continue
+        if is_of_challenger:
+            name = name.replace(_COMPARE, ": stopped")
+        is_as_before = [edge.upstream for edge in edges] == [edge.upstream for edge in step.edges]
+        kept[step] = made.graph.add(step if is_as_before else replace(step, name=name, edges=edges))
+    return made
+
+
 def _watch_of(settings: ServiceSettings) -> FieldWatch | None:
     given = asdict(settings.watch) | {"name": settings.watch.name or ""}
     return FieldWatch(**given) if given.pop("enabled") and settings.learn.learner in READY_MADE else None
@@ -151,7 +187,6 @@ def _learning_rate(settings: LearnSettings) -> float | None:
     return rate
 
 
-_READY_MADES: Final = ("crosses", "bits", "shapes", "loss", "quantile")
 _NOT_THE_OPTIMIZERS: Final = ("bits", "scales", "mini_batch")
 
 

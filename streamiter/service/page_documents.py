@@ -234,6 +234,9 @@ def page_state(observations: Observations) -> PageState:
     level, sentence, problems = _verdict(liveness(facts), readiness(facts), quality)
     if level == "well" and phase.phase == "following":
         sentence = f"All is well: this {observations.role} predicts with the newest version of the service"
+    challenger = observations.challenger
+    if level == "well" and challenger is not None and challenger.stopped is not None:
+        level, sentence = "attention", f"The service works, but its challenger has stopped: {challenger.stopped}"
     if facts.catching_up is not None and not problems:
         sentence = f"The service is {facts.catching_up}; it predicts with what it has learned so far"
     newest = observations.samples[-1] if observations.samples else None
@@ -260,7 +263,7 @@ def page_state(observations: Observations) -> PageState:
         else ModelNow(
             update.generation, update.version, update.created_at_ms, update.age_s(observations.clock), update.records
         ),
-        challenger=None if observations.challenger is None else ChallengerNow.of(observations.challenger, update),
+        challenger=None if challenger is None else ChallengerNow.of(challenger, update),
         checkpoint=observations.checkpoints[-1] if observations.checkpoints else None,
         checkpoint_age_s=facts.checkpoint_age_s if observations.checkpoints else None,
         steps=() if statistics is None else _steps(statistics, observations.rates),

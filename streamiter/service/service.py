@@ -34,7 +34,14 @@ from streamiter.learn.challengers import challenged
 from streamiter.models import Rollbacks, initial_model
 from streamiter.models.rollbacks import early_deletion
 from streamiter.service.leadership import Leadership
-from streamiter.service.learning import CHALLENGER_STEPS, ServiceLearning, challenger_step, decoder_of, rejections_of
+from streamiter.service.learning import (
+    CHALLENGER_STEPS,
+    ServiceLearning,
+    challenger_step,
+    decoder_of,
+    flow_without_challenger,
+    rejections_of,
+)
 from streamiter.service.observations import LoopBlock
 from streamiter.service.settings import ServiceSettings
 from streamiter.service.settings_file import SettingChange, changed
@@ -129,6 +136,8 @@ class OnlineLearningService(ServiceSurfaces):
         # One step, so that the drawing of the flow fits on the first screen of the page.
         shifts = self.training.drifts.union(self.training.fields)
         shifts.map(self.observations.shifted, name="observe drifts")
+        self._without_challenger: Flow | None = None
+        """The flow that runs since the challenger has failed; None: it has not."""
         self._traces = Traces()
         self._stops: Sequence[StopMode] = ()
         """The stops that signals have told the job."""
@@ -190,7 +199,7 @@ class OnlineLearningService(ServiceSurfaces):
         self.settings = replace(
             before,
             learn=replace(before.learn, learner_settings=learner),
-            publish=replace(settings.publish, topic=before.publish.topic),
+            publish=replace(before.publish, every_s=settings.publish.every_s, records=settings.publish.records),
             log=replace(settings.log, format=before.log.format),
             health=settings.health,
         )
@@ -294,7 +303,7 @@ class OnlineLearningService(ServiceSurfaces):
                 restore = {"restore": self._restore}
                 statistics = await run_jobs(self._start, options | restore, while_running=self._while_running)
             except StreamiterError as error:
-                if self._is_standby_again(error):
+                if self._is_standby_again(error) or self._challenger_stops(error):
                     continue
                 if self._ended_by is not None and not is_taken_over(error):
                     _log.warning("%s", error)
@@ -318,6 +327,20 @@ class OnlineLearningService(ServiceSurfaces):
                     return _CODES[self._ended_by]
                 return ABORTED if state == "aborted" else SUCCEEDED
 
+    def _challenger_stops(self, error: StreamiterError) -> bool:
+        """Whether only the challenger has failed, so that the job resumes without it."""
+        challenger = self.observations.challenger
+        if challenger is None or challenger.stopped is not None or self._stops or not is_of_challenger(error):
+            return False
+        challenger.stopped, self._without_challenger = str(error), flow_without_challenger(self.flow)
+        _log.error("%s", error)
+        _log.error(
+            "the challenger %r has stopped; the service resumes from its last checkpoint without it, and tries it "
+            "again when the process is started again",
+            challenger.name,
+        )
+        return True
+
     def _failed(self, error: StreamiterError) -> int:
         _log.error("%s", error)
         if remedy := remedy_of(error):
@@ -329,7 +352,7 @@ class OnlineLearningService(ServiceSurfaces):
         """Start the job. While a checkpoint is read, the phase names it."""
         self.observations.enter("starting")
         start = partial(
-            self.flow.start,
+            (self._without_challenger or self.flow).start,
             clock=self._clock,
             stall_after_s=self.settings.health.stall_limit_s,
             on_rejected=self.observations.refused,
@@ -366,6 +389,12 @@ def concerns_challenger(error: CheckpointError) -> bool:
     return bool(error.changes) and all(name.startswith(CHALLENGER_STEPS) for name in error.changes)
 
 
+def is_of_challenger(error: BaseException) -> bool:
+    """Whether a job failed because a step of the challenger did, and for no outage."""
+    is_so = any(isinstance(cause, JobFailed) and cause.step.startswith(CHALLENGER_STEPS) for cause in causes_of(error))
+    return is_so and not is_outage(error) and not is_taken_over(error)
+
+
 def is_outage(error: BaseException) -> bool:
     """Whether a job failed because a topic or the store did not answer, so that the next one may succeed."""
     outages = (TopicUnavailable, StoreUnavailable)
@@ -389,8 +418,6 @@ def remedy_of(error: BaseException) -> str | None:
             "the settings of the challenger were changed: write its [learn] as before, or give its file another "
             "service.name; it then learns from the beginning, and the service resumes"
         )
-    if any(isinstance(cause, JobFailed) and cause.step.startswith(CHALLENGER_STEPS) for cause in causes):
-        return "the challenger has failed: without [challenger] in its file, the service resumes from its checkpoint"
     if any(_says_another_model(cause) for cause in causes):
         return (
             "what the service has learned is of other settings in [learn]: write these again, or give it another name "

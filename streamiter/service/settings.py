@@ -19,7 +19,7 @@ from types import MappingProxyType
 from typing import Annotated, Any, Final, Literal
 
 from streamiter.errors import ConfigurationError
-from streamiter.learn.field_watch import ROWS_MIN, FieldWatch
+from streamiter.learn.field_watch import FieldWatch
 from streamiter.parameter_server.optimizers import FTRL, SGD, AdaDelta, AdaGrad, Adam, Momentum, Optimizer, RMSProp
 from streamiter.topics.topic import StartPosition
 from streamiter.topics.urls import with_secrets
@@ -107,6 +107,9 @@ _COMPARISON: Final = re.compile(
 
 READY_MADE: Final = ("default", "network")
 """The learners that find the columns themselves; ``network`` has embeddings, too."""
+
+READY_MADE_OPTIONS: Final = ("crosses", "bits", "shapes", "loss", "quantile")
+"""Their settings that are options of ``AdaptiveLinearModel``."""
 
 SERVICE_OPTIMIZERS: Final[Mapping[str, type[Optimizer]]] = MappingProxyType(
     {
@@ -401,25 +404,23 @@ class PredictionSettings(_Table):
 
 
 def _limit_of(value: Any) -> float:
-    if not (isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0.0):
-        raise WrongValue("a number above 0", "write 0.25, or leave it out for the default")
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        raise WrongValue("a number", "write 0.25, or leave it out for the default")
     return float(value)
-
-
-_rows_of: Final = whole_of(ROWS_MIN)
 
 
 @dataclass(frozen=True)
 class WatchSettings(_Table):
-    """The table ``[watch]``: fields of each window of rows are compared with those of the first rows."""
+    """The table ``[watch]``: fields of each window of rows are compared with those of the first rows.
+
+    ``FieldWatch`` says what its numbers mean, and which are good.
+    """
 
     enabled: bool = True
     """Whether fields are watched, if the ready-made learner learns."""
-    reference: Annotated[int, _rows_of] = FieldWatch.reference
-    """The number of rows to compare with."""
-    window: Annotated[int, _rows_of] = FieldWatch.window
-    sample: Annotated[float, _share_of] = FieldWatch.sample
-    """The share of the rows of a window that are looked at."""
+    reference: int = FieldWatch.reference
+    window: int = FieldWatch.window
+    sample: Annotated[float, _limit_of] = FieldWatch.sample
     psi: Annotated[float, _limit_of] = FieldWatch.psi
     ks: Annotated[float, _limit_of] = FieldWatch.ks
     missing: Annotated[float, _limit_of] = FieldWatch.missing

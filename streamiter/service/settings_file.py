@@ -14,7 +14,7 @@ from typing import Any, Final, get_type_hints
 
 from streamiter.engine.storage.store import Checkpoints
 from streamiter.errors import ConfigurationError
-from streamiter.learn.field_watch import ROWS_MIN
+from streamiter.learn.field_watch import FieldWatch
 from streamiter.service.learn_settings import check_learn
 from streamiter.service.settings import (
     READY_MADE,
@@ -22,13 +22,12 @@ from streamiter.service.settings import (
     InputSettings,
     LearnSettings,
     ServiceSettings,
-    WatchSettings,
     service_name_of,
     standby_of,
 )
 from streamiter.service.toml_document import toml_document
 from streamiter.topics import topic
-from streamiter.values.settings import Setting, SettingsDocument, any_of, setting_keys
+from streamiter.values.settings import Parser, Setting, SettingsDocument, WrongValue, any_of, setting_keys
 
 _KEY_NAMES: Final = {"learner_settings": "settings", "body_bytes_max": "body_max"}
 
@@ -83,9 +82,12 @@ def read_document(given: str | os.PathLike[str] | Mapping[str, object]) -> tuple
 def _read(document: SettingsDocument) -> ServiceSettings:
     document.table((), {name: Setting(any_of) for name in TABLES})
     tables = {name: document.table((name,), _keys_of(name, document)) for name in TABLES}
-    _check_watch(document, tables["watch"])
+    watched = {name: given for name, given in tables["watch"].items() if name != "enabled"}
+    document.check_options(("watch",), watched, FieldWatch)
+    document.check_needs(("predictions",), dict.fromkeys(("sample", "wait"), "log"))
     check_learn(document, tables["learn"], has_answers="answers" in tables["input"])
     _check_history(document, tables)
+    _check_dead_letters(document)
     _check_publish(document, tables["publish"])
     _check_http(document, tables["http"])
     _check_topics(document, tables)
@@ -98,10 +100,23 @@ def _read(document: SettingsDocument) -> ServiceSettings:
 
 def _keys_of(table: str, document: SettingsDocument) -> Mapping[str, Setting]:
     """Return the keys of a table. With a history, the topic that is read behind it is ``then``."""
-    keys = TABLES[table][1]
-    if table != "input" or {"history", "then"}.isdisjoint(document.names(("input",))):
+    keys, names = TABLES[table][1], document.names(("input",))
+    if table != "input" or {"history", "then"}.isdisjoint(names):
         return keys
-    return {"then": keys["topic"]} | {name: key for name, key in keys.items() if name not in ("topic", "start")}
+    instead = {
+        "topic": Setting(_instead("then", "names the topic behind the history")),
+        "start": Setting(_instead("at", "says where the topic begins behind the history")),
+    }
+    return keys | instead | {"then": Setting(keys["topic"].parse, "topic", is_required="topic" not in names)}
+
+
+def _instead(key: str, does: str) -> Parser:
+    """Return the parser of a key in whose place there is another one."""
+
+    def parse(value: Any) -> Any:
+        raise WrongValue(f"{key}, which {does}", f"write {key} in its place")
+
+    return parse
 
 
 def _check_history(document: SettingsDocument, tables: Mapping[str, Mapping[str, Any]]) -> None:
@@ -147,12 +162,9 @@ def _document(given: str | os.PathLike[str] | Mapping[str, object]) -> SettingsD
         raise ConfigurationError(f"{expected} in UTF-8, given other bytes in line {line}; save it as UTF-8") from None
 
 
-def _check_watch(document: SettingsDocument, watch: dict[str, Any]) -> None:
-    """Refuse a sample with too few rows."""
-    given = WatchSettings(**watch)
-    if given.sample * given.window < ROWS_MIN and not document.is_wrong(("watch", "window")):
-        expected = f"a sample of at least {ROWS_MIN} rows"
-        document.expect(("watch", "window"), expected, "write sample = 1.0, or a larger window")
+def _check_dead_letters(document: SettingsDocument) -> None:
+    if {"on_error", "dead_letter"}.issubset(document.names(("input",))):
+        document.expect(("input", "on_error"), "on_error or dead_letter", "leave one out", given="both")
 
 
 def _check_publish(document: SettingsDocument, publish: dict[str, Any]) -> None:
@@ -167,11 +179,9 @@ def _check_http(document: SettingsDocument, http: dict[str, Any]) -> None:
     for name in ("token", "tls_key_password"):
         if f"{name}_env" in http and f"{name}_file" in http:
             document.expect(("http", f"{name}_file"), f"{name}_env or {name}_file", "leave one out", given="both")
-    if (settings.tls_certificate is None) != (settings.tls_key is None):
-        given = "tls_key" if settings.tls_certificate is None else "tls_certificate"
-        document.expect(
-            ("http", given), "tls_certificate and tls_key together", "add the other", given=f"{given} alone"
-        )
+    needs = {"tls_certificate": "tls_key", "tls_key": "tls_certificate"}
+    needs |= dict.fromkeys(("tls_key_password_env", "tls_key_password_file"), "tls_key")
+    document.check_needs(("http",), needs)
     if settings.is_loopback or document.is_wrong(("http", "address")):
         return
     keys = frozenset(document.names(("http",)))
@@ -184,37 +194,40 @@ def _check_http(document: SettingsDocument, http: dict[str, Any]) -> None:
 
 
 def _check_topics(document: SettingsDocument, given: dict[str, dict[str, Any]]) -> None:
-    """Refuse URLs that no connector takes, and to write to the topic that is read."""
-    read = [given["input"].get(name) for name in ("topic", "answers")]
-    topic_path = ("input", "then" if "then" in document.names(("input",)) else "topic")
+    """Refuse URLs that no connector takes, and one topic for two purposes."""
+    topic_key = "then" if "then" in document.names(("input",)) else "topic"
+    seen: dict[str, tuple[str, str]] = {}
     for path in (
-        topic_path,
+        ("input", topic_key),
+        ("input", "answers"),
         ("input", "history"),
         ("input", "answers_history"),
-        ("input", "answers"),
         ("publish", "topic"),
         ("input", "dead_letter"),
         ("predictions", "log"),
     ):
-        if (url := given[path[0]].get("topic" if path == topic_path else path[1])) is None:
+        if (url := given[path[0]].get("topic" if path == ("input", topic_key) else path[1])) is None:
             continue
         try:
             topic(url)
         except ConfigurationError as error:
             document.refuse(path, " ".join(str(error).split()))
-        for other, name in zip(read, ("topic", "answers"), strict=True):
-            # A service may learn from its own log.
-            if url == other and path not in (topic_path, ("input", name), ("predictions", "log")):
-                document.expect(path, f"another topic than input.{name}", "choose one of its own", given="the same")
+        other = seen.setdefault(url, path)
+        is_own_log = path == ("predictions", "log") and other[0] == "input" and other[1] != "dead_letter"
+        if other != path and not is_own_log:  # A service may learn from its own log.
+            document.expect(path, f"another topic than {'.'.join(other)}", "choose one of its own", given="the same")
 
 
 def _check_challenger(document: SettingsDocument, given: dict[str, dict[str, Any]]) -> None:
     """Read the file of the challenger; refuse one that is of other rows, labels or losses, which cannot be compared."""
     challenger, path = given["challenger"], ("challenger", "file")
-    for name, needed in (("share", "key"), ("key", "share"), ("share", "file")):
-        if name in challenger and needed not in challenger:
-            document.expect(("challenger", name), f"it with {needed} only", f"add {needed}", given=f"no {needed}")
+    document.check_needs(("challenger",), {"share": "key", "key": "share"})
     if "file" not in challenger:
+        if document.names(("challenger",)):
+            document.refuse(path, "expected this key, given none; add the file of the challenger's service")
+        return
+    if not isinstance(challenger["file"], (str, os.PathLike, Mapping)):
+        document.expect(path, "the path of a file", 'write it in quotes, as "service-b.toml"')
         return
     try:
         second = _document(challenger["file"])

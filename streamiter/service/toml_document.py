@@ -29,7 +29,11 @@ def toml_document(source: str, text: str) -> SettingsDocument:
             problems.append(SettingProblem("", _syntax_message(str(error), lines[line - 1]), line))
             if not lines[line - 1].strip():
                 break  # The error is at the end of the text, and there is nothing to leave out.
+            is_header = lines[line - 1].lstrip().startswith("[")
             lines[line - 1] = ""
+            while is_header and line < len(lines) and not _HEADER.fullmatch(lines[line]):
+                lines[line] = ""  # Its keys would be taken for those of the table before.
+                line += 1
     return SettingsDocument(source, {}, None, problems, is_whole=False)
 
 
@@ -37,10 +41,13 @@ def toml_document(source: str, text: str) -> SettingsDocument:
 _SYNTAX_ERRORS_MAX: Final = 20
 
 _AT: Final = re.compile(r" \(at (?:line (\d+), column \d+|end of document)\)$")
+_HEADER: Final = re.compile(r"\s*\[+[^\[\],=]+\]+\s*(#.*)?")
 _BARE: Final = re.compile(r"[^=]*=\s*([A-Za-z\d][^\"'#]*?)\s*(#.*)?$")
 
 
 def _syntax_message(message: str, line: str) -> str:
+    if any(words in message for words in ("overwrite a value", " twice", "Duplicate inline")):
+        return "expected each table, and each key in it, once, given this one again; leave one of them out"
     bare = _BARE.match(line)
     remedy = f'; texts, times and sizes need quotes: "{bare[1]}"' if bare else "; correct this line"
     return f"expected TOML, given a line that is none ({_AT.sub('', message).lower()}){remedy}"

@@ -11,10 +11,11 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
+from inspect import Parameter, signature
 from types import NoneType
 from typing import Annotated, Any, Final, Literal, get_args, get_origin, get_type_hints
 
-from streamiter.errors import ConfigurationError, did_you_mean, shortened
+from streamiter.errors import ConfigurationError, StreamiterError, did_you_mean, shortened
 from streamiter.values.numbers import plain_float
 
 KeyPath = tuple[str, ...]
@@ -156,6 +157,39 @@ class SettingsDocument:
         """Add the problem of a value that does not fit the others."""
         self.refuse_value(path, WrongValue(expected, remedy, given=given))
 
+    def check_options(self, path: KeyPath, options: Mapping[str, Any], take: Callable[..., object]) -> None:
+        """Give options to what takes them; each option that it refuses is the problem of a key of the table ``path``.
+
+        Its errors name the option: ``Embeddings(admit=): expected …, given …; …``. So a limit is written once. No error
+        of an option that lacks another one counts if the table has a wrong value for that one.
+        """
+        left, wrong = dict(options), [name for name in self.names(path) if name not in options]
+        while True:
+            try:
+                take(**left)
+                return
+            except StreamiterError as error:
+                told = _OF_OPTION.fullmatch(str(error.args[0]))
+                if told is None:
+                    self.refuse(path, str(error.args[0]))
+                    return
+                option = told["option"]
+                if option not in wrong and not any(f"{name}=" in told["expected"] for name in wrong):
+                    expected, remedy = (_NAMED.sub(r"\1", told[part] or "") for part in ("expected", "remedy"))
+                    self.expect((*path, option), expected, remedy or _remedy_of(take, option))
+                if option not in left:
+                    return
+                wrong.append(option)
+                del left[option]
+
+    def check_needs(self, path: KeyPath, needs: Mapping[str, str], *, also: Sequence[str] = ()) -> None:
+        """Refuse each key of a table that has no sense without another key; ``also`` are keys that it need not have."""
+        names = [*self.names(path), *also]
+        for name, needed in needs.items():
+            if name in names and needed not in names:
+                remedy, given = f"leave it out, or add {needed}", f"no {needed}"
+                self.expect((*path, name), f"it with {needed} only", remedy, given=given)
+
     def error(self, path: KeyPath, message: str) -> SettingsError:
         """Return the error of one problem."""
         return SettingsError(self.source, [self.problem(path, message)])
@@ -205,6 +239,19 @@ class SettingsDocument:
         """Raise ``SettingsError`` if there are problems."""
         if self._problems:
             raise SettingsError(self.source, sorted(self._problems, key=lambda problem: problem.line or 0))
+
+
+_OF_OPTION: Final = re.compile(
+    r"(?:[^(:]*\()?(?P<option>\w+)(?:=\))?: expected (?P<expected>.*?)(?:, given .*?(?:; (?P<remedy>.*))?)?", re.DOTALL
+)
+_NAMED: Final = re.compile(r"\b(\w+)=(?![\w\"'])")
+
+
+def _remedy_of(take: Callable[..., object], option: str) -> str:
+    default = signature(take).parameters[option].default
+    is_known = default not in (None, Parameter.empty, ())
+    shown = f" for the default {shown_value(default).removeprefix('the array ')}" if is_known else ""
+    return f"leave it out{shown}, or write another one"
 
 
 NOT_GIVEN: Final = object()
@@ -340,6 +387,8 @@ def items_of(parse: Parser, noun: str) -> Parser:
 
 _WITH_UNIT: Final = re.compile(r"(\d{1,15}(?:\.\d{1,9})?) ?([A-Za-z]+)", re.ASCII)
 _WITHOUT_UNIT: Final = re.compile(r"(?=.*[1-9])\d{1,15}(\.\d{1,9})?", re.ASCII)
+# A larger number without a unit is one of bytes, or of milliseconds.
+_MANY: Final = 10_000
 _SECONDS: Final = {"ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}
 _BYTES: Final = {"B": 1, "kB": 1000, "KiB": 1 << 10, "MB": 10**6, "MiB": 1 << 20, "GB": 10**9, "GiB": 1 << 30}
 
@@ -372,7 +421,7 @@ def _with_unit(value: Any, units: Mapping[str, float], expected: str, usual: str
     elif match or _WITHOUT_UNIT.fullmatch(bare) is None:
         remedy = f'write a number above 0 with its unit, as "1{usual}"'
     else:
-        remedy = f'write "{bare}{usual}"'
+        remedy = f'write "{bare}{usual if float(bare) < _MANY else next(iter(units))}"'
     raise WrongValue(expected, remedy)
 
 

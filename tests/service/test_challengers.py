@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import orjson
 import pytest
 from cli.program import streamiter
@@ -15,9 +16,10 @@ from service.test_service import answers, running, until
 from service.test_service_restarts import Place, rows
 from support.kafka_server import KafkaServer
 
-from streamiter.errors import CheckpointError, JobFailed
+from streamiter.errors import CheckpointError, JobFailed, ModelError
+from streamiter.learn import AdaptiveLinearModel
 from streamiter.learn.challengers import ComparedRows
-from streamiter.models import model_updates, promote, roll_back
+from streamiter.models import find_update, last_update, model_updates, promote, roll_back
 from streamiter.service import OnlineLearningService, ServiceReplica, read_settings
 from streamiter.service.service import remedy_of
 from streamiter.service.surfaces import ServiceSurfaces
@@ -163,11 +165,78 @@ async def _answers_name_their_model(service: ServiceSurfaces, place: Duel) -> No
         assert f'streamiter_challenger_loss_difference{{bound="most",model="{place.other}"}} -0.' in text
 
 
-def test_what_to_do_is_told_when_a_challenger_fails() -> None:
+def test_what_to_do_is_told_when_the_settings_of_a_challenger_change() -> None:
     """The service ended with an error of a step that its file did not name, and people took the whole model away."""
     changed = CheckpointError("the steps are others")
     changed.changes = {"challenger late-b: learn": ["task was 'binary', now 'number'"]}
     assert "give its file another service.name" in (remedy_of(changed) or "")
-    failed = JobFailed("it failed", step="challenger late-b: learn")
-    assert "without [challenger] in its file" in (remedy_of(failed) or "")
     assert remedy_of(JobFailed("it failed", step="learn")) is None
+
+
+async def test_a_challenger_that_fails_stops_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error of the idea under trial ended the service, again and again, until somebody took it out of the file."""
+    place, is_broken, step = Duel(tmp_path), asyncio.Event(), AdaptiveLinearModel.step
+
+    def breakable(model: AdaptiveLinearModel, *given: Any, **options: Any) -> Any:
+        if is_broken.is_set() and model.get_params()["embeddings"] is not None:
+            raise ModelError("the vectors have diverged")
+        return step(model, *given, **options)
+
+    monkeypatch.setattr(AdaptiveLinearModel, "step", breakable)
+    await place.create("flights", "updates")
+    given, updates, events = place.with_challenger(share=1.0, key="user"), topic(place.url("updates")), rows(3_000)
+
+    def service() -> OnlineLearningService:
+        made = OnlineLearningService(read_settings(given))
+        assert made.challenger is not None
+        seen = made.challenger.predictions.union(made.training.predictions)
+        seen.map(lambda rows: None, name="a step of one's own")
+        return made
+
+    async def learned(service: OnlineLearningService, end: int, who: str = "") -> None:
+        await place.write(events[end - 500 : end])
+        await until(lambda: learner(service) == who and service.observations.model.records == end)  # type: ignore[union-attr]
+
+    first = service()
+    async with running(first):
+        await learned(first, 500)
+        await until(lambda: told(first))
+        is_broken.set()
+        await learned(first, 1_000)
+        state = orjson.loads((await answers(first, "/api/state"))[1])
+        assert "the vectors have diverged" in state["challenger"]["stopped"]
+        assert "its challenger has stopped" in state["sentence"]
+        metrics = (await answers(first, "/metrics"))[1]
+        assert f'streamiter_challenger_stopped{{model="{place.other}"}} 1.0' in metrics
+        assert (await answers(first, "/readyz"))[0] == 200
+        challenger = first.observations.challenger
+        assert challenger is not None
+        assert challenger.version_for({"user": "u1"}) is None, "its share is predicted by the champion"
+    is_broken.clear()
+    again = service()
+    async with running(again):
+        await learned(again, 1_500)
+        # It has learned what it had published, and is compared from the beginning.
+        await until(lambda: (found := told(again)) and found.compared_rows == 300)
+        await promote(updates, place.name, place.other)
+        await place.write(events[1_500:1_510])
+        await until(lambda: learner(again) == place.other)
+        is_broken.set()
+        await place.write(events[1_510:2_000])
+        await until(lambda: again.observations.challenger and again.observations.challenger.stopped)
+        await until(lambda: again.observations.phase.phase == "running")
+        assert learner(again) == place.other, "what is served never changes by itself"
+        status, text = await answers(again, "/readyz")
+        assert (status, "was promoted, and has stopped; roll back" in text) == (503, True)
+        newest = await find_update(updates, place.name, "1")
+        await roll_back(updates, place.name, "1")
+        assert newest.records is not None
+        await place.write(events[2_000:2_500])
+        await until(lambda: learner(again) == "" and again.observations.model.records == newest.records + 500)  # type: ignore[union-attr]
+        assert (await answers(again, "/readyz"))[0] == 200
+    expected = AdaptiveLinearModel(shapes=False)
+    for row in [*events[: newest.records], *events[2_000:2_500]]:
+        expected.learn([{name: value for name, value in row.items() if name != "late"}], [row["late"]])
+    published = await last_update(updates, place.name)
+    assert published is not None
+    np.testing.assert_array_equal(published.parameters["weights"], expected.parameters()["weights"])

@@ -63,11 +63,26 @@ async def of_a_challenger(code: str) -> object:
     return read_settings({**first, "challenger": {"file": other, **table}}).challenger.after
 
 
+async def of_tables(code: str) -> object:
+    """Read a file with these keys by table, or a text."""
+    given = eval(code)
+    tables: dict[str, Any] = {
+        "service": {"name": "late"},
+        "input": {"topic": "memory://in"},
+        "publish": {"topic": "memory://out"},
+        "learn": {"kind": "classification", "label": {"field": "late"}},
+    }
+    if isinstance(given, dict):
+        given = {name: tables.get(name, {}) | given.get(name, {}) for name in {**tables, **given}}
+    return read_settings(given).name
+
+
 CALLS = {
     "the table learn, of a file with little else": of_learn,
     "the table input, of a file with little else": of_input,
     "the address, of a file that is complete": of_the_address,
     "the label and its kind, of a file that is complete": of_the_label,
+    "the other tables, of a file with little else, and texts": of_tables,
     "the file of a challenger, the table challenger, and the file with it": of_a_challenger,
 }
 

@@ -24,7 +24,7 @@ FILE = """
 service.name = "{name}"
 input.topic = "memory://{name}-flights"
 learn = {{ kind = "classification", label = {{ field = "late" }} }}
-publish = {{ topic = "memory://{name}-updates", every = "{every}" }}
+publish = {{ topic = "memory://{name}-updates", every = "{every}", state = {state} }}
 checkpoints = {{ store = "{store}", interval = "50ms" }}
 http.address = "127.0.0.1:{port}"
 health.stall_limit = "{stall}"
@@ -45,7 +45,14 @@ async def test_sighup_applies_what_may_change_and_names_what_needs_a_restart(
     file, exporter = tmp_path / "service.toml", InMemorySpanExporter()
 
     def write(**changed: object) -> None:
-        given = {"name": "reload", "every": "100ms", "store": tmp_path / "a", "port": 0, "stall": "60s"} | changed
+        given = {
+            "name": "reload",
+            "every": "100ms",
+            "store": tmp_path / "a",
+            "port": 0,
+            "stall": "60s",
+            "state": "true",
+        } | changed
         file.write_text(FILE.format(**given))
 
     write()
@@ -60,7 +67,7 @@ async def test_sighup_applies_what_may_change_and_names_what_needs_a_restart(
     running = asyncio.create_task(service.serve())
     await until_running(service)
 
-    write(every="5s", stall="30s", port=8123)
+    write(every="5s", stall="30s", port=8123, state="false")
     os.kill(os.getpid(), signal.SIGHUP)
     async with asyncio.timeout(PATIENCE_S):
         while service.settings.publish.every_s != 5.0:
@@ -72,6 +79,8 @@ async def test_sighup_applies_what_may_change_and_names_what_needs_a_restart(
         message.startswith("http.address has changed in the file only: it applies after") for message in messages
     )
     assert service.settings.http.address == "127.0.0.1:0"
+    # A second SIGHUP tells again what is not in effect.
+    assert {change.key for change in service.apply(read_settings(file))} == {"http.address", "publish.state"}
     assert service.observations.limits.stall_limit_s == 30.0
 
     file.write_text("service.name = 3")
@@ -94,7 +103,7 @@ async def test_a_port_in_use_is_told_before_the_job_starts(tmp_path: Path) -> No
     """A second service took over the flow of the first, and ended because it could not listen."""
     server = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
-    text = FILE.format(name="port", every="1s", store=tmp_path, port=port, stall="60s")
+    text = FILE.format(name="port", every="1s", store=tmp_path, port=port, stall="60s", state="true")
     service = OnlineLearningService(read_settings(text))
     with pytest.raises(ConfigurationError, match="free port"):
         await service.serve()

@@ -202,11 +202,13 @@ PLANTED = [
     Planted('interval = "1s"', 'interval = "0s"', "checkpoints.interval", "above 0"),
     Planted('interval = "1s"', "interval 1s", "", "expected TOML"),
     Planted("keep = 3", "keep = 0", "checkpoints.keep", "at least 1, given 0"),
-    Planted("keep = 3", "keep = 3\nkeep = 4", "", "cannot overwrite a value"),
+    Planted("keep = 3", "keep = 3\nkeep = 4", "", "once, given this one again"),
     Planted('address = "127.0.0.1:8080"', 'address = "127.0.0.1"', "http.address", "expected an address with its port"),
     Planted('address = "127.0.0.1:8080"', 'address = "0.0.0.0:8080"', "http.address", "that others reach"),
     Planted('body_max = "1 MiB"', "body_max = 1048576", "http.body_max", "a size above 0 with its unit"),
-    Planted("requests_max = 256", 'tls_key = "key.pem"', "http.tls_key", "given tls_key alone; add the other"),
+    Planted(
+        "requests_max = 256", 'tls_key = "key.pem"', "http.tls_key", "given no tls_certificate; leave it out, or add"
+    ),
     Planted("requests_max = 256", 'token = "hush-hush"', "http.token", "write token_env or token_file"),
     Planted("requests_max = 256", 'token_env = "hush hush"', "http.token_env", "not shown"),
     Planted("behind_proxy = false", 'behind_proxy = "no"', "http.behind_proxy", "write it without quotes"),
@@ -440,12 +442,16 @@ def test_the_page_has_every_key_with_its_default() -> None:
     assert {key for key, default in told.items() if default == "needed"} == needed
     given = {key: default for key, default in told.items() if default not in ("needed", "none")}
     lines = [f"{key} = {default}" for key, default in given.items()]
-    needed_lines = """
+    # The other keys of [predictions] and [challenger] need a log, and a file.
+    other = 'service = {name = "b"}, input = {topic = "memory://in"}, publish = {topic = "memory://out"}'
+    needed_lines = f"""
 service.name = "s"
 input.topic = "memory://in"
 publish.topic = "memory://out"
+predictions.log = "memory://log"
 learn.kind = "regression"
-learn.label = { field = "delay" }
+learn.label = {{ field = "delay" }}
+challenger.file = {{ {other}, learn = {{ kind = "regression", label = {{ field = "delay" }} }} }}
 """
     defaults = read_settings(needed_lines)
     assert changed(defaults, read_settings(needed_lines + "\n".join(lines))) == []

@@ -694,7 +694,7 @@ function drawChallenger(challenger) {
   $("challenger").hidden = !challenger;
   if (!challenger) return;
   const { name, version, generation, compared, verdict } = challenger;
-  const served = challenger.is_served ? ", promoted: its versions are served" : "";
+  const served = (challenger.is_served ? ", promoted: its versions are served" : "") + (known(challenger.stopped) ? ", stopped" : "");
   write("challenger-name", `${name} ${known(version) ? `${generation}.${whole.format(version)}` : UNKNOWN}${served}`);
   list(
     rowsOf("challenger"),
