@@ -492,7 +492,9 @@ def add_sink(
             f"step {name or f'sink {topic.name}'!r}: expected a topic with headers, given {topic.url}; "
             "leave headers= out"
         )
-    given = {each: f and field_or_function(f"sink {each}", f) for each, f in functions.items()}
+    given: dict[str, Any] = {
+        each: None if f is None else field_or_function(f"sink {each}", f) for each, f in functions.items()
+    }
     made = RecordFunctions(**given)
     with stream.flow.graph.all_or_nothing():
         register_struct_of(stream.flow, encoder)
