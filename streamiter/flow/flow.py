@@ -602,7 +602,7 @@ def check_stream(owner: str, given: Any, of_what: str, *, bounded: bool = False)
     """Raise GraphError unless ``given`` is a stream; with ``bounded`` the error shows how to make a bounded one."""
     if not isinstance(given, Stream):
         source = 'flow.source(…, stop="latest")' if bounded else "flow.source(…)"
+        shown = f"a {type(given).__name__}" if hasattr(given, "columns") else shortened(given)
         raise GraphError(
-            f"{owner}: expected a stream of {of_what}, given {shortened(given)}; make one with {source} or "
-            "flow.from_items(…)"
+            f"{owner}: expected a stream of {of_what}, given {shown}; make one with {source} or flow.from_items(…)"
         )

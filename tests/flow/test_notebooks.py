@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable
 from html.parser import HTMLParser
 from typing import Any
@@ -11,6 +12,8 @@ import numpy as np
 import pytest
 from playwright.async_api import Browser
 from support.chromium import chromium, visit
+from support.processes import forked_run
+from support.waiting import PATIENCE_S
 
 from streamiter import Flow
 from streamiter.learn import SGD, AdaptiveLinearModel, LinearRegression
@@ -115,6 +118,19 @@ def test_a_terminal_shows_what_it_is_on_a_screen(made: Callable[[], Any], shown:
     text = repr(made())
     assert re.fullmatch(shown, text, re.DOTALL), text
     assert len(text) < 500
+
+
+def test_an_error_names_the_cell_of_the_step() -> None:
+    """A message named the file of a cell, 2237987400.py, which the user had never seen."""
+    cells = ["from streamiter import Flow", "flow = Flow('f')\nflow.from_items([1]).map(3)"]
+    program = f"""
+from IPython.core.interactiveshell import InteractiveShell
+shell = InteractiveShell.instance()
+for cell in {cells!r}:
+    shell.run_cell(cell, store_history=True)
+"""
+    shown = forked_run([sys.executable, "-c", program], check=True, limit_s=PATIENCE_S).stdout
+    assert "write a function or a lambda (at Cell In[2], line 2)" in shown
 
 
 @pytest.mark.asyncio(loop_scope="module")
