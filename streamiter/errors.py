@@ -283,7 +283,7 @@ def user_line() -> str:
         frame = frame.f_back
     if _package(frame) in _COMMAND_LINE:
         return "the command line"
-    return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
+    return _place(frame, frame.f_lineno)
 
 
 def raising_line(error: BaseException) -> str:
@@ -291,9 +291,19 @@ def raising_line(error: BaseException) -> str:
     line, trace = "a function", error.__traceback__
     while trace is not None:
         if _package(trace.tb_frame) not in _NOT_THE_USERS:
-            line = f"{os.path.basename(trace.tb_frame.f_code.co_filename)}:{trace.tb_lineno}"
+            line = _place(trace.tb_frame, trace.tb_lineno)
         trace = trace.tb_next
     return line
+
+
+def _place(frame: FrameType, line: int) -> str:
+    file = frame.f_code.co_filename
+    # The file of a cell of a notebook has a number for a name, which no user knows.
+    if ipython := sys.modules.get("IPython"):
+        named = getattr(getattr(ipython.get_ipython(), "compile", None), "format_code_name", lambda file: None)(file)
+        if named is not None:
+            return f"{' '.join(named)}, line {line}"
+    return f"{os.path.basename(file)}:{line}"
 
 
 def _package(frame: FrameType) -> str:
@@ -307,8 +317,19 @@ _SHOWN_CHARACTERS: Final = 200
 
 
 def shortened(record: Any) -> str:
-    """Return a record as messages show it: its repr, cut after 200 characters."""
+    """Return a record as messages show it: its repr in one line, cut after 200 characters.
+
+    >>> import numpy as np
+    >>> shortened({"km": np.float64(3.5)}), shortened(np.eye(2))
+    ("{'km': 3.5}", 'array([[1., 0.], [0., 1.]])')
+    """
+    if type(record) is dict:  # A row of columns has numpy's numbers and texts.
+        record = {
+            name: value.item() if getattr(value, "shape", None) == () else value for name, value in record.items()
+        }
     shown = safe_repr(record)
+    if "\n" in shown:
+        shown = " ".join(shown.split())
     return shown if len(shown) <= _SHOWN_CHARACTERS else f"{shown[:_SHOWN_CHARACTERS]}… ({len(shown)} characters)"
 
 

@@ -34,14 +34,15 @@ from streamiter.flow.graph_checks import (
     check_codec,
     check_count,
     check_factory,
+    check_field_or_function,
     check_holds_dead_letters,
     check_name,
     check_policy,
     check_service,
     check_state_backend,
-    check_user_function,
 )
 from streamiter.flow.options import GatheringOptions, ProcessOptions, StepOptions, check_step_options
+from streamiter.operators.functions import field_or_function
 from streamiter.operators.operator import IterationListener, OperatorFactory
 from streamiter.operators.output import DEAD_LETTERS
 from streamiter.operators.services import Service
@@ -469,11 +470,11 @@ def add_sink(
     stream: Outlets,
     topic: Topic,
     encode: Encoder | None,
-    functions: Mapping[str, Callable[[Any], Any] | None],
+    functions: Mapping[str, str | Callable[[Any], Any] | None],
     delivery: Literal["at_least_once"] | None,
     options: StepOptions,
 ) -> None:
-    """Add the step of ``Stream.sink``; ``functions`` are those of `RecordFunctions`, by name."""
+    """Add the step of ``Stream.sink``; ``functions`` are those of `RecordFunctions`, or fields, by name."""
     check_step_options("sink", options)
     name = options.get("name")
     if not isinstance(topic, Topic):
@@ -485,13 +486,16 @@ def add_sink(
     check_codec(encoder, "encode", step=name or f"sink {topic.name}")
     for each, function in functions.items():
         if function is not None:
-            check_user_function(function, f"sink {each}", ["record"], step=name)
+            check_field_or_function(function, f"sink {each}", step=name)
     if functions["headers"] is not None and not topic.has_headers:
         raise GraphError(
             f"step {name or f'sink {topic.name}'!r}: expected a topic with headers, given {topic.url}; "
             "leave headers= out"
         )
-    made = RecordFunctions(**functions)
+    given: dict[str, Any] = {
+        each: None if f is None else field_or_function(f"sink {each}", f) for each, f in functions.items()
+    }
+    made = RecordFunctions(**given)
     with stream.flow.graph.all_or_nothing():
         register_struct_of(stream.flow, encoder)
         _add_end(

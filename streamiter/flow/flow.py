@@ -293,6 +293,7 @@ class Flow(FlowUnderConstruction):
         check_on_interrupt(self.name, on_interrupt)
         if "changed_steps" in options:  # Also given to the job that restarts.
             options["changed_steps"] = _checked_steps(self.name, options["changed_steps"])
+        _check_checkpoints(self.name, options)
         if on is not None:
             running = on._run_flow(self, options, on_interrupt, without_figures)
         else:
@@ -330,10 +331,10 @@ class Flow(FlowUnderConstruction):
                 "await asyncio.to_thread(flow.run, on=…)"
             )
         check_step_options("start", options, RunOptions)
+        _check_checkpoints(self.name, options)
         given: dict[str, Any] = {name: in_seconds(option) for name, option in options.items() if option is not None}
         restore, snapshot = options.get("restore", "last"), given.pop("snapshot", None)
         check_restore_option(self.name, restore)
-        _check_one_of(self.name, given.get("checkpoints"), snapshot)
         given["restore"] = restore
         given["changed_steps"] = _checked_steps(self.name, given.get("changed_steps", ()))
         job = job_of(self, JobOptions(**given))
@@ -420,7 +421,15 @@ def _check_not_imported(flow: str) -> None:
         )
 
 
-def _check_one_of(flow: str, checkpoints: object, snapshot: object) -> None:
+def _check_checkpoints(flow: str, options: Mapping[str, object]) -> None:
+    from streamiter.engine.storage.store import Checkpoints  # Imported here, as in start.
+
+    checkpoints, snapshot = options.get("checkpoints"), options.get("snapshot")
+    if not isinstance(checkpoints, Checkpoints | None):
+        raise ConfigurationError(
+            f"flow {flow!r}: expected checkpoints= to be Checkpoints(…), given {shortened(checkpoints)}; write "
+            'checkpoints=Checkpoints("folder")'
+        )
     if checkpoints is not None and snapshot is not None:
         raise ConfigurationError(
             f"flow {flow!r}: expected either checkpoints= or snapshot=, given both; a job with checkpoints resumes "
@@ -593,7 +602,7 @@ def check_stream(owner: str, given: Any, of_what: str, *, bounded: bool = False)
     """Raise GraphError unless ``given`` is a stream; with ``bounded`` the error shows how to make a bounded one."""
     if not isinstance(given, Stream):
         source = 'flow.source(…, stop="latest")' if bounded else "flow.source(…)"
+        shown = f"a {type(given).__name__}" if hasattr(given, "columns") else shortened(given)
         raise GraphError(
-            f"{owner}: expected a stream of {of_what}, given {shortened(given)}; make one with {source} or "
-            "flow.from_items(…)"
+            f"{owner}: expected a stream of {of_what}, given {shown}; make one with {source} or flow.from_items(…)"
         )

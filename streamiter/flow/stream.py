@@ -517,10 +517,10 @@ class Stream(Outlets, Generic[Record]):
         topic: Topic,
         *,
         encode: Encoder | None = None,
-        key: KeyFunction[Record] | None = None,
-        value: Callable[[Record], Any] | None = None,
-        headers: HeadersFunction[Record] | None = None,
-        timestamp: TimestampFunction[Record] | None = None,
+        key: str | KeyFunction[Record] | None = None,
+        value: str | Callable[[Record], Any] | None = None,
+        headers: str | HeadersFunction[Record] | None = None,
+        timestamp: str | TimestampFunction[Record] | None = None,
         delivery: Literal["at_least_once"] | None = None,
         **options: Unpack[StepOptions],
     ) -> None:
@@ -530,8 +530,8 @@ class Stream(Outlets, Generic[Record]):
         what is encoded in place of the record; None writes a tombstone, with which compaction deletes the key.
         ``headers(record)`` returns a dict, or pairs of names and values (bytes or str). ``timestamp(record)`` returns
         milliseconds since 1970 as an int, an aware datetime or a ``datetime64`` in UTC; without it, a record has the
-        time when it is written. A record follows ``on_error`` if one of them raises or returns anything else, or if
-        the record cannot be encoded.
+        time when it is written. Each may be the name of a field instead. A record follows ``on_error`` if one of them
+        raises or returns anything else, or if the record cannot be encoded.
 
         In a job with checkpoints, the next checkpoint makes the records readable, exactly once.
         ``delivery="at_least_once"`` makes them readable at once, as in a job without checkpoints; after a restart some
@@ -540,7 +540,7 @@ class Stream(Outlets, Generic[Record]):
         >>> from streamiter import Flow, topic
         >>> flow = Flow("write")
         >>> clicks = flow.from_items([{"user": "ann", "page": "/"}])
-        >>> clicks.sink(topic("memory://clicks"), key=lambda click: click["user"], name="write")
+        >>> clicks.sink(topic("memory://clicks"), key="user", name="write")
         """
         functions = {"key": key, "value": value, "headers": headers, "timestamp": timestamp}
         add_sink(self, topic, encode, functions, delivery, options)

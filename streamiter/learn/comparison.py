@@ -37,7 +37,7 @@ from streamiter.operators.definitions import Definition
 from streamiter.operators.output import Output, RejectionPolicy
 from streamiter.topics.topic import Topic
 from streamiter.values.field_kinds import Kind
-from streamiter.values.helpers.notebooks import html_table
+from streamiter.values.helpers.notebooks import html_table, text_table
 from streamiter.values.numbers import Floats, whole_number
 from streamiter.values.records import OutputTag
 
@@ -127,13 +127,9 @@ class ComparisonTable:
 
     def __str__(self) -> str:
         figures, rows = self._cells()
-        lines = [["", *figures], *rows]
-        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        return "\n".join(
-            f"{line[0]:<{widths[0]}} "
-            + "  ".join(f"{cell:>{width}}" for cell, width in zip(line[1:], widths[1:], strict=True)).rstrip()
-            for line in lines
-        )
+        return text_table(["", *figures], rows)
+
+    __repr__ = __str__
 
     def _repr_html_(self) -> str:
         figures, rows = self._cells()

@@ -254,7 +254,7 @@ class ForeignOwner(ModelOwner, Generic[Model]):
         return {**super().definition(), "model": f"{kind.__module__}.{kind.__qualname__}"}
 
     async def open(self, context: Context) -> None:
-        self._unnamed = UnnamedFields(context.name, self._features)
+        self._unnamed = UnnamedFields(context.name, {"features": self._features})
         await super().open(context)
 
     def start_from(self, parameters: Any, records: int) -> None:

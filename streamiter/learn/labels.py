@@ -7,6 +7,7 @@ classes, or a number. It decides for each label in turn, so no cut of batches ch
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -413,6 +414,8 @@ class LabelReader(DeclaredState):
         reasons = {}
         for place in bad:
             expected, advice = self._expected(reading, given[place])
+            if given[place] is None or (isinstance(given[place], float) and math.isnan(given[place])):
+                advice = 'leave out rows without a label, or give the step on_error="skip"'
             message = f"{self._owner}: expected a label that is {expected}, given {shortened(given[place])}"
             reasons[place] = message + (f"; {advice}" if advice else "")
         return BadRows(bad, reasons[bad[0]], reasons)

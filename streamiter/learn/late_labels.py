@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from itertools import compress
 from typing import Any, NamedTuple, TypedDict, final
 
@@ -126,9 +126,15 @@ class EventReader(ReadsLabels):
     """Reads questions and answers, for the owner; of each mini-batch it emits one record."""
 
     def __init__(
-        self, events: DelayedLabels, read: ReadFeatures, *, is_timed: bool = False, made_of: LabelFields | None = None
+        self,
+        events: DelayedLabels,
+        read: ReadFeatures,
+        options: Mapping[str, object],
+        *,
+        is_timed: bool = False,
+        made_of: LabelFields | None = None,
     ) -> None:
-        super().__init__(events.features, made_of)
+        super().__init__(options, made_of)
         self._events = events
         self._read = read
         self._is_timed = is_timed

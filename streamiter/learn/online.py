@@ -275,19 +275,21 @@ def train_online(
         check_times(made, is_timed=is_timed)
         if (features if labels is None else labels.features) is None and extract is None:
             without += times_left_out(times, made)
+        of_events = features if labels is None else labels.features
+        named_fields = {} if callable(of_events) else {"features": of_events, **made.named_fields}
 
         def make_reader() -> Operator:
             if extract is not None:
-                return RowReader(extracted_rows(extract), None)
+                return RowReader(extracted_rows(extract))
             if labels is not None:
                 made_of = LabelFields.of(label or labels.target_of, labels.features)
                 noting = labels if made_of is None else replace(labels, target_of=made_of)
                 read = features_reader(labels.features, without, made, made_of)
-                return EventReader(noting, read, is_timed=is_timed, made_of=made_of)
+                return EventReader(noting, read, named_fields, is_timed=is_timed, made_of=made_of)
             assert label is not None
             made_of = LabelFields.of(label, features)
             read = features_reader(features, without, made, made_of)
-            return RowReader(labelled_rows(read, made_of or label, weight), features, made_of)
+            return RowReader(labelled_rows(read, made_of or label, weight), named_fields, made_of)
 
         body = _by_rows(shared, make_adaptive, make_reader)
     else:

@@ -252,10 +252,18 @@ class RowColumns(DeclaredState):
         """The index behind those of hashed columns, or keys, in ``ModelRows``."""
         return self._places if self.embeddings is None else BEHIND_KEYS
 
+    @property
+    def named_fields(self) -> dict[str, list[str]]:
+        """The fields that the options name: ``at`` for a part of it, such as ``at[hour]``."""
+        crossed = [name.partition("[")[0] for cross in self._crosses.crosses for name in cross]
+        return {"kinds": list(self.fields.asked), "crosses": crossed}
+
     def _named(self, features: AnyFeatures) -> NamedRows | SparseRows:
         features = sparse_if_scipy(features)
         if isinstance(features, (NamedRows, SparseRows)):
             return features
+        if isinstance(features, Mapping):
+            raise ModelError(f"{self._owner}: expected rows, given a dict; write a list, [row], for one row")
         is_list = isinstance(features, list) and (not features or isinstance(features[0], Mapping))
         if is_list or isinstance(features, Columns):
             return self._reader.rows(features)

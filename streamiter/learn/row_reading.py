@@ -166,32 +166,48 @@ class UnnamedFields:
     A record need not name all fields, so a misspelt one is no error, and the model would learn without it.
     """
 
-    def __init__(self, step: str, features: object) -> None:
+    def __init__(self, step: str, options: Mapping[str, object]) -> None:
+        """Expect the fields of these options, such as ``features``; those of a function are not known."""
         self._step = step
-        self._unnamed = list(features) if isinstance(features, (list, tuple)) else []
+        self._unnamed = {
+            field: option
+            for option, fields in options.items()
+            if isinstance(fields, (list, tuple, dict))
+            for field in fields
+        }
         self._records = 0
 
     def look_at(self, records: Batch) -> None:
-        """Look for the fields in these records; ``Columns`` without a field are refused by their readers."""
-        if not self._unnamed or not isinstance(records, list):
+        """Look for the fields in these records."""
+        if not self._unnamed or not isinstance(records, (list, Columns)):
             return
-        named = [record for record in records if isinstance(record, Mapping)]
-        self._unnamed = [field for field in self._unnamed if not any(field in record for record in named)]
-        self._records += len(named)
+        named: list[Any]
+        if is_table := isinstance(records, Columns):
+            named = [records.names]
+        else:
+            named = [record for record in records if isinstance(record, Mapping)]
+        self._unnamed = {
+            field: option
+            for field, option in self._unnamed.items()
+            # Columns without a feature are refused by their readers.
+            if not any(field in record for record in named) and not (is_table and option == "features")
+        }
+        self._records += len(records) if is_table else len(named)
         if self._records >= _RECORDS_EXPECTED_TO_NAME_A_FIELD:
-            unnamed, self._unnamed = self._unnamed, []
-            for field in unnamed:
-                self._warn(field, list(dict.fromkeys(chain.from_iterable(named))))
+            unnamed, self._unnamed = self._unnamed, {}
+            for field, option in unnamed.items():
+                self._warn(field, option, list(dict.fromkeys(chain.from_iterable(named))))
 
-    def _warn(self, field: str, names: list[Any]) -> None:
+    def _warn(self, field: str, option: str, names: list[Any]) -> None:
         from difflib import get_close_matches  # Imported here: only this warning needs it.
 
         close = get_close_matches(field, [name for name in names if isinstance(name, str)])
         _log.warning(
-            "step %r: expected the field %r of features=, and none of the first %d records has it, so the model learns "
+            "step %r: expected the field %r of %s=, and none of the first %d records has it, so the model learns "
             "without it; %s",
             self._step,
             field,
+            option,
             self._records,
             f"similar fields: {', '.join(map(repr, close))}" if close else "check its name",
         )
@@ -454,12 +470,12 @@ class ReadsLabels(SharedOperator):
 
     made_of: LabelFields | None = declared(form=NESTED, share=for_all(LabelFields.merged))
 
-    def __init__(self, features: object, made_of: LabelFields | None) -> None:
-        self._features = features
+    def __init__(self, options: Mapping[str, object], made_of: LabelFields | None) -> None:
+        self._options = options
         self.made_of = made_of
 
     def open(self, context: Context) -> None:
-        self._unnamed = UnnamedFields(context.name, self._features)
+        self._unnamed = UnnamedFields(context.name, self._options)
         if self.made_of is not None:
             self.made_of.step = context.name
 
@@ -471,8 +487,8 @@ class ReadsLabels(SharedOperator):
 class RowReader(ReadsLabels):
     """Reads the rows of mini-batches that have their labels, for the owner."""
 
-    def __init__(self, read: RowsRead, features: object, made_of: LabelFields | None = None) -> None:
-        super().__init__(features, made_of)
+    def __init__(self, read: RowsRead, options: Mapping[str, object] = {}, made_of: LabelFields | None = None) -> None:
+        super().__init__(options, made_of)
         self._read = read
 
     def process(self, given: NumberedBatch, out: Output) -> None:

@@ -16,6 +16,7 @@ import numpy as np
 
 from streamiter.models.shape_scores import BinnedRows, MemberScores, ShapeScores
 from streamiter.models.shapes import CELLS_OF_PAIR, COARSE_BINS, FINE_BINS, NO_EDGE, coarse_of
+from streamiter.values.helpers.notebooks import html_table, text_table, without_empty_columns
 from streamiter.values.numbers import Array, Floats, Indices
 
 SEVERAL_FIELDS: Final = "(several fields)"
@@ -23,6 +24,9 @@ SEVERAL_FIELDS: Final = "(several fields)"
 
 EFFECT_OF: Final = "effect of "
 """The beginning of the names of metrics that say how much a column or a pair matters."""
+
+_SHOWN_PARTS: Final = 22
+_SHOWN_ROWS: Final = 8
 
 # The logarithms of probabilities beyond these would be infinite.
 _TINY: Final = 1e-300
@@ -46,6 +50,13 @@ class Explanation:
     def score(self) -> float | Floats:
         """The sum of the intercept and all contributions; the link turns it into the prediction."""
         return sum(self.contributions.values(), start=self.intercept)
+
+    def _repr_html_(self) -> str:
+        """Return a table of the contributions, the largest first, for notebooks; of several rows the first ones."""
+        parts = {"score": self.score, "intercept": self.intercept}
+        parts |= dict(sorted(self.contributions.items(), key=lambda each: -float(np.abs(each[1]).mean())))
+        rows = [[name, *(f"{number:.3g}" for number in np.ravel(part)[:_SHOWN_ROWS])] for name, part in parts.items()]
+        return html_table("score = intercept + contributions", [""] * len(rows[0]), rows[:_SHOWN_PARTS])
 
 
 def explanation_of(intercept: Any, parts: Mapping[str, Any], is_single: bool) -> Explanation:
@@ -82,6 +93,15 @@ class ColumnEffect:
     bins: tuple[BinEffect, ...]
     """The effects of all bins that have had rows, in ascending order; missing values come first."""
 
+    @property
+    def extremes(self) -> tuple[str, str]:
+        """The bins that lower and raise the score most, with their effects; empty for several scores."""
+        if not self.bins or len(self.bins[0].effect) > 1:
+            return "", ""
+        by_effect = sorted(self.bins, key=lambda each: each.effect)
+        low, high = (f"{each.name} ({each.effect[0]:+.2f})" for each in (by_effect[0], by_effect[-1]))
+        return low, high
+
 
 @dataclass(frozen=True, slots=True)
 class PairEffect:
@@ -93,7 +113,7 @@ class PairEffect:
     """The deviation of the effect over all rows, as of a column."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Effects:
     """The effects of a model with tables, the strongest first. The score is the mean of the members' scores."""
 
@@ -103,6 +123,21 @@ class Effects:
     """The effect of each column."""
     pairs: list[PairEffect]
     """The effect of each pair."""
+
+    def _cells(self) -> tuple[list[str], list[list[str]]]:
+        """Return headings, and a row of texts for each field and pair, the strongest first."""
+        rows = [(column.strength, column.field, column.extremes) for column in self.columns]
+        rows += [(pair.strength, " × ".join(pair.fields), ("", "")) for pair in self.pairs]
+        strongest = sorted(rows, key=lambda row: -row[0])[:_SHOWN_PARTS]
+        cells = [[name, f"{strength:.3f}", *extremes] for strength, name, extremes in strongest]
+        return without_empty_columns(["field", "strength", "lowers most", "raises most"], cells)
+
+    def __repr__(self) -> str:
+        return text_table(*self._cells())
+
+    def _repr_html_(self) -> str:
+        """Return a table of the fields, for notebooks."""
+        return html_table("effects", *self._cells())
 
 
 class Term(NamedTuple):

@@ -57,6 +57,10 @@ class LinearPredictor(Savable):
     """
 
     def __init__(self, parameters: Parameters, subject: str = "model") -> None:
+        if hasattr(parameters, "parameters"):  # a version, or a model
+            write = "model.parameters()" if callable(parameters.parameters) else "version.parameters"
+            given = type(parameters).__name__
+            raise ModelError(f"{subject}: expected the parameters of a model, given a {given}; write {write}")
         fields: dict[str, Any] = parameters if isinstance(parameters, dict) else {"weights": parameters}
         self._subject = subject
         self._standardized = StandardizedModel(fields, subject) if "center" in fields else None

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import reprlib
 import sys
 import zlib
 from dataclasses import fields, is_dataclass
@@ -30,6 +31,10 @@ _FIRST_LINE: Final = b"streamiter object 1\n"
 _CHECKSUM_BYTES: Final = 4
 
 _OWN: Final = "streamiter"
+
+# Arguments may be the parameters of a model.
+_SHOWN: Final = reprlib.Repr()
+_SHOWN.maxlevel, _SHOWN.maxother, _SHOWN.maxstring = 3, 60, 60
 
 
 class Savable:
@@ -66,6 +71,11 @@ class Savable:
         for name, value in list(bound.arguments.items())[1:]:
             settings |= value if signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD else {name: value}
         return settings
+
+    def __repr__(self) -> str:
+        args, options = self._given
+        given = [*map(_SHOWN.repr, args), *(f"{name}={_SHOWN.repr(value)}" for name, value in options.items())]
+        return f"{type(self).__name__}({', '.join(given)})"
 
     def state(self) -> Any:
         """Return a copy of the state as plain data; None for an object that has settings only."""

@@ -130,6 +130,9 @@ class ServedModel:
         self._unusable_because: str | None = None
         self._is_failure_told = False
 
+    def __repr__(self) -> str:
+        return f"ServedModel({self._subject})"
+
     def _repr_html_(self) -> str:
         """Return a table of the model that answers now, for notebooks."""
         return html_facts(self._subject, asdict(self.statistics()))

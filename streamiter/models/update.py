@@ -58,8 +58,25 @@ class ModelSnapshot(msgspec.Struct, frozen=True):
     """The generation and version of the last rollback that the trainer has taken over, ``(0, 0)`` before the first;
     the update gets a later version than that. None: the trainer follows no rollbacks."""
 
+    def __repr__(self) -> str:
+        return f"ModelSnapshot(records={self.records}, parameters={_shown(self.parameters)}, metrics={self.metrics})"
 
-@dataclass(frozen=True, slots=True, eq=False)
+    def _repr_html_(self) -> str:
+        """Return a table of the snapshot, for notebooks."""
+        return _html("snapshot", {"epoch": self.epoch, "records": self.records}, self)
+
+
+def _shown(parameters: Any) -> str:
+    """Return the names of the parameters, whose arrays may have millions of numbers."""
+    return f"{{{', '.join(parameters)}}}" if isinstance(parameters, dict) else shortened(parameters)
+
+
+def _html(title: str, facts: dict[str, Any], of: ModelSnapshot | ModelUpdate) -> str:
+    given = of.parameters if isinstance(of.parameters, dict) else {"parameters": of.parameters}
+    return html_facts(title, {**facts, **of.metrics, **given})
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class ModelUpdate:
     """One published state of a model, exactly as it was published; its arrays are read-only."""
 
@@ -96,9 +113,14 @@ class ModelUpdate:
 
     def _repr_html_(self) -> str:
         """Return a table of the update, for notebooks."""
-        given = self.parameters if isinstance(self.parameters, dict) else {"parameters": self.parameters}
         facts = {"generation": self.generation, "version": self.version, "epoch": self.epoch, "records": self.records}
-        return html_facts(self.model, {**facts, **self.metrics, **given})
+        return _html(self.model, facts, self)
+
+    def __repr__(self) -> str:
+        return (
+            f"ModelUpdate({self.model!r} {self.generation}.{self.version}, records={self.records}, "
+            f"parameters={_shown(self.parameters)}, metrics={self.metrics})"
+        )
 
     def age_s(self, clock: Clock) -> float:
         """Return the seconds since the update was made; 0 if the publisher's clock is ahead of this one."""

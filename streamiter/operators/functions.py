@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import inspect
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from operator import itemgetter
-from types import FunctionType, MethodType
+from types import CoroutineType, FunctionType, MethodType
 from typing import Any, Final, NoReturn, Protocol
 
 import numpy as np
@@ -266,6 +266,17 @@ def apply_to_each(f: Callable[[Any], Any], batch: Batch, out: RefusedRecords) ->
         return batch, [f(record) for record in records]
     except Exception as error:
         fail_at(batch, progress, error, out)
+
+
+def refuse_coroutines(made: Iterable[Any]) -> NoReturn:
+    """Close the coroutines that a plain function has made, such as ``lambda order: client.get(order)``, and raise."""
+    for each in made:
+        if isinstance(each, CoroutineType):
+            each.close()
+    raise FunctionResultError(
+        "expected a function that returns a value, given one that returns a coroutine; write .map_async(f), with an "
+        "async def"
+    )
 
 
 def _apply_tolerantly(f: Callable[[Any], Any], batch: Batch, out: RefusedRecords) -> tuple[Batch, list[Any]]:

@@ -6,6 +6,7 @@ import logging
 import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, compress, islice
+from types import CoroutineType
 from typing import Any, Final
 
 import numpy as np
@@ -20,6 +21,7 @@ from streamiter.operators.functions import (
     plain_function,
     records_of,
     refuse,
+    refuse_coroutines,
     rows_if_table,
 )
 from streamiter.operators.operator import Context, EngineOperator
@@ -49,7 +51,10 @@ class Map(EngineOperator):
         self._function = plain_function("Map(f)", f)
 
     def process_batch(self, batch: Batch, out: Output) -> None:
-        emit_made(out, apply_to_each(self._function, batch, out)[1])
+        made = apply_to_each(self._function, batch, out)[1]
+        if made and type(made[-1]) is CoroutineType:
+            refuse_coroutines(made)
+        emit_made(out, made)
 
 
 class MapBatch(EngineOperator):

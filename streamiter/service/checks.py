@@ -19,12 +19,13 @@ from streamiter.learn.labels import LabelReader
 from streamiter.learn.negatives import SampleNegatives
 from streamiter.models.rollbacks import early_deletion
 from streamiter.service.features import FeatureRows
-from streamiter.service.labels import label_of, shares_of_labels, task_of
+from streamiter.service.labels import label_of, milliseconds_of, shares_of_labels, task_of
 from streamiter.service.learning import decoder_of
 from streamiter.service.proposal import TopicSample, sample_of_topic
 from streamiter.service.settings import (
     HttpSettings,
     InputSettings,
+    LabelSettings,
     LearnSettings,
     ServiceSettings,
     http_secret,
@@ -34,6 +35,7 @@ from streamiter.topics import ReadRequest, topic
 from streamiter.topics.topic import StartPosition
 from streamiter.values.settings import KeyPath, SettingsDocument
 
+Records = Sequence[Mapping[str, Any]]
 Findings = dict[str, str]
 """What was found, by the key that it is about."""
 
@@ -184,10 +186,43 @@ class SettingsCheck:
                 kinds = sorted({str(record.get(label.event_field)) for record in records})[:10]
                 given = f"the field {label.event_field!r} has {', '.join(kinds)}"
                 self._document.refuse(("learn", "label", part), f"expected such events among the newest, and {given}")
+        self._check_key_and_time(label, questions, answers)
         if answers:
             self._check_labels(learn, [row for row in answers if row.get(label.field, 0) is not None], "answers")
         if questions:
             self._check_features(learn, questions)
+
+    def _check_key_and_time(self, label: LabelSettings, questions: Records, answers: Records) -> None:
+        """Check the fields by which questions and answers are joined: with a wrong one, no event is learned."""
+        for part, field in (("key", label.key), ("time", label.time)):
+            for noun, events in (("questions", questions), ("answers", answers)):
+                known = {name for event in events for name in event}
+                if events and field is not None and field not in known:
+                    meant = did_you_mean(field, known) or f"; the fields are {', '.join(sorted(known))}"
+                    message = f"expected a field of the newest {noun}, given none of the name {field!r}{meant}"
+                    self._document.refuse(("learn", "label", part), message)
+                    return
+        if (key := label.key) is not None and questions and answers:
+            asked = {str(question.get(key)) for question in questions}
+            found = sum(str(answer.get(key)) in asked for answer in answers)
+            self._found["learn.label.key"] = (
+                f"{found:,} of the newest {len(answers):,} answers have their question among the newest records"
+            )
+        if label.time is not None and (events := [*questions, *answers]):
+            self._check_times(label.time, events)
+
+    def _check_times(self, field: str, events: Records) -> None:
+        times, reason = list[int](), ""
+        for event in events:
+            try:
+                times.append(milliseconds_of(event[field]))
+            except (KeyError, ValueError, OverflowError) as error:
+                reason = described(error)
+        if not times:
+            self._document.refuse(("learn", "label", "time"), reason)
+            return
+        first, last = (np.datetime64(ms, "ms").astype("datetime64[s]") for ms in (min(times), max(times)))
+        self._found["learn.label.time"] = f"from {first} to {last} (UTC)"
 
     def _with_negatives(self, learn: LearnSettings, records: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
         """Return the records that are choices of items, and their negatives."""

@@ -410,7 +410,7 @@ def proposal_of(
         dead_letters=_toml(dead_letters),
         kind=_toml(kind),
         label=label,
-        features=_features(features),
+        features=_features(features, None if delayed is None else delayed.time),
         documentation=DOCUMENTATION,
     )
     return Proposal(text, notes)
@@ -456,9 +456,10 @@ def _delayed_label(
     """Return kind and label where the label comes in an answer."""
     events = {row.get(found.event_field) for row in rows}
     value = _is_event(found.event_field, found.answer) if found.value is None else found.value
-    keys: dict[str, Any] = {"event": found.answer, "key": found.key, "value": value}
+    label = {"value": value} if found.value is None else {"field": value}
+    keys: dict[str, Any] = {"event": found.answer, "key": found.key, **label}
     if found.event_field == ANSWERS_FIELD:
-        keys = {"key": found.key} | ({} if found.value is None else {"value": found.value})
+        keys = {"key": found.key} | ({} if found.value is None else label)
     elif found.event_field != "event":
         keys["event_field"] = found.event_field
     if len(events) > 2:
@@ -472,10 +473,10 @@ def _delayed_label(
     else:
         values = _profiles(row for row in rows if row.get(found.event_field) == found.answer)[found.value]
         kind = values.label_kind
-    label = f"label = {{ {', '.join(f'{name} = {_toml(value)}' for name, value in keys.items())} }}"
+    line = f"label = {{ {', '.join(f'{name} = {_toml(value)}' for name, value in keys.items())} }}"
     if kind == "regression":
         middle = f"{found.value} > {sorted(values.values)[len(values.values) // 2]:g}"
-        label = f'# For a class: kind = "classification" and value = {_toml(middle)}\n{label}'
+        line = f'# For a class: kind = "classification", and value in place of field: value = {_toml(middle)}\n{line}'
     longest = _within(found.longest_s)
     if found is not _EXAMPLE:
         notes.append(
@@ -484,7 +485,7 @@ def _delayed_label(
     if found.value is None:
         answer = "an answer" if found.event_field == ANSWERS_FIELD else f"a {found.answer!r}"
         notes.append(f"the label is whether {answer} comes in time; without one it is false")
-    return kind, label, {found.event_field, found.key, value}
+    return kind, line, {found.event_field, found.key, value}
 
 
 _WITHIN_UNITS: Final = {"d": 86_400, "h": 3_600, "min": 60, "s": 1}
@@ -502,8 +503,9 @@ def _within(seconds: float) -> str:
     return f"{max(math.ceil(seconds / _WITHIN_UNITS[unit]), 1)}{unit}"
 
 
-def _features(profiles: Sequence[FieldProfile]) -> str:
-    proposed = [(profile.name, *profile.kind()) for profile in profiles]
+def _features(profiles: Sequence[FieldProfile], time: str | None) -> str:
+    """Return the table of features; ``time`` is the field of the event time, whose trend only grows."""
+    proposed = [(profile.name, *(_EVENT_TIME if profile.name == time else profile.kind())) for profile in profiles]
     if all(kind == "ignore" for _, kind, _ in proposed):
         return '# No field looks like a feature, so all of them are.\nfeatures = "all"'
     lines = [(f"{_toml_key(name)} = {_toml(kind)}", reason) for name, kind, reason in proposed]
@@ -511,6 +513,7 @@ def _features(profiles: Sequence[FieldProfile]) -> str:
     return "\n".join(["[learn.features]", *(f"{line:{width}} # {reason}" for line, reason in lines)])
 
 
+_EVENT_TIME: Final[tuple[FeatureKind, str]] = ("ignore", 'the event time; "time": its hour, weekday, month and trend')
 _ALIGNED: Final = 40
 _BARE: Final = re.compile(r"[A-Za-z0-9_-]+")
 

@@ -96,7 +96,8 @@ def duration_ms(option: str, seconds: object, least: float = 0.0) -> int:
                 return milliseconds
     bound = "" if least < -1e9 else f" of at least {least:g}"
     raise ConfigurationError(
-        f"{option}: expected seconds{bound}, in whole milliseconds, given {seconds!r}; write 0.001 for a millisecond"
+        f"{option}: expected seconds{bound}, in whole milliseconds, given {seconds!r}; write 0.001 for a millisecond, "
+        "or timedelta(minutes=5)"
     )
 
 

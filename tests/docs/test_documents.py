@@ -161,16 +161,38 @@ def test_commands_of_a_document_exist(block: re.Match[str]) -> None:
         if words[:1] == ["make"]:
             assert re.search(rf"^{words[1]}:", makefile, re.MULTILINE), line
         elif words[:1] == ["streamiter"]:
-            command: Any = typer.main.get_command(app)
-            for word in words[1:]:
-                if (below := getattr(command, "commands", None)) is None:
-                    break  # the remaining words are arguments
-                assert word in below, line
-                command = below[word]
+            check_command(words[1:], line)
         elif words[:1] == ["python"] and words[1].endswith(".py"):
             assert (ROOT / words[1]).is_file(), line
         elif words[:2] == ["docker", "compose"]:
             assert (ROOT / "docker-compose.yml").is_file(), line
+
+
+def check_command(words: list[str], where: str) -> None:
+    """Fail if no command of ``streamiter`` has these words, arguments behind them left aside."""
+    command: Any = typer.main.get_command(app)
+    for word in words:
+        if (below := getattr(command, "commands", None)) is None or word.startswith("-"):
+            break  # the remaining words are arguments
+        assert word in below, where
+        command = below[word]
+
+
+FORMATS = ("checkpoint-format.md", "model-updates.md")
+"""Pages in which `streamiter …` is the beginning of a file."""
+
+
+def test_commands_in_sentences_exist() -> None:
+    """The tutorial ended with the advice to run `streamiter models list`, which there has never been."""
+    sentences = [
+        (document, command.split())
+        for document in DOCUMENTS
+        if document.name not in FORMATS
+        for command in re.findall("`streamiter ([a-z][^`]+)`", document.read_text(encoding="utf-8"))
+    ]
+    assert len(sentences) > 20
+    for document, words in sentences:
+        check_command(words, f"{document.name}: streamiter {' '.join(words)}")
 
 
 def test_links_between_documents_have_targets() -> None:

@@ -257,7 +257,10 @@ def test_a_value_that_is_no_number_ends_the_job_with_the_reason() -> None:
         flow.run()
 
 
-def test_statistics_count_late_records_and_what_is_kept() -> None:
+def test_late_records_are_counted_and_the_first_one_is_told_where_they_are_dropped(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Windows of a topic in no order were half empty, and only the statistics told why."""
     flow = Flow("statistics")
     found = by_key(flow, [Record("a", 1), Record("a", 25), Record("b", 2), Record("b", 31)])
     found.window(tumbling(0.01), name="windows").aggregate("count").collect()
@@ -265,3 +268,5 @@ def test_statistics_count_late_records_and_what_is_kept() -> None:
     [windows, pairs] = [step for task in flow.run().tasks for step in task.steps if step.step in ("windows", "pairs")]
     assert (windows.late, windows.kept) == (1, 0)
     assert (pairs.late, pairs.kept) == (2, 2)  # A job that reads on may bring their partners.
+    [told] = caplog.messages
+    assert told.startswith("step 'windows': a record of the time 1970-01-01T00:00:00.002Z is late and dropped")

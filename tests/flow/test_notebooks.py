@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import sys
 from collections.abc import Callable
 from html.parser import HTMLParser
 from typing import Any
@@ -10,10 +12,12 @@ import numpy as np
 import pytest
 from playwright.async_api import Browser
 from support.chromium import chromium, visit
+from support.processes import forked_run
+from support.waiting import PATIENCE_S
 
 from streamiter import Flow
 from streamiter.learn import SGD, AdaptiveLinearModel, LinearRegression
-from streamiter.models import ModelUpdate, ServedModel
+from streamiter.models import LinearPredictor, ModelSnapshot, ModelUpdate, ServedModel
 from streamiter.topics import topic
 
 __all__ = ["chromium"]
@@ -43,6 +47,9 @@ SHOWN: dict[str, tuple[Callable[[], Any], str]] = {
     "served": (lambda: ServedModel(topic("memory://models"), "ctr"), "ctr"),
     "linear": (lambda: LinearRegression(3, optimizer=SGD(0.1)), "LinearRegression"),
     "adaptive": (learned, "classification"),
+    "snapshot": (lambda: ModelSnapshot({"weights": np.zeros(1000)}, 1200, {HOSTILE: 0.25}), "1,200"),
+    "effects": (lambda: learned().effects, "strength"),
+    "explanation": (lambda: learned().explain([{"km": 1.0, HOSTILE: 2.0}, {"km": 3.0}]), "intercept"),
 }
 
 
@@ -90,6 +97,40 @@ async def test_a_running_job_shows_its_statistics_of_this_moment() -> None:
     await job.wait()
     assert "numbers: finished" in job._repr_html_()
     assert "<tr><td>numbers</td><td>3</td><td>3</td>" in job._repr_html_()
+    assert "rejected" not in job._repr_html_()  # A column without any figure says nothing.
+    assert repr(job).startswith("Job(numbers: finished, ")
+
+
+@pytest.mark.parametrize(
+    ("made", "shown"),
+    [
+        (lambda: flow_named("numbers").run(), r"numbers: finished, .* s\nstep +in +out .*\nnumbers +3 +3 .*"),
+        (lambda: ModelSnapshot({"weights": np.zeros(10**6)}, 7), r"ModelSnapshot\(records=7, parameters={weights}, .*"),
+        (lambda: ModelUpdate("m", 1, 7, None, 0, 9, {}, {"w": np.zeros(10**6)}), r"ModelUpdate\('m' 1\.7, .*{w}.*"),
+        (lambda: learned().effects, r"field +strength .*"),
+        (lambda: AdaptiveLinearModel(crosses=[("a", "b")]), r"AdaptiveLinearModel\(crosses=\[\('a', 'b'\)\]\)"),
+        (lambda: LinearPredictor({"weights": np.zeros(1000)}), r"LinearPredictor\({'weights': .*}\)"),
+        (lambda: ServedModel(topic("memory://models"), "ctr"), r"ServedModel\(model 'ctr' of memory://models\)"),
+    ],
+)
+def test_a_terminal_shows_what_it_is_on_a_screen(made: Callable[[], Any], shown: str) -> None:
+    """The statistics of eleven steps had 40,000 letters, a version all its weights, and a model was an address."""
+    text = repr(made())
+    assert re.fullmatch(shown, text, re.DOTALL), text
+    assert len(text) < 500
+
+
+def test_an_error_names_the_cell_of_the_step() -> None:
+    """A message named the file of a cell, 2237987400.py, which the user had never seen."""
+    cells = ["from streamiter import Flow", "flow = Flow('f')\nflow.from_items([1]).map(3)"]
+    program = f"""
+from IPython.core.interactiveshell import InteractiveShell
+shell = InteractiveShell.instance()
+for cell in {cells!r}:
+    shell.run_cell(cell, store_history=True)
+"""
+    shown = forked_run([sys.executable, "-c", program], check=True, limit_s=PATIENCE_S).stdout
+    assert "write a function or a lambda (at Cell In[2], line 2)" in shown
 
 
 @pytest.mark.asyncio(loop_scope="module")

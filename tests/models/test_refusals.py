@@ -20,7 +20,8 @@ from streamiter.models import LinearPredictor, ModelSnapshot
 from streamiter.values.sparse_rows import SparseRows
 
 FILE = Path(__file__).with_name("refusals.txt")
-NAMES = {"np": np, "pandas": pandas, "polars": polars, "SparseRows": SparseRows, "LinearPredictor": LinearPredictor}
+NAMES = {"np": np, "pandas": pandas, "polars": polars}
+NAMES |= {each.__name__: each for each in (SparseRows, LinearPredictor, ModelSnapshot)}
 
 
 async def where_written(code: str) -> object:
@@ -41,7 +42,7 @@ async def where_written(code: str) -> object:
 async def of_an_encoder(code: str) -> object:
     one = encoder(generation=2, next_version=17)
     try:
-        return eval(code, {**NAMES, "ModelSnapshot": ModelSnapshot, "one": one})
+        return eval(code, {**NAMES, "one": one})
     finally:
         assert one.next_version == 17
 

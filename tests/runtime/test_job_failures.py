@@ -280,6 +280,44 @@ class TestWrongOperators:
         flow.from_items([1]).process(Hidden)
         assert "given something to await" in str(await failure_of(flow))
 
+    @pytest.mark.parametrize("written", ["return", "yield", "async return", "async yield"])
+    @pytest.mark.parametrize("keyed", [False, True])
+    async def test_records_that_a_method_returns_are_not_lost(self, written: str, *, keyed: bool) -> None:
+        """A user of Flink wrote yield, one of Faust return: the flow ran, and emitted nothing."""
+
+        class Written(Operator):
+            process: Any
+
+        class Returns(Written):
+            def process(self, record: Any, out: Output) -> Any:
+                return record
+
+        class Yields(Written):
+            def process(self, record: Any, out: Output) -> Any:
+                yield record
+
+        class ReturnsLater(Written):
+            async def process(self, record: Any, out: Output) -> Any:
+                return record
+
+        class YieldsLater(Written):
+            async def process(self, record: Any, out: Output) -> Any:
+                yield record
+
+        made = {"return": Returns, "yield": Yields, "async return": ReturnsLater, "async yield": YieldsLater}
+        items = Flow("f").from_items([7])
+        (items.key_by(lambda record: record) if keyed else items).process(made[written], name="step")
+        given = "a generator, of a method with yield" if "yield" in written else "7"
+        error = str(await failure_of(items.flow))
+        assert f"records to return None, given {given}; write out.emit(record)" in error
+
+    @pytest.mark.parametrize("count", [1, 2])
+    async def test_a_coroutine_is_no_record(self, count: int) -> None:
+        """A lambda around a call of a client gave coroutines, which later steps took for records."""
+        flow = Flow("f")
+        flow.from_items([0.0] * count).map(lambda seconds: asyncio.sleep(seconds)).collect()
+        assert "given one that returns a coroutine; write .map_async(f)" in str(await failure_of(flow))
+
     async def test_a_source_must_give_source_batches(self) -> None:
         """A source without positions was accepted, and could not be restored."""
 

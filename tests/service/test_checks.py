@@ -131,6 +131,19 @@ async def test_answers_in_a_topic_of_their_own_are_checked_with_the_questions(ca
     labels = "7 labels in the newest 7 answers, all are true, and questions without an answer False"
     assert found["learn.label"] == labels
     assert found["learn.features"] == "2 fields: at, km"
+    assert found["learn.label.key"] == "7 of the newest 7 answers have their question among the newest records"
+    for part, field, wrong in (("key", "kee", "questions"), ("time", "km", "answers"), ("time", "aat", "questions")):
+        [said] = await case.refused(**given | {"label": label_with(label, part, field)})
+        assert (
+            f"f:8: learn.label.{part}: expected a field of the newest {wrong}, given none of the name {field!r}" in said
+        )
+    found = await case.found(**given | {"label": label_with(label, "time", "at")})
+    assert found["learn.label.time"] == "from 2023-11-14T22:13:20 to 2023-11-14T22:13:59 (UTC)"
+
+
+def label_with(label: str, part: str, field: str) -> str:
+    """Return the label with the name of a field."""
+    return label.replace('"id"', f'"{field}"') if part == "key" else label.replace(" }", f', {part} = "{field}" }}')
 
 
 @pytest.mark.parametrize(

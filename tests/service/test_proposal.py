@@ -42,7 +42,7 @@ async def test_questions_and_answers_are_found_in_real_flights() -> None:
     assert learn.kind == "regression"
     assert learn.label == LabelSettings("delay", "arrival", key="flight", within_s=23 * 3600.0, time="time")
     assert learn.features is not None
-    kinds = {"time": "time"} | dict.fromkeys(("carrier", "origin", "dest"), "category")
+    kinds = {"time": "ignore"} | dict.fromkeys(("carrier", "origin", "dest"), "category")
     assert learn.features == kinds | dict.fromkeys(("hour", "weekday", "month", "distance"), "number")
     assert proposal.notes[1:] == [
         "2 records are no JSON objects, and are not learned from",
@@ -113,7 +113,7 @@ def test_clicks_on_views_are_a_late_label_with_other_events_beside_them() -> Non
         "event": "purchase",
         "event_field": "type",
         "key": "view",
-        "value": "rating",
+        "field": "rating",
         "question": "view",
         "within": "60min",
     }
@@ -128,7 +128,7 @@ def test_clicks_on_views_are_a_late_label_with_other_events_beside_them() -> Non
             {"key": "view", "within": "60min", "time": "at", "otherwise": False},
             "the label is whether an answer comes",
         ),
-        ({"rating": 3}, {"key": "view", "value": "rating", "within": "60min", "time": "at"}, "the longest wait"),
+        ({"rating": 3}, {"key": "view", "field": "rating", "within": "60min", "time": "at"}, "the longest wait"),
         ({"view": None}, {"key": "id", "within": "60min", "otherwise": False}, "key and within are examples"),
     ],
 )
@@ -163,7 +163,7 @@ def test_answers_that_are_the_label_themselves_are_found(has_event: bool) -> Non
         value = "event == 'click'"
         keys = {"event": "click", "key": "view", "value": value, "within": "60min", "time": "at", "otherwise": False}
         assert (learn["kind"], learn["label"]) == ("classification", keys)
-        assert learn["features"] == {"km": "number", "at": "time"}
+        assert learn["features"] == {"km": "number", "at": "ignore"}
         assert "the label is whether a 'click' comes in time; without one it is false" in proposal.notes
         return
     unmarked = [{name: value for name, value in record.items() if name != "event"} for record in records]

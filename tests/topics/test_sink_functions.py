@@ -43,8 +43,8 @@ async def test_all_columns(made: Topic) -> None:
     records = await written(
         CLICKS,
         made,
-        key=lambda click: click["user"],
-        value=lambda click: click["price"],
+        key="user",
+        value="price",
         headers=lambda click: {"type": "click", "at": b"%d" % click["at"]},
         timestamp=lambda click: click["at"] + 5,
     )

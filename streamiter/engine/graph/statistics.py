@@ -14,7 +14,7 @@ from streamiter.engine.graph.feedback import FeedbackStatistics
 from streamiter.errors import did_you_mean
 from streamiter.operators.operator import OperatorStatistics
 from streamiter.operators.output import RejectionPolicy
-from streamiter.values.helpers.notebooks import html_table
+from streamiter.values.helpers.notebooks import html_table, text_table, without_empty_columns
 
 JobState = Literal["running", "finished", "suspended", "aborted", "failed"]
 """``finished``: the inputs have ended or were drained; ``suspended``: stopped between two batches; ``aborted``: stopped
@@ -242,9 +242,11 @@ class ProcessStatistics:
     """The seconds since the numbers of its tasks have arrived in process 0; 0 if they are final."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class JobStatistics:
-    """A job at one moment. If several processes run the flow, the statistics of process 0 are those of all.
+    """A job at one moment; ``print`` and notebooks show a table of it.
+
+    If several processes run the flow, the statistics of process 0 are those of all.
 
     ``dataclasses.asdict`` turns it into plain dicts, texts and finite numbers, which are a JSON document.
 
@@ -324,9 +326,14 @@ class JobStatistics:
             )
         return rows
 
+    def __repr__(self) -> str:
+        table = text_table(*without_empty_columns(STEP_COLUMNS, self.step_rows()))
+        return "\n".join([self.title, table, *(stalled.reason for stalled in self.stalled)])
+
     def _repr_html_(self) -> str:
         """Return a table of the steps, for notebooks."""
-        return html_table(self.title, STEP_COLUMNS, self.step_rows(), [stalled.reason for stalled in self.stalled])
+        table = without_empty_columns(STEP_COLUMNS, self.step_rows())
+        return html_table(self.title, *table, [stalled.reason for stalled in self.stalled])
 
     def step(self, name: str) -> OperatorStatistics:
         """Return the counts of a step, all subtasks together. Raises KeyError if no step has this name."""

@@ -407,6 +407,9 @@ class Job:
         """Set the seconds without progress after which a step is stalled, from the next look of the watchdog on."""
         self._follower.watchdog.stall_after_s = seconds
 
+    def __repr__(self) -> str:
+        return f"Job({self.statistics().title})"
+
     def _repr_html_(self) -> str:
         """Return the statistics of this moment, for notebooks."""
         return self.statistics()._repr_html_()

@@ -11,12 +11,13 @@ import asyncio
 import inspect
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
+from types import CoroutineType
 from typing import Any, Final
 
 from streamiter.engine.graph.graph import SINGLE_INPUT
-from streamiter.errors import ConfigurationError, GraphError, RejectRecords, StreamiterError
+from streamiter.errors import ConfigurationError, GraphError, RejectRecords, StreamiterError, shortened
 from streamiter.operators.event_timers import StepTimes
-from streamiter.operators.functions import KeyOf, accepted_keys, misfit, refuse
+from streamiter.operators.functions import KeyOf, accepted_keys, misfit, refuse, refuse_coroutines
 from streamiter.operators.keyed_state import in_turns
 from streamiter.operators.operator import Context, IterationListener, Operator, states_of
 from streamiter.operators.output import Output, RecordFailure, detach, each_with_its_row, keep_rows
@@ -248,6 +249,8 @@ def for_single(operator: Map | Filter, entry: Entry, out: Output, counts: EntryC
         counts.batches_in += 1
         try:
             made = function(batch[0])
+            if type(made) is CoroutineType:
+                refuse_coroutines([made])
             if not filters:
                 batch = [made]
             elif not made:
@@ -285,9 +288,15 @@ def keys_in_turns(
 
 
 def check_result(result: object) -> None:
-    """Raise ConfigurationError for a method that returns an awaitable: its records would be lost."""
-    if not inspect.isawaitable(result):
+    """Raise ConfigurationError for a method that returns something: records, or something to await, would be lost."""
+    if result is None:
         return
+    if not inspect.isawaitable(result):
+        is_generator = inspect.isgenerator(result) or inspect.isasyncgen(result)
+        given = "a generator, of a method with yield" if is_generator else shortened(result)
+        raise ConfigurationError(
+            f"expected a method that handles records to return None, given {given}; write out.emit(record)"
+        )
     if inspect.iscoroutine(result):
         result.close()
     raise ConfigurationError(

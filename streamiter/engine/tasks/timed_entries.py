@@ -104,6 +104,7 @@ def make_async_entry(
 
     def to_await(result: object) -> Awaitable[object] | None:
         if not inspect.isawaitable(result):
+            check_result(result)
             return None
         progress.handled += 1
         return result
@@ -123,8 +124,9 @@ def _by_record(
         for key, record in _moments(batch, context, key_of, out, times):
             context.key = key
             try:
-                if (result := handle(record, out)) is not None and (awaited := waits(result)) is not None:
-                    await awaited
+                result = handle(record, out)
+                if result is not None and (awaited := waits(result)) is not None:
+                    check_result(await awaited)
             except Exception as error:
                 refuse(out, record, rejection(error, RecordFailure(out.step, record, has_record=True)))
             if times is not None and timing is not None and times.next_at <= times.watermark:
@@ -147,7 +149,7 @@ def _by_batch(
             try:
                 result = handle(batch if takes_timed else untimed(batch), out)
                 if result is not None and (awaited := waits(result)) is not None:
-                    await awaited
+                    check_result(await awaited)
             except Exception as error:
                 batch = without_rejected(batch, rejection(error, RecordFailure(out.step)), out, times)
                 continue

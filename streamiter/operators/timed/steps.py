@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, cast
 
@@ -21,7 +22,9 @@ from streamiter.values.deferred import Deferred
 from streamiter.values.helpers.clock import is_due
 from streamiter.values.numbers import Array
 from streamiter.values.records import Batch, OutputTag, TimedBatch, slice_batch, untimed
-from streamiter.values.times import MAX_TIME, MIN_TIME, Times
+from streamiter.values.times import MAX_TIME, MIN_TIME, Times, shown_time
+
+_log = logging.getLogger("streamiter.operators")
 
 
 class TimedOperator(KeyedOperator, KeepsRecords):
@@ -149,10 +152,17 @@ class TimedOperator(KeyedOperator, KeepsRecords):
                     self._emit_late(out, record, time)
 
     def _emit_late(self, out: Output, record: Any, time: int) -> None:
-        """Emit a late record as it came, if there is a side output for late records."""
+        """Emit a late record as it came, if there is a side output for late records; else tell of the first one."""
         self.late += 1
         if self._late_tag is not None:
             out.emit(record, tag=self._late_tag, event_time=time)
+        elif self.late == 1:
+            _log.warning(
+                "step %r: a record of the time %s is late and dropped, and so are all others; give event_time(…) a larger "
+                "out_of_orderness_s=, or the step late=OutputTag(…) to read them",
+                self._context.name,
+                shown_time(time),
+            )
 
     def _accepted_keys(
         self, key_of: Callable[[Any], Any], records: Batch, out: Output, first_row: int

@@ -1,4 +1,4 @@
-"""Tables for notebooks: what Jupyter shows of jobs and models."""
+"""Tables of jobs and models: for notebooks, which show HTML, and for terminals."""
 
 from __future__ import annotations
 
@@ -20,6 +20,33 @@ def html_table(title: str, headings: Sequence[str], rows: Iterable[Sequence[str]
     body = "".join(_row("td", row) for row in rows)
     below = "".join(f"<div>{_text(note)}</div>" for note in notes)
     return f'<div class="streamiter"><b>{_text(title)}</b><table>{head}<tbody>{body}</tbody></table>{below}</div>'
+
+
+def text_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return the same table as text: the first column begins at the left, the others end at the right.
+
+    >>> print(text_table(["step", "in"], [["map", "3"], ["filter", "12"]]))
+    step   in
+    map     3
+    filter 12
+    """
+    lines = [headings, *rows]
+    first, *others = (max(map(len, column)) for column in zip(*lines, strict=True))
+    return "\n".join(
+        f"{line[0]:<{first}} "
+        + "  ".join(f"{cell:>{width}}" for cell, width in zip(line[1:], others, strict=True)).rstrip()
+        for line in lines
+    )
+
+
+def without_empty_columns(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> tuple[list[str], list[list[str]]]:
+    """Return the table without the columns that are empty in each row.
+
+    >>> without_empty_columns(["step", "in", "lag"], [["map", "3", ""]])
+    (['step', 'in'], [['map', '3']])
+    """
+    shown = [place for place in range(len(headings)) if any(row[place] for row in rows)]
+    return [headings[place] for place in shown], [[row[place] for place in shown] for row in rows]
 
 
 def html_facts(title: str, facts: Mapping[str, Any]) -> str:
