@@ -89,17 +89,14 @@ def training_rows(network: Network, data: str | None, validate: str | None) -> t
 
 def train(
     config: Annotated[
-        Path,
-        typer.Option("--config", metavar="FILE", help="The configuration file of the network, such as deepfm.json."),
+        Path, typer.Option(metavar="FILE", help="The configuration file of the network, such as deepfm.json.")
     ],
     data: Annotated[
-        str | None,
-        typer.Option("--data", metavar="FILE", help="The rows for training; data.path of the network by default."),
+        str | None, typer.Option(metavar="FILE", help="The rows for training; data.path of the network by default.")
     ] = None,
     validate: Annotated[
         str | None,
         typer.Option(
-            "--validate",
             metavar="FILE",
             help="The rows for validation after each epoch, instead of a part of the data (validateratio).",
         ),
@@ -107,26 +104,21 @@ def train(
     model: Annotated[
         Path | None,
         typer.Option(
-            "--model",
             metavar="DIR",
             help="Where to save the model; by default model.savepath of the network, else its name with .model.",
         ),
     ] = None,
     start: Annotated[
         Path | None,
-        typer.Option(
-            "--start", metavar="DIR", help="A saved model to start from; model.loadpath of the network by default."
-        ),
+        typer.Option(metavar="DIR", help="A saved model to start from; model.loadpath of the network by default."),
     ] = None,
     epochs: Annotated[
-        int | None, typer.Option("--epochs", min=1, help="The number of epochs; train.epoch of the network by default.")
+        int | None, typer.Option(min=1, help="The number of epochs; train.epoch of the network by default.")
     ] = None,
-    workers: Annotated[int, typer.Option("--workers", min=1, help="The number of workers that share the rows.")] = 1,
-    consistency: Annotated[
-        str, typer.Option("--consistency", help="How workers wait for each other: bsp, asp, or ssp:2.")
-    ] = "bsp",
+    workers: Annotated[int, typer.Option(min=1, help="The number of workers that share the rows.")] = 1,
+    consistency: Annotated[str, typer.Option(help="How workers wait for each other: bsp, asp, or ssp:2.")] = "bsp",
     seed: Annotated[
-        int, typer.Option("--seed", min=0, help="The seed of all random numbers: the same seed gives the same model.")
+        int, typer.Option(min=0, help="The seed of all random numbers: the same seed gives the same model.")
     ] = 0,
     plot: PlotOption = None,
     as_json: AsJson = False,
@@ -271,8 +263,8 @@ def _plotted_line(name: str, points: Sequence[tuple[int, float | None]]) -> Line
 
 
 def predict(
-    model: Annotated[Path, typer.Option("--model", metavar="DIR", help="A saved model of streamiter train.")],
-    data: Annotated[str, typer.Option("--data", metavar="FILE", help="The rows.")],
+    model: Annotated[Path, typer.Option(metavar="DIR", help="A saved model of streamiter train.")],
+    data: Annotated[str, typer.Option(metavar="FILE", help="The rows.")],
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write predictions to this file.")
     ] = None,
