@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Final
 
@@ -15,6 +14,7 @@ from streamiter.cli.figures import errors_of_output, print_json, print_table, sa
 from streamiter.cli.run import FormatOption, OutputOption, command_group, format_for, write_drawing
 from streamiter.cli.topics import AsJson
 from streamiter.errors import ConfigurationError, ModelError
+from streamiter.values.helpers.importing import need_package
 from streamiter.values.numbers import whole_number_in
 
 if TYPE_CHECKING:
@@ -213,11 +213,8 @@ def check_plot(output: Path | None) -> None:
             f"--plot {output}: expected a file in a folder that is there, given {str(output.parent)!r}, which is not; "
             "make it, or plot elsewhere"
         )
-    if output.suffix.lower() == ".png" and find_spec("resvg_py") is None:
-        raise ConfigurationError(
-            f"--plot {output}: expected the package resvg_py, which is not installed; install it with: "
-            "pip install 'streamiter[draw]', or plot SVG"
-        )
+    if output.suffix.lower() == ".png":
+        need_package(f"--plot {output}", "resvg_py", "draw", ", or plot SVG")
 
 
 def panels(results: Sequence[EpochResult]) -> list[Panel]:
