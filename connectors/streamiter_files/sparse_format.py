@@ -19,7 +19,7 @@ import numpy.typing as npt
 from streamiter.errors import ConfigurationError
 from streamiter.topics.formats import decode_values, encode_each
 from streamiter.topics.topic import OutgoingBatch, TopicBatch
-from streamiter.values.numbers import Floats, Integers
+from streamiter.values.numbers import Floats, Integers, whole_number
 from streamiter.values.records import Batch, Columns
 
 Flags = npt.NDArray[np.bool_]
@@ -200,8 +200,8 @@ class SparseFormat(abc.ABC):
 
     def __init__(self, width: int | None, *, dense: bool) -> None:
         name = type(self).__name__
-        if width is not None and width < 1:
-            raise ConfigurationError(f"{name}: expected width >= 1, given {width}")
+        if width is not None:
+            whole_number(f"{name}(width=)", width, 1)
         if dense and width is None:
             raise ConfigurationError(f"{name}: dense=True needs width=, the number of features")
         self._width = width

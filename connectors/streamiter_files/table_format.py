@@ -13,7 +13,6 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final, final, overload
 
@@ -22,6 +21,7 @@ from streamiter.topics.connecting import closed_error
 from streamiter.topics.dead_letters import dead_letter_value
 from streamiter.topics.topic import OutgoingBatch, TopicBatch, TopicWriter
 from streamiter.values.helpers.files import is_free, sync_folder
+from streamiter.values.helpers.importing import need_package
 from streamiter.values.records import Batch, Columns, estimated_bytes, rows_of_table
 from streamiter.values.tables import arrow_table
 from streamiter_files.chunks import FileState, OneAtATime
@@ -42,14 +42,6 @@ _PIECE_ROWS: Final = 1 << 16
 
 # This many bytes of rows make a unit: large enough for a good compression, small enough to be held in memory.
 _UNIT_BYTES: Final = 32 << 20
-
-
-def check_installed(subject: str) -> None:
-    """Raise ``ConfigurationError`` without pyarrow."""
-    if find_spec("pyarrow") is None:
-        raise ConfigurationError(
-            f"{subject}: expected the package pyarrow, found none; install it with: pip install 'streamiter[arrow]'"
-        )
 
 
 @final
@@ -103,7 +95,7 @@ class Table:
     """
 
     def __init__(self, schema: Any = None) -> None:
-        check_installed("Table")
+        need_package("Table", "pyarrow", "arrow")
         if schema is not None and not hasattr(schema, "pandas_metadata"):
             raise ConfigurationError(f"Table: expected schema= to be a pyarrow.Schema, given {type(schema).__name__}")
         self._schema = schema

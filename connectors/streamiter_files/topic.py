@@ -26,6 +26,7 @@ from streamiter.topics.connecting import (
 from streamiter.topics.formats import Json, Text
 from streamiter.topics.topic import Connector, Decoder, Encoder, ReadRequest, Topic, TopicDescription, TopicWriter
 from streamiter.topics.urls import options_from, shown_url
+from streamiter.values.helpers.importing import need_package
 from streamiter_files.chunks import file_identity, file_state, has_identity
 from streamiter_files.csv_format import Csv
 from streamiter_files.options import (
@@ -57,7 +58,7 @@ from streamiter_files.reader import (
     known_identities,
 )
 from streamiter_files.sparse_format import Dummy, Libsvm
-from streamiter_files.table_format import Table, TablePartition, TableWriter, check_installed, count_rows
+from streamiter_files.table_format import Table, TablePartition, TableWriter, count_rows
 from streamiter_files.writer import AppendFile, FilesWriter, is_whole_json, torn_path
 
 
@@ -88,7 +89,7 @@ def _check_format(location: Location, options: FileOptions) -> None:
         raise ConfigurationError(f"topic {shown_url(location.url)!r}: expected a path, as in file:data/clicks.jsonl")
     known = options.format or format_of_name(Path(location.path).name)
     if known is not None and known.is_table:
-        check_installed(f"topic {shown_url(location.url)!r}")
+        need_package(f"topic {shown_url(location.url)!r}", "pyarrow", "arrow")
     if not (known or names_a_folder(location.path) or is_pattern(location.path)):
         raise ConfigurationError(
             f"topic {shown_url(location.url)!r}: expected a known suffix: {known_suffixes()}; or give the format "

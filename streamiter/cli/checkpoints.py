@@ -188,10 +188,7 @@ def prune(
     keep: Annotated[
         int,
         typer.Option(
-            "--keep",
-            metavar="N",
-            min=1,
-            help="The number of checkpoints to keep: the committed one and those before it.",
+            metavar="N", min=1, help="The number of checkpoints to keep: the committed one and those before it."
         ),
     ] = 3,
     orphans: Annotated[

@@ -163,7 +163,6 @@ def diff(
     records: Annotated[
         str | None,
         typer.Option(
-            "--records",
             metavar="URL",
             help="A topic that the model learns from: texts of its newest records get their names, instead of the "
             "places of their hashes.",
@@ -265,9 +264,7 @@ def export(
     url: UpdatesUrl,
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A .json or .safetensors file.", show_default=False)],
     model: ModelOption,
-    version: Annotated[
-        str | None, typer.Option("--version", metavar="VERSION", help="Such as 2.17; otherwise the newest.")
-    ] = None,
+    version: Annotated[str | None, typer.Option(metavar="VERSION", help="Such as 2.17; otherwise the newest.")] = None,
 ) -> None:
     """Write a version of a model to a file, to predict with, to keep, or to import it elsewhere.
 
@@ -327,9 +324,7 @@ def promote_(
         str, typer.Argument(metavar="CHALLENGER", help="The name of the challenger.", show_default=False)
     ],
     model: ModelOption,
-    version: Annotated[
-        str | None, typer.Option("--version", metavar="VERSION", help="Such as 2.17; otherwise the newest.")
-    ] = None,
+    version: Annotated[str | None, typer.Option(metavar="VERSION", help="Such as 2.17; otherwise the newest.")] = None,
     anyway: Annotated[bool, typer.Option("--anyway", help="Also if the challenger is not known to be better.")] = False,
 ) -> None:
     """Publish a version of a challenger as a new version of a service's model, later than all others.

@@ -42,13 +42,10 @@ Hosts = Literal["local", "ray"]
 
 def run(
     target: TargetArgument,
-    on_interrupt: Annotated[
-        OnInterrupt, typer.Option("--on-interrupt", help="The effect of the first Ctrl-C or SIGTERM.")
-    ] = "suspend",
+    on_interrupt: Annotated[OnInterrupt, typer.Option(help="The effect of the first Ctrl-C or SIGTERM.")] = "suspend",
     checkpoints: Annotated[
         str | None,
         typer.Option(
-            "--checkpoints",
             metavar="STORE",
             help="Take checkpoints into this folder or object store (s3://bucket/prefix), and resume from the last one "
             "there.",
@@ -62,9 +59,7 @@ def run(
     ] = None,
     restore: Annotated[
         str | None,
-        typer.Option(
-            "--restore", help="Where to resume: last, none (start from the beginning), or the number of a checkpoint."
-        ),
+        typer.Option(help="Where to resume: last, none (start from the beginning), or the number of a checkpoint."),
     ] = None,
     changed_steps: Annotated[
         list[str] | None,
@@ -74,31 +69,25 @@ def run(
             "for several.",
         ),
     ] = None,
-    processes: Annotated[
-        int | None, typer.Option("--processes", metavar="N", min=1, help="Run the flow in N processes.")
-    ] = None,
-    on: Annotated[Hosts, typer.Option("--on", help="Where the processes run: on this machine, or on Ray.")] = "local",
+    processes: Annotated[int | None, typer.Option(metavar="N", min=1, help="Run the flow in N processes.")] = None,
+    on: Annotated[Hosts, typer.Option(help="Where the processes run: on this machine, or on Ray.")] = "local",
     address: Annotated[
         str | None,
-        typer.Option(
-            "--address", help="The Ray cluster: auto for that of this machine, or host:port; without it Ray is started."
-        ),
+        typer.Option(help="The Ray cluster: auto for that of this machine, or host:port; without it Ray is started."),
     ] = None,
     silence_s: Annotated[
         float | None,
-        typer.Option(
-            "--silence-s", help="Seconds of a process without a sign of life before it is looked at; 5 by default."
-        ),
+        typer.Option(help="Seconds of a process without a sign of life before it is looked at; 5 by default."),
     ] = None,
     lock_s: Annotated[
         float | None,
-        typer.Option("--lock-s", help="Seconds for which a function may hold Python's lock; by default without limit."),
+        typer.Option(help="Seconds for which a function may hold Python's lock; by default without limit."),
     ] = None,
     losses_max: Annotated[
-        int | None, typer.Option("--losses-max", help="How many losses in that time do not end the run; 3 by default.")
+        int | None, typer.Option(help="How many losses in that time do not end the run; 3 by default.")
     ] = None,
     losses_within_s: Annotated[
-        float | None, typer.Option("--losses-within-s", help="Seconds in which losses are counted; 600 by default.")
+        float | None, typer.Option(help="Seconds in which losses are counted; 600 by default.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the final statistics as one JSON document.")] = False,
 ) -> None:

@@ -24,16 +24,12 @@ def serve(
     init: Annotated[
         str | None,
         typer.Option(
-            "--init",
-            metavar="URL",
-            help="Write FILE for this topic, with what its newest records tell.",
-            show_default=False,
+            metavar="URL", help="Write FILE for this topic, with what its newest records tell.", show_default=False
         ),
     ] = None,
     answers: Annotated[
         str | None,
         typer.Option(
-            "--answers",
             metavar="URL",
             help="With --init: the topic of the labels, if they come later, in a topic of their own.",
             show_default=False,
@@ -145,9 +141,7 @@ _NAME_CHARACTERS: Final = 60
 
 def replay(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The file of the service.")] = Path("service.toml"),
-    version: Annotated[
-        str | None, typer.Option("--version", metavar="VERSION", help="Such as 2.17; otherwise the newest.")
-    ] = None,
+    version: Annotated[str | None, typer.Option(metavar="VERSION", help="Such as 2.17; otherwise the newest.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Predict the rows of a service's log of predictions with a version of its model, and compare with what was served.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Final
 
@@ -15,6 +14,7 @@ from streamiter.cli.figures import errors_of_output, print_json, print_table, sa
 from streamiter.cli.run import FormatOption, OutputOption, command_group, format_for, write_drawing
 from streamiter.cli.topics import AsJson
 from streamiter.errors import ConfigurationError, ModelError
+from streamiter.values.helpers.importing import need_package
 from streamiter.values.numbers import whole_number_in
 
 if TYPE_CHECKING:
@@ -89,17 +89,14 @@ def training_rows(network: Network, data: str | None, validate: str | None) -> t
 
 def train(
     config: Annotated[
-        Path,
-        typer.Option("--config", metavar="FILE", help="The configuration file of the network, such as deepfm.json."),
+        Path, typer.Option(metavar="FILE", help="The configuration file of the network, such as deepfm.json.")
     ],
     data: Annotated[
-        str | None,
-        typer.Option("--data", metavar="FILE", help="The rows for training; data.path of the network by default."),
+        str | None, typer.Option(metavar="FILE", help="The rows for training; data.path of the network by default.")
     ] = None,
     validate: Annotated[
         str | None,
         typer.Option(
-            "--validate",
             metavar="FILE",
             help="The rows for validation after each epoch, instead of a part of the data (validateratio).",
         ),
@@ -107,26 +104,21 @@ def train(
     model: Annotated[
         Path | None,
         typer.Option(
-            "--model",
             metavar="DIR",
             help="Where to save the model; by default model.savepath of the network, else its name with .model.",
         ),
     ] = None,
     start: Annotated[
         Path | None,
-        typer.Option(
-            "--start", metavar="DIR", help="A saved model to start from; model.loadpath of the network by default."
-        ),
+        typer.Option(metavar="DIR", help="A saved model to start from; model.loadpath of the network by default."),
     ] = None,
     epochs: Annotated[
-        int | None, typer.Option("--epochs", min=1, help="The number of epochs; train.epoch of the network by default.")
+        int | None, typer.Option(min=1, help="The number of epochs; train.epoch of the network by default.")
     ] = None,
-    workers: Annotated[int, typer.Option("--workers", min=1, help="The number of workers that share the rows.")] = 1,
-    consistency: Annotated[
-        str, typer.Option("--consistency", help="How workers wait for each other: bsp, asp, or ssp:2.")
-    ] = "bsp",
+    workers: Annotated[int, typer.Option(min=1, help="The number of workers that share the rows.")] = 1,
+    consistency: Annotated[str, typer.Option(help="How workers wait for each other: bsp, asp, or ssp:2.")] = "bsp",
     seed: Annotated[
-        int, typer.Option("--seed", min=0, help="The seed of all random numbers: the same seed gives the same model.")
+        int, typer.Option(min=0, help="The seed of all random numbers: the same seed gives the same model.")
     ] = 0,
     plot: PlotOption = None,
     as_json: AsJson = False,
@@ -221,11 +213,8 @@ def check_plot(output: Path | None) -> None:
             f"--plot {output}: expected a file in a folder that is there, given {str(output.parent)!r}, which is not; "
             "make it, or plot elsewhere"
         )
-    if output.suffix.lower() == ".png" and find_spec("resvg_py") is None:
-        raise ConfigurationError(
-            f"--plot {output}: expected the package resvg_py, which is not installed; install it with: "
-            "pip install 'streamiter[draw]', or plot SVG"
-        )
+    if output.suffix.lower() == ".png":
+        need_package(f"--plot {output}", "resvg_py", "draw", ", or plot SVG")
 
 
 def panels(results: Sequence[EpochResult]) -> list[Panel]:
@@ -271,8 +260,8 @@ def _plotted_line(name: str, points: Sequence[tuple[int, float | None]]) -> Line
 
 
 def predict(
-    model: Annotated[Path, typer.Option("--model", metavar="DIR", help="A saved model of streamiter train.")],
-    data: Annotated[str, typer.Option("--data", metavar="FILE", help="The rows.")],
+    model: Annotated[Path, typer.Option(metavar="DIR", help="A saved model of streamiter train.")],
+    data: Annotated[str, typer.Option(metavar="FILE", help="The rows.")],
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write predictions to this file.")
     ] = None,

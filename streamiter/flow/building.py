@@ -40,6 +40,7 @@ from streamiter.flow.graph_checks import (
     check_policy,
     check_service,
     check_state_backend,
+    check_topic,
 )
 from streamiter.flow.options import GatheringOptions, ProcessOptions, StepOptions, check_step_options
 from streamiter.operators.functions import field_or_function
@@ -52,7 +53,7 @@ from streamiter.topics.formats import Json
 from streamiter.topics.record_functions import RecordFunctions
 from streamiter.topics.source_and_sink import TopicSink
 from streamiter.topics.topic import Encoder, Topic
-from streamiter.topics.urls import shown_given
+from streamiter.values.numbers import one_of
 from streamiter.values.plain_data import PlainData
 from streamiter.values.records import OutputTag
 
@@ -115,7 +116,7 @@ class FlowUnderConstruction(RunnableFlow):
         if not name or not isinstance(name, str):
             raise GraphError(f"Flow: expected a name, given {name!r}; it keys checkpoints and transactions")
         self.name = name
-        self.parallelism = check_count(parallelism, "a parallelism", step=name)
+        self.parallelism = check_count(parallelism, "parallelism", step=name)
         self.state = check_state_backend(name, state)
         self.plain_data = PlainData()
         self.graph = BuiltGraph(self.plain_data)
@@ -363,7 +364,7 @@ def add_next_step(
     if parallelism is None:
         straight = (edge.upstream.parallelism for edge in edges if isinstance(edge.partitioning, Forward))
         parallelism = max(straight, default=flow.parallelism)
-    parallelism = check_count(parallelism, "a parallelism", step=label)
+    parallelism = check_count(parallelism, "parallelism", step=label)
     dead_letter = options.get("dead_letter")
     policy = check_policy(options.get("on_error", "fail"), dead_letter, step=label)
     service = check_service(service, step=label)
@@ -477,9 +478,8 @@ def add_sink(
     """Add the step of ``Stream.sink``; ``functions`` are those of `RecordFunctions`, or fields, by name."""
     check_step_options("sink", options)
     name = options.get("name")
-    if not isinstance(topic, Topic):
-        raise GraphError(f'sink: expected a topic, given {shown_given(topic)}; write .sink(topic("scheme://…"))')
-    _check_delivery(delivery, "sink")
+    check_topic("sink", topic, '.sink(topic("scheme://…"))')
+    one_of("sink(delivery=)", delivery, "at_least_once", None, error=GraphError)
     check_outside_loops(stream, "sink", name or topic.name)
     at_least_once = delivery == "at_least_once"
     encoder = encode if encode is not None else (topic.default_encoder() or Json())
@@ -517,26 +517,16 @@ def add_publisher(
     name: str | None,
 ) -> None:
     """Add the step of ``Stream.publish_model``."""
-    if not isinstance(topic, Topic):
-        raise GraphError(
-            f"publish_model: expected a topic, given {shown_given(topic)}; "
-            'write publish_model(topic("scheme://…"), model=…)'
-        )
+    check_topic("publish_model", topic, 'publish_model(topic("scheme://…"), model=…)')
     if not isinstance(model, str) or not model:
         raise GraphError(
             f"publish_model: expected model= to be the name of the model, given {shortened(model)}; it is the key "
             "of the updates, under which readers ask for them"
         )
-    if format not in ("auto", "json", "safetensors"):
-        raise GraphError(
-            f'publish_model: expected format "auto", "json" or "safetensors", given {format!r}; choose one of these'
-        )
-    if not isinstance(changes, bool):
-        raise GraphError(
-            f"publish_model: expected changes= to be True or False, given {shortened(changes)}; with True a version "
-            "has the difference to the version before it"
-        )
-    _check_delivery(delivery, "publish_model")
+    one_of("publish_model(format=)", format, "auto", "json", "safetensors", error=GraphError)
+    remedy = "with True a version has the difference to the version before it"
+    one_of("publish_model(changes=)", changes, True, False, error=GraphError, remedy=remedy)
+    one_of("publish_model(delivery=)", delivery, "at_least_once", None, error=GraphError)
     check_outside_loops(stream, "publish_model", name or model)
     published = stream.flow.graph.published_models
     if (topic.url, model) in published:
@@ -581,14 +571,6 @@ def add_collect(stream: Outlets, name: str | None, parallelism: int) -> Collecte
     options: StepOptions = {"name": name, "parallelism": parallelism}
     _add_end(stream, "collect", lambda: Collect(collected), options, None)
     return collected
-
-
-def _check_delivery(delivery: object, method: str) -> None:
-    """Raise GraphError for a way of delivery that does not exist."""
-    if delivery not in (None, "at_least_once"):
-        raise GraphError(
-            f'{method}: expected delivery "at_least_once", given {delivery!r}; write that, or leave delivery out'
-        )
 
 
 def _add_end(stream: Outlets, label: str, factory: OperatorFactory, options: StepOptions, topic: Topic | None) -> None:

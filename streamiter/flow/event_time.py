@@ -10,9 +10,10 @@ from typing import Any, Literal, get_args
 from streamiter.engine.graph.graph import SINGLE_INPUT, Step, telling_order, upstream_of
 from streamiter.errors import ConfigurationError, GraphError, shortened
 from streamiter.flow.building import Outlets, StepOutput, add_next_step, edges_of, outlets_of
-from streamiter.flow.graph_checks import check_field_or_function, check_seconds
+from streamiter.flow.graph_checks import check_choice, check_field_or_function, check_seconds
 from streamiter.flow.options import StepOptions, check_step_options
 from streamiter.operators.event_time import AssignEventTime, EventTimeSettings
+from streamiter.values.numbers import one_of
 from streamiter.values.times import UNIT_NAMES, Seconds, TimeUnit, duration_ms
 
 
@@ -36,12 +37,10 @@ def add_event_time(
         unit, check_unit = "ms", False
     else:
         check_field_or_function(of, "event_time", step=options.get("name"))
-    if unit is not None and unit not in get_args(TimeUnit):
-        raise GraphError(
-            f'step {label!r}: expected unit="s", "ms", "us", "ns" or "iso", given {unit!r}; leave it out for datetimes'
-        )
-    if when_idle not in ("wait", "advance"):
-        raise GraphError(f'step {label!r}: expected when_idle="wait" or "advance", given {when_idle!r}; choose one')
+    if unit is not None:
+        remedy = "leave it out for datetimes"
+        one_of(f"step {label!r}, unit=", unit, *get_args(TimeUnit), error=GraphError, remedy=remedy)
+    check_choice("when_idle", when_idle, ("wait", "advance"), step=label)
     idle_s = check_seconds(idle_after_s, "idle_after_s", "wait 60 s, or write None to wait for ever", step=label)
     settings = EventTimeSettings(
         of=of,

@@ -33,6 +33,7 @@ from streamiter.flow.graph_checks import (
     check_policy,
     check_source_start,
     check_stop,
+    check_topic,
 )
 from streamiter.flow.keyed_joins import add_keyed_operator, has_record_keys
 from streamiter.flow.keyed_stream import KeyedStream
@@ -45,7 +46,6 @@ from streamiter.operators.steps import Identity
 from streamiter.topics.formats import Json, Text, Typed
 from streamiter.topics.source_and_sink import DecodeValues, TopicSource
 from streamiter.topics.topic import Decoder, SourceStart, StartPosition, StopPosition, Topic
-from streamiter.topics.urls import shown_given
 from streamiter.values.records import Batch, Columns, rows_of_table
 from streamiter.values.sparse_rows import SparseRows, is_scipy_sparse
 from streamiter.values.tables import ArrowTable
@@ -121,10 +121,7 @@ class Flow(FlowUnderConstruction):
         >>> flow.source(topic("memory://clicks"), stop="latest").is_bounded
         True
         """
-        if not isinstance(topic, Topic):
-            raise GraphError(
-                f'flow.source: expected a topic, given {shown_given(topic)}; write flow.source(topic("scheme://…"))'
-            )
+        check_topic("flow.source", topic, 'flow.source(topic("scheme://…"))')
         check_step_options("source", options)
         name, dead_letter = options.get("name"), options.get("dead_letter")
         label = name or topic.name
@@ -233,7 +230,7 @@ class Flow(FlowUnderConstruction):
                 f"step {label!r}: expected no sources inside an iteration body, given one; make it outside "
                 "and pass its stream as a data stream"
             )
-        parallelism = check_count(self.parallelism if parallelism is None else parallelism, "a parallelism", step=label)
+        parallelism = check_count(self.parallelism if parallelism is None else parallelism, "parallelism", step=label)
         step = Step(
             name=label,
             parallelism=parallelism,

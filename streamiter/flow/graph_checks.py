@@ -23,7 +23,7 @@ from streamiter.operators.output import RejectionPolicy
 from streamiter.operators.services import Service
 from streamiter.topics.topic import SourceStart, StartPosition, StopPosition, Topic
 from streamiter.topics.urls import shown_given
-from streamiter.values.numbers import whole_number
+from streamiter.values.numbers import one_of, whole_number
 from streamiter.values.records import OutputTag
 from streamiter.values.times import Seconds, in_seconds
 
@@ -36,9 +36,7 @@ def check_name(name: str | None) -> None:
 
 def check_count(count: int, what: str, *, step: str) -> int:
     """Return ``count``. Raises GraphError unless it is a whole number of at least 1."""
-    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-        raise GraphError(f"step {step!r}: expected {what} of at least 1, given {count!r}; use a whole number")
-    return count
+    return whole_number(f"step {step!r}, {what}", count, 1, error=GraphError)
 
 
 def check_seconds(seconds: Any, option: str, otherwise: str, *, step: str) -> float | None:
@@ -105,10 +103,7 @@ def check_holds_dead_letters(topic: Topic, *, step: str) -> None:
 
 def check_policy(on_error: RejectionPolicy, dead_letter: Topic | None, *, step: str) -> RejectionPolicy:
     """Return the policy for refused records; it is ``"dead_letter"`` if there is a topic for them."""
-    if on_error not in ("fail", "skip", "dead_letter"):
-        raise GraphError(
-            f'step {step!r}: expected on_error "fail", "skip" or "dead_letter", given {on_error!r}; choose one of these'
-        )
+    check_choice("on_error", on_error, ("fail", "skip", "dead_letter"), step=step)
     if dead_letter is None:
         if on_error == "dead_letter":
             raise GraphError(
@@ -116,11 +111,7 @@ def check_policy(on_error: RejectionPolicy, dead_letter: Topic | None, *, step: 
                 'add dead_letter=topic("scheme://…")'
             )
         return on_error
-    if not isinstance(dead_letter, Topic):
-        raise GraphError(
-            f"step {step!r}: expected dead_letter to be a topic, given {shown_given(dead_letter)}; "
-            'write dead_letter=topic("scheme://…")'
-        )
+    check_topic(f"step {step!r}, dead_letter=", dead_letter, 'dead_letter=topic("scheme://…")')
     check_holds_dead_letters(dead_letter, step=step)
     if on_error == "skip":
         raise GraphError(
@@ -169,11 +160,15 @@ def _check_position(start: SourceStart | None, argument: str, step: str) -> None
         )
 
 
+def check_topic(what: str, given: object, call: str) -> None:
+    """Raise GraphError for anything but a topic; a URL is shown without its secrets."""
+    if not isinstance(given, Topic):
+        raise GraphError(f"{what}: expected a topic, given {shown_given(given)}; write {call}")
+
+
 def check_choice(option: str, given: object, allowed: tuple[str, ...], *, step: str) -> None:
     """Raise GraphError for a value that an option does not have."""
-    if given not in allowed:
-        listed = ", ".join(f'"{each}"' for each in allowed)
-        raise GraphError(f"step {step!r}: expected {option}= to be one of {listed}, given {given!r}; choose one")
+    one_of(f"step {step!r}, {option}=", given, *allowed, error=GraphError)
 
 
 def check_tag(tag: object, *, step: str) -> OutputTag | None:

@@ -150,7 +150,7 @@ class Stream(Outlets, Generic[Record]):
         check_user_function(
             f, "map_async", ["record"], step=options.get("name"), expected="a coroutine function", is_awaited=True
         )
-        check_count(concurrency, "a concurrency", step=step)
+        check_count(concurrency, "concurrency", step=step)
         timeout_s = check_seconds(timeout_s, "timeout_s", "wait for ever", step=step)
         backoff_s, backoff_max_s = check_retries(retries, backoff_s, backoff_max_s, seed, step=step)
         make = partial(
@@ -240,7 +240,7 @@ class Stream(Outlets, Generic[Record]):
         >>> flow.run().state, pairs.items
         ('finished', [[1, 2], [3, 4], [5]])
         """
-        check_count(n, "a number of records", step=name or "batch")
+        check_count(n, "number of records", step=name or "batch")
         waits_s = check_seconds(timeout_s, "timeout_s", "wait for ever", step=name or "batch")
         return self._add("batch", lambda: MiniBatch(n, waits_s), {"name": name, "parallelism": parallelism})
 

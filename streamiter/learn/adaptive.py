@@ -36,7 +36,7 @@ from streamiter.operators.declared_state import NESTED, Form, declared
 from streamiter.operators.definitions import Definition, changes, or_another
 from streamiter.values.field_kinds import Kind
 from streamiter.values.helpers.notebooks import html_facts
-from streamiter.values.numbers import Floats
+from streamiter.values.numbers import Floats, one_of
 
 _log = logging.getLogger("streamiter.learn")
 
@@ -143,8 +143,7 @@ class AdaptiveLinearModel(RowColumns, Savable):
         shapes: bool = True,
         embeddings: Embeddings | None = None,
     ) -> None:
-        if shapes not in (True, False):
-            raise ConfigurationError(f"{_NAME}(shapes=): expected True or False, given {shapes!r}")
+        one_of(f"{_NAME}(shapes=)", shapes, True, False)
         self.shapes = shapes
         """Whether the model sees shapes, as far as its features and its loss allow."""
         self._loss = checked_loss(_NAME, loss, quantile)

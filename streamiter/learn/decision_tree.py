@@ -33,7 +33,7 @@ from streamiter.learn.tree_growing import Growing, TreeOptions, grow_tree
 from streamiter.models.saved_objects import Savable
 from streamiter.operators.declared_state import COPIED, DeclaredState, Form, declared
 from streamiter.topics.topic import Decoder, Topic
-from streamiter.values.numbers import Floats, Indices, whole_number
+from streamiter.values.numbers import Floats, Indices, one_of, whole_number
 from streamiter.values.records import Columns
 from streamiter.values.tables import array_of, as_floats
 
@@ -90,10 +90,7 @@ class DecisionTree(DeclaredState, Savable):
         maximum_bins: int = 256,
         feature_names: Sequence[str] | None = None,
     ) -> None:
-        if task not in ("classification", "regression"):
-            raise ConfigurationError(
-                f'{_NAME}: expected task "classification" or "regression", given {task!r}; choose one of them'
-            )
+        one_of(f"{_NAME}(task=)", task, "classification", "regression")
         self.task: TreeTask = task
         self.maximum_depth = whole_number(f"{_NAME}(maximum_depth=)", maximum_depth, 1)
         self.minimum_rows = whole_number(f"{_NAME}(minimum_rows=)", minimum_rows, 1)

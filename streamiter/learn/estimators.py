@@ -44,7 +44,7 @@ def check_fit(owner: str, data: object, parallelism: int, *, decode: object, ext
     Raises ModelError for a text, which is most likely the name of a file, and for ``arrays`` that are given with a
     topic, whose records contain them; GraphError for options of topics that are given with arrays.
     """
-    check_count(parallelism, "a parallelism", step=owner)
+    check_count(parallelism, "parallelism", step=owner)
     if isinstance(data, Topic):
         for what, given in arrays.items():
             if given is not None:

@@ -52,7 +52,7 @@ from streamiter.parameter_server.psf.function import UpdateFunction
 from streamiter.parameter_server.psf.optimize import Optimize
 from streamiter.parameter_server.server import ParameterServer
 from streamiter.parameter_server.storage.block import Block
-from streamiter.values.numbers import Floats, Indices
+from streamiter.values.numbers import Floats, Indices, one_of
 from streamiter.values.records import Batch
 from streamiter.values.sparse_rows import SparseRows
 
@@ -294,8 +294,7 @@ def _optimizer(given: Optimizer | None) -> Optimizer:
 def _check_kinds(loss: object, labels: object, extract: object) -> None:
     if loss not in _LOSSES:
         raise GraphError(f'{_LINEAR}(loss=): expected "log" or "squared", given {loss!r}; choose one of them')
-    if labels not in ("0/1", "-1/1"):
-        raise GraphError(f'{_LINEAR}(labels=): expected "0/1" or "-1/1", given {labels!r}; choose one of them')
+    one_of(f"{_LINEAR}(labels=)", labels, "0/1", "-1/1", error=GraphError)
     if extract is not None:
         expected = "a function that makes Examples of records"
         check_user_function(extract, f"{_LINEAR}(extract=)", ["records"], expected=expected)

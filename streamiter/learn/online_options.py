@@ -17,6 +17,7 @@ from streamiter.learn.losses import checked_loss
 from streamiter.learn.rows import Extract
 from streamiter.learn.training import MakeModel
 from streamiter.values.crossed_rows import checked_crosses, crossed_fields
+from streamiter.values.numbers import one_of
 
 
 def check_way_of_training(
@@ -52,16 +53,12 @@ def check_way_of_training(
     if labels is not None:
         check_labels(labels)
         _check_features("DelayedLabels(features=)", labels.features, "questions")
-    if mode not in ("asynchronous", "synchronous"):
-        raise GraphError(
-            f'train_online: expected mode "asynchronous" or "synchronous", given {mode!r}; choose one of them'
-        )
+    one_of("train_online(mode=)", mode, "asynchronous", "synchronous", error=GraphError)
 
 
 def check_drift(drift: object, on_drift: object, model: object, *, is_by_row: bool) -> None:
     """Raise GraphError for a detector, or an action at a drift, that the model cannot have."""
-    if on_drift not in ("report", "raise rates"):
-        raise GraphError(f'train_online(on_drift=): expected "report" or "raise rates", given {on_drift!r}')
+    one_of("train_online(on_drift=)", on_drift, "report", "raise rates", error=GraphError)
     if on_drift == "raise rates" and (drift is None or isinstance(model, ForeignModel)):
         given = "no drift=" if drift is None else "a ForeignModel"
         raise GraphError(

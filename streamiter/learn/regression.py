@@ -20,7 +20,7 @@ from typing import Any, Literal, Unpack
 
 import numpy.typing as npt
 
-from streamiter.errors import ConfigurationError, GraphError, ModelError
+from streamiter.errors import GraphError, ModelError
 from streamiter.flow.flow import Flow, all_or_nothing, check_stream, connect, step_names
 from streamiter.flow.graph_checks import check_user_function
 from streamiter.flow.stream import Stream
@@ -38,7 +38,7 @@ from streamiter.learn.training import EPOCH_LOSSES, EpochSteps, ParameterOwner, 
 from streamiter.operators.output import RejectionPolicy
 from streamiter.parameter_server.optimizers import FTRL, SGD, GradientDescent, Optimizer, checked_optimizer
 from streamiter.topics.topic import Decoder, Topic
-from streamiter.values.numbers import Floats, is_number, whole_number
+from streamiter.values.numbers import Floats, is_number, one_of, whole_number
 from streamiter.values.records import Batch
 
 
@@ -240,8 +240,7 @@ class LogisticRegression(OfflineModel):
         labels: Literal["0/1", "-1/1"] = "0/1",
         **options: Unpack[LinearOptions],
     ) -> None:
-        if labels not in ("0/1", "-1/1"):
-            raise ConfigurationError(f'LogisticRegression(labels=): expected "0/1" or "-1/1", given {labels!r}')
+        one_of("LogisticRegression(labels=)", labels, "0/1", "-1/1")
         self.labels = labels
         super().__init__(width, loss=LogLoss(), optimizer=optimizer or FTRL(alpha=0.3, beta=0.1), **options)
 
@@ -374,10 +373,7 @@ def _check_tolerance(tolerance: object) -> None:
 
 
 def _check_mode(mode: object, replay: bool) -> None:
-    if mode not in ("synchronous", "asynchronous"):
-        raise GraphError(
-            f'train_offline: expected mode "synchronous" or "asynchronous", given {mode!r}; choose one of them'
-        )
+    one_of("train_offline(mode=)", mode, "synchronous", "asynchronous", error=GraphError)
     if replay and mode == "asynchronous":
         raise GraphError(
             "train_offline(replay=): expected the mode synchronous, given asynchronous, whose workers go through their "

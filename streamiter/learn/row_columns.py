@@ -10,7 +10,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 
-from streamiter.errors import ConfigurationError, ModelError, OtherModel
+from streamiter.errors import ModelError, OtherModel
 from streamiter.learn.cell_columns import Categories
 from streamiter.learn.embeddings import Embeddings, settings_of_embeddings
 from streamiter.learn.expert_weights import ROWS_OF_A_START
@@ -22,7 +22,7 @@ from streamiter.values.crossed_rows import Cross, checked_crosses, crossed, cros
 from streamiter.values.field_kinds import Kind
 from streamiter.values.known_fields import KnownFields, of_reader
 from streamiter.values.named_rows import ABSENT, FieldReader, NamedRows, named_matrix
-from streamiter.values.numbers import Floats, standardized, whole_number
+from streamiter.values.numbers import Floats, one_of, standardized, whole_number
 from streamiter.values.records import Columns, columns_of_table
 from streamiter.values.sparse_rows import SparseRows, sparse_if_scipy
 from streamiter.values.tables import as_floats
@@ -150,8 +150,7 @@ class RowColumns(DeclaredState):
         other_settings: Literal["refuse", "keep"],
     ) -> None:
         """``owner`` begins messages; the other arguments are those of the model."""
-        if other_settings not in ("refuse", "keep"):
-            raise ConfigurationError(f'{owner}(other_settings=): expected "refuse" or "keep", given {other_settings!r}')
+        one_of(f"{owner}(other_settings=)", other_settings, "refuse", "keep")
         self._keeps = other_settings == "keep"
         self._owner = owner
         self.embeddings = embeddings

@@ -37,7 +37,7 @@ from streamiter.models.saved_objects import Savable
 from streamiter.operators.declared_state import COPIED, NESTED, DeclaredOperator, DeclaredState, Form, declared
 from streamiter.operators.operator import Context
 from streamiter.operators.output import Output
-from streamiter.values.numbers import Array, Floats, Indices
+from streamiter.values.numbers import Array, Floats, Indices, one_of
 from streamiter.values.records import OutputTag
 
 _log = logging.getLogger("streamiter.learn")
@@ -106,10 +106,7 @@ class ProgressiveValidation(DeclaredState, Savable):
     ) -> None:
         if window < 1:
             raise ConfigurationError(f"{_NAME}(window=): expected 1 row or more, given {window}")
-        if kind not in ("classification", "classes", "regression"):
-            raise ConfigurationError(
-                f'{_NAME}(kind=): expected "classification", "classes" or "regression", given {kind!r}'
-            )
+        one_of(f"{_NAME}(kind=)", kind, "classification", "classes", "regression")
         if loss is not None and (kind != "regression" or loss.task != "regression"):
             raise ConfigurationError(
                 f'{_NAME}(loss=): expected a loss of numbers with kind="regression", given {loss!r} with {kind!r}'

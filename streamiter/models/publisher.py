@@ -55,7 +55,7 @@ from streamiter.topics.connecting import RECORD_BYTES_MAX, record_limit
 from streamiter.topics.source_and_sink import TopicSink
 from streamiter.topics.topic import Headers, OutgoingBatch, Topic
 from streamiter.values.helpers.clock import Clock, SystemClock
-from streamiter.values.numbers import plain_float
+from streamiter.values.numbers import one_of, plain_float
 from streamiter.values.records import Batch
 
 __all__ = ["EncoderState", "InitialModel", "ModelPublisher", "ModelUpdateEncoder", "initial_model"]
@@ -315,10 +315,7 @@ class ModelUpdateEncoder:
         changes: bool = False,
     ) -> None:
         check_model_name(model)
-        if format not in ("auto", "json", "safetensors"):
-            raise ConfigurationError(
-                f"model {model!r}: expected format 'auto', 'json' or 'safetensors', given {format!r}"
-            )
+        one_of(f"model {model!r}, format=", format, "auto", "json", "safetensors")
         self.model = model
         self.generation = generation
         self.next_version = next_version

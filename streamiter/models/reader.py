@@ -34,6 +34,7 @@ from streamiter.topics.topic import ReadRequest, Topic, TopicBatch, TopicReader,
 from streamiter.values.helpers.clock import Clock, SystemClock
 from streamiter.values.helpers.closing import closed_after
 from streamiter.values.helpers.files import in_thread
+from streamiter.values.numbers import one_of
 
 OnError = Literal["fail", "skip"]
 """For an unreadable update: ``"fail"`` raises an error with topic, partition and offset; ``"skip"`` counts it."""
@@ -258,8 +259,7 @@ async def last_update(
 
 def checked_policy(given: OnError, topic: Topic, model: str) -> OnError:
     """Return ``given``; ``ConfigurationError`` for a policy that does not exist."""
-    if given not in ("fail", "skip"):
-        raise ConfigurationError(f"model {model!r} of {topic.url}: expected on_error 'fail' or 'skip', given {given!r}")
+    one_of(f"model {model!r} of {topic.url}, on_error=", given, "fail", "skip")
     return given
 
 

@@ -6,7 +6,6 @@ The source of given items and the operator that collects results in memory are h
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from importlib.util import find_spec
 from typing import Any, ClassVar, Final, Generic, final
 
 import numpy as np
@@ -17,6 +16,7 @@ from streamiter.operators.declared_state import JOINED, Form, SharedOperator, de
 from streamiter.operators.event_time import PartState
 from streamiter.operators.operator import Context, MaybeAwaitable
 from streamiter.operators.output import Output
+from streamiter.values.helpers.importing import need_package
 from streamiter.values.origins import BatchOrigin
 from streamiter.values.records import BATCH_RECORDS, Batch, Record, take
 from streamiter.values.tables import arrow_table
@@ -259,11 +259,7 @@ class Collected(Generic[Record]):
 
         Raises ``ConfigurationError`` without pyarrow, and for fields whose values have no common type.
         """
-        if find_spec("pyarrow") is None:
-            raise ConfigurationError(
-                "collect: expected the package pyarrow for a table, found none; install it with: pip install "
-                "'streamiter[arrow]'"
-            )
+        need_package("collect", "pyarrow", "arrow")
         try:
             return arrow_table("collect", self.items, ConfigurationError, is_mixed=True)
         except (TypeError, ValueError) as error:

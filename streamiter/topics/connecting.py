@@ -29,7 +29,7 @@ from streamiter.topics.topic import (
     TopicReader,
 )
 from streamiter.values.helpers.closing import close_each, note_unclosed
-from streamiter.values.numbers import whole_number_in
+from streamiter.values.numbers import whole_number, whole_number_in
 from streamiter.values.records import rows_of_table
 from streamiter.values.subtasks import partitions_of_subtask
 
@@ -55,8 +55,7 @@ def check_request(request: ReadRequest, topic: str) -> None:
             f"reader of {topic!r}: expected 0 <= subtask < subtasks, "
             f"given subtask {request.subtask} of {request.subtasks}"
         )
-    if request.max_records < 1:
-        raise ConfigurationError(f"reader of {topic!r}: expected max_records >= 1, given {request.max_records}")
+    whole_number(f"reader of {topic!r}: max_records", request.max_records, 1)
     if isinstance(request.start, str) and request.start not in ("earliest", "latest"):
         raise ConfigurationError(
             f"reader of {topic!r}: expected start 'earliest', 'latest', offsets by partition or an aware "
@@ -538,8 +537,7 @@ def closed_error(noun: Literal["reader", "writer"], topic: str) -> TopicError:
 
 def check_partition_count(topic: str, partitions: int) -> None:
     """Raise ``ConfigurationError`` unless a topic can have this number of partitions."""
-    if partitions < 1:
-        raise ConfigurationError(f"topic {topic!r}: expected partitions >= 1, given {partitions}")
+    whole_number(f"topic {topic!r}: partitions", partitions, 1)
 
 
 def whole_number_settings(topic: str, settings: Mapping[str, str], known: Sequence[str]) -> dict[str, int]:

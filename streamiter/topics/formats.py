@@ -20,10 +20,10 @@ import msgspec
 import numpy as np
 import orjson
 
-from streamiter.errors import ConfigurationError, DecodeError, EncodeError, TopicError
+from streamiter.errors import DecodeError, EncodeError, TopicError
 from streamiter.topics.topic import Decoder, OutgoingBatch, TopicBatch
 from streamiter.values.helpers.clock import Clock
-from streamiter.values.numbers import Array
+from streamiter.values.numbers import Array, one_of
 from streamiter.values.records import Batch, Columns, rows_of_table
 
 Given = TypeVar("Given")
@@ -160,8 +160,7 @@ class Json:
     ) -> None:
         self._options = {"big_integers": big_integers, "nulls": nulls}
         for name, given in self._options.items():
-            if given not in ("keep", "refuse"):
-                raise ConfigurationError(f'Json({name}=): expected "keep" or "refuse", given {given!r}')
+            one_of(f"Json({name}=)", given, "keep", "refuse")
         self._loads = loads_exactly if big_integers == "keep" else _loads_64_bits
         self._refuses_nulls = nulls == "refuse"
 
@@ -366,8 +365,7 @@ class Typed(Generic[Made]):
     def __init__(self: Typed[Any], struct_type: UnionType, *, tombstones: Literal["refuse", "keep"] = ...) -> None: ...
 
     def __init__(self, struct_type: Any, *, tombstones: Literal["refuse", "keep"] = "refuse") -> None:
-        if tombstones not in ("refuse", "keep"):
-            raise ConfigurationError(f'Typed(tombstones=): expected "refuse" or "keep", given {tombstones!r}')
+        one_of("Typed(tombstones=)", tombstones, "refuse", "keep")
         self._type: Any = struct_type
         self._tombstones = tombstones
         self._decode = msgspec.json.Decoder(struct_type).decode

@@ -23,7 +23,7 @@ from streamiter.topics.formats import BAD_INPUT, decode_values, encode_columns, 
 from streamiter.topics.joined_values import JoinedValues
 from streamiter.topics.topic import OutgoingBatch, TopicBatch
 from streamiter.values.helpers.compiled import is_compiling, is_loaded, saying_that_it_compiles
-from streamiter.values.numbers import Array, Indices
+from streamiter.values.numbers import Array, Indices, whole_number
 from streamiter.values.records import Batch, Columns, take
 
 if TYPE_CHECKING:
@@ -361,8 +361,8 @@ class _Field:
         self.width: int | None = width
         self.attribute = f"field_{index}"  # a field may have any text as its name, an attribute may not
         self.dtype = _supported_type(name, dtype)
-        if self.width is not None and self.width < 1:
-            raise ConfigurationError(f"JsonColumns, field {name!r}: expected a width >= 1, given {self.width}")
+        if width is not None:
+            whole_number(f"JsonColumns, width of field {name!r}", width, 1)
 
     @property
     def json_type(self) -> object:

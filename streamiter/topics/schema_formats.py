@@ -13,8 +13,7 @@ import abc
 import functools
 import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from importlib.util import find_spec
-from typing import Any, ClassVar, Final, Literal, cast, final
+from typing import Any, ClassVar, Final, Literal, cast, final, get_args
 
 import orjson
 
@@ -23,13 +22,14 @@ from streamiter.topics.formats import decode_each, encode_each, json_bytes, load
 from streamiter.topics.schema_registry import Schema, SchemaReference, SchemaRegistry
 from streamiter.topics.topic import OutgoingBatch, TopicBatch
 from streamiter.values.helpers.clock import Clock
+from streamiter.values.helpers.importing import need_package
+from streamiter.values.numbers import one_of
 from streamiter.values.records import Batch, Columns
 
 SubjectStrategy = Literal["topic", "record", "topic-record"]
 """The subject of a schema: ``clicks-value`` by the topic, ``shop.Click`` by the full name of the record, or
 ``clicks-shop.Click`` by both."""
 
-_STRATEGIES: Final = ("topic", "record", "topic-record")
 
 ReadValue = Callable[[bytes], Any]
 WriteValue = Callable[[Any], bytes]
@@ -54,15 +54,8 @@ class RegistryFormat(abc.ABC):
     def __init__(
         self, registry: SchemaRegistry | str, subject: str | None, strategy: SubjectStrategy, register: bool
     ) -> None:
-        if find_spec(self.library) is None:
-            raise ConfigurationError(
-                f"{type(self).__name__}: expected the package {self.library}, found none; install it with: pip "
-                "install 'streamiter[schema]'"
-            )
-        if strategy not in _STRATEGIES:
-            raise ConfigurationError(
-                f"{type(self).__name__}: expected strategy= to be one of {', '.join(_STRATEGIES)}, given {strategy!r}"
-            )
+        need_package(type(self).__name__, self.library, "schema")
+        one_of(f"{type(self).__name__}(strategy=)", strategy, *get_args(SubjectStrategy))
         self.registry = SchemaRegistry(registry) if isinstance(registry, str) else registry
         if not isinstance(self.registry, SchemaRegistry):
             raise ConfigurationError(

@@ -43,6 +43,24 @@ ROUNDING: Final = 1e-14
 _DIGITS: Final = 18
 
 
+def one_of(
+    option: str,
+    value: object,
+    *choices: object,
+    error: type[StreamiterError] = ConfigurationError,
+    remedy: str = "choose one of them",
+) -> None:
+    """Raise an error for a value that an option does not have.
+
+    >>> one_of("train(mode=)", "fast", "slow", None)
+    Traceback (most recent call last):
+    streamiter.errors.ConfigurationError: train(mode=): expected "slow" or None, given 'fast'; choose one of them
+    """
+    if value not in choices:
+        *first, last = [f'"{choice}"' if isinstance(choice, str) else str(choice) for choice in choices]
+        raise error(f"{option}: expected {', '.join(first)} or {last}, given {value!r}; {remedy}")
+
+
 def whole_number(
     option: str,
     value: object,

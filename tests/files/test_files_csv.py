@@ -224,7 +224,7 @@ def test_empty_integers_are_floats_in_every_batch() -> None:
         ConfigurationError, match="column 'yes' has no missing truth value as an array; give it the type"
     ):
         csv_of("missing", as_columns=True)
-    with pytest.raises(ConfigurationError, match="expected empty= to be one of refuse, missing, zero, given 'nan'"):
+    with pytest.raises(ConfigurationError, match='expected "refuse", "missing" or "zero", given \'nan\''):
         csv_of("nan")
 
 

@@ -191,7 +191,7 @@ async def test_a_column_that_is_not_there(tmp_path: Path) -> None:
 
 
 def test_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(table_format, "find_spec", lambda name: None)
+    monkeypatch.setattr("streamiter.values.helpers.importing.find_spec", lambda name: None)
     with pytest.raises(
         ConfigurationError, match=r"expected the package pyarrow, found none; install it with: .*\[arrow\]"
     ):

@@ -521,6 +521,6 @@ def test_what_is_collected_and_is_no_table(monkeypatch: pytest.MonkeyPatch) -> N
         ConfigurationError, match=r"collect: expected records that make a table, given others: field 'a': "
     ):
         collected.to_arrow()
-    monkeypatch.setattr("streamiter.operators.source.find_spec", lambda name: None)
-    with pytest.raises(ConfigurationError, match=r"expected the package pyarrow for a table, found none; .*\[arrow\]"):
+    monkeypatch.setattr("streamiter.values.helpers.importing.find_spec", lambda name: None)
+    with pytest.raises(ConfigurationError, match=r"expected the package pyarrow, found none; .*\[arrow\]"):
         collected.to_pandas()

@@ -107,7 +107,7 @@ def test_with_a_topic_arrays_are_refused(fitted: Callable[..., Any], name: str, 
 @each_model
 @pytest.mark.parametrize("parallelism", [0, 1.5, True])
 def test_an_invalid_parallelism_is_refused(fitted: Callable[..., Any], extract: Any, parallelism: Any) -> None:
-    with pytest.raises(GraphError, match="fit': expected a parallelism of at least 1"):
+    with pytest.raises(GraphError, match="fit', parallelism: expected a whole number of at least 1"):
         fitted(POINTS, LABELS, parallelism=parallelism)
 
 

@@ -478,9 +478,9 @@ def test_wrong_options_are_refused_when_the_flow_is_built() -> None:
         for count in (0, True, "x"):
             with pytest.raises(GraphError, match=rf"^train_online\({option}=\): expected .* given {count!r}"):
                 train_online(rows, regression, extract=extract, **{option: count})  # type: ignore[arg-type]
-    with pytest.raises(GraphError, match=r'^train_online: expected mode "asynchronous" or "synchronous", given'):
+    with pytest.raises(GraphError, match=r'^train_online\(mode=\): expected "asynchronous" or "synchronous", given'):
         train_online(rows, regression, extract=extract, mode="sync")  # type: ignore[arg-type]
-    with pytest.raises(GraphError, match=r"'mini-batches': expected .* at least 1, given 0"):
+    with pytest.raises(GraphError, match=r"'mini-batches', .*: expected .* at least 1, given 0"):
         train_online(rows, regression, extract=extract, mini_batch=0)
 
 

@@ -59,7 +59,7 @@ def test_a_name_that_cannot_be_part_of_a_key_is_refused(name: str) -> None:
 
 def test_an_unknown_format_is_refused() -> None:
     """A mistyped format must not silently select another format."""
-    with pytest.raises(ConfigurationError, match="expected format 'auto', 'json' or 'safetensors', given 'pickle'"):
+    with pytest.raises(ConfigurationError, match='expected "auto", "json" or "safetensors", given \'pickle\''):
         encoder(format="pickle")
 
 

@@ -274,7 +274,7 @@ async def test_unknown_options_are_refused_at_once() -> None:
         ConfigurationError, match=r"expected start 'earliest', 'latest', 'latest_model'.*given 'newest'"
     ):
         model_updates(topic, "ctr", start="newest")  # type: ignore[arg-type]
-    with pytest.raises(ConfigurationError, match="expected on_error 'fail' or 'skip', given 'ignore'"):
+    with pytest.raises(ConfigurationError, match='expected "fail" or "skip", given \'ignore\''):
         model_updates(topic, "ctr", on_error="ignore")  # type: ignore[arg-type]
 
 

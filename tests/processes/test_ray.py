@@ -173,7 +173,7 @@ def test_ray_that_is_not_installed_or_does_not_answer_is_named(monkeypatch: pyte
     absent = [sys.executable, "-c", f"{script}sys.modules['ray'] = None; flows_on_hosts.squares.run(on=Ray(2))"]
     for program, expected in (
         (dead, r"a Ray cluster that answers, given '127.0.0.1:1' \([\d.]+:1\): .*; start Ray"),
-        (absent, r"on=Ray\(…\): expected the package ray, which is not installed; install it with: pip install"),
+        (absent, r"on=Ray\(…\): expected the package ray, found none; install it with: pip install"),
     ):
         ran = forked_run(program, cwd=TESTS)
         assert re.search(expected, ran.stderr), ran.stderr

@@ -124,7 +124,7 @@ def test_a_loop_that_is_suspended_by_a_signal_does_not_end() -> None:
     [
         (
             {"on_interrupt": "abort"},
-            "flow 'signals': on_interrupt expected \"suspend\" or \"drain\", given 'abort'; choose one of these, "
+            "flow 'signals', on_interrupt=: expected \"suspend\" or \"drain\", given 'abort'; choose one of them, "
             "a second Ctrl-C aborts in any case",
         )
     ],

@@ -454,8 +454,9 @@ def test_settings_that_cannot_be_used_are_refused(tmp_path: Path, monkeypatch: p
     flow.from_items([1]).key_by(lambda x: x).reduce(max).collect()
     with pytest.raises(Exception, match=r"expected a folder for its state that this process may write to"):
         flow.run()
-    monkeypatch.setitem(sys.modules, "streamiter.engine.states.database", None)
-    with pytest.raises(ConfigurationError, match=r"^flow 'f': expected the package rocksdict .*'streamiter\[rocks\]'$"):
+    monkeypatch.setitem(sys.modules, "rocksdict", None)
+    said = r"^flow 'f', RocksState: expected the package rocksdict, found none; .*'streamiter\[rocks\]'$"
+    with pytest.raises(ConfigurationError, match=said):
         flow.run()
 
 

@@ -492,6 +492,6 @@ async def test_a_strategy_needs_the_name_of_a_record(
 
 
 def test_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("streamiter.topics.schema_formats.find_spec", lambda name: None)
+    monkeypatch.setattr("streamiter.values.helpers.importing.find_spec", lambda name: None)
     with pytest.raises(ConfigurationError, match=r"Avro: expected the package fastavro, found none; .*\[schema\]"):
         Avro("http://h")

@@ -23,6 +23,7 @@ from streamiter.operators.output import Origin
 from streamiter.topics.topic import Topic, TopicDescription
 from streamiter.values.deferred import Deferred, PlainValue
 from streamiter.values.helpers.closing import close_now
+from streamiter.values.numbers import whole_number
 from streamiter.values.records import CheckpointBarrier, Control, DataBatch, EpochWatermark
 
 if TYPE_CHECKING:
@@ -47,10 +48,7 @@ class FeedbackLimits:
 
     def __post_init__(self) -> None:
         for name, limit in (("memory_bytes", self.memory_bytes), ("disk_bytes", self.disk_bytes)):
-            if isinstance(limit, bool) or not isinstance(limit, int) or limit < 0:
-                raise GraphError(
-                    f"FeedbackLimits: expected {name} of at least 0, given {limit!r}; use a whole number of bytes"
-                )
+            whole_number(f"FeedbackLimits({name}=)", limit, 0, error=GraphError, remedy="it is a number of bytes")
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,7 @@ from streamiter.errors import CheckpointError, ConfigurationError, StreamiterErr
 from streamiter.operators.keyed_state import independent_copy
 from streamiter.values.deferred import PlainValue
 from streamiter.values.helpers.closing import close_each, note_unclosed
+from streamiter.values.numbers import one_of
 from streamiter.values.plain_data import PlainData
 from streamiter.values.plain_errors import error_from_plain
 
@@ -253,10 +254,7 @@ class Job:
         The job is ``finished`` even after ``suspend`` if all its inputs had ended before.
         """
         assert self._coordinating is not None
-        if mode not in ("suspend", "drain", "abort"):
-            raise ConfigurationError(
-                f'job.stop: expected "suspend", "drain" or "abort", given {mode!r}; choose one of these'
-            )
+        one_of("job.stop", mode, "suspend", "drain", "abort")
         if self._coordinating.done():
             return await self.wait()
         if mode == "abort":

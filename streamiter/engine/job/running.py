@@ -24,8 +24,9 @@ from streamiter.engine.graph.statistics import CheckpointStatistics, JobStatisti
 from streamiter.engine.job.follower import JobFollower
 from streamiter.engine.job.job import Job, StopMode
 from streamiter.engine.plan.job_settings import JobOptions, OwnProcess
-from streamiter.errors import ConfigurationError, JobFailed, ProducerFenced, TransactionExpired
+from streamiter.errors import JobFailed, ProducerFenced, TransactionExpired
 from streamiter.models.update import ModelSnapshot
+from streamiter.values.numbers import one_of
 
 _log = logging.getLogger("streamiter.job")
 
@@ -123,11 +124,8 @@ def _fast_event_loop() -> asyncio.AbstractEventLoop:
 
 def check_on_interrupt(flow: str, mode: object) -> None:
     """Raise ConfigurationError for a mode that does not exist."""
-    if mode not in ("suspend", "drain"):
-        raise ConfigurationError(
-            f'flow {flow!r}: on_interrupt expected "suspend" or "drain", given {mode!r}; choose one of these, '
-            "a second Ctrl-C aborts in any case"
-        )
+    remedy = "choose one of them, a second Ctrl-C aborts in any case"
+    one_of(f"flow {flow!r}, on_interrupt=", mode, "suspend", "drain", remedy=remedy)
 
 
 class Watched(Protocol):

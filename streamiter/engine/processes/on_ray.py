@@ -30,7 +30,7 @@ from streamiter.engine.processes.supervisor import Attempt, CollectedPart, Super
 from streamiter.errors import ConfigurationError, ProcessLost
 from streamiter.values.deferred import PlainValue
 from streamiter.values.helpers.clock import SystemClock
-from streamiter.values.numbers import whole_number
+from streamiter.values.numbers import one_of, positive, whole_number
 from streamiter.values.plain_errors import error_from_plain, error_to_plain
 from streamiter.values.times import Seconds, in_seconds
 
@@ -95,12 +95,8 @@ class Ray(LossLimits):
         whole_number("Ray: processes", self.processes, 1)
         if self.min_processes is not None:
             whole_number("Ray: min_processes", self.min_processes, 1, self.processes)
-        if not self.cpus > 0:
-            raise ConfigurationError(f"Ray: cpus expected a number above 0, given {self.cpus}; write cpus=0.5")
-        if self.placement not in ("spread", "pack"):
-            raise ConfigurationError(
-                f'Ray: placement expected "spread" or "pack", given {self.placement!r}; choose one of these'
-            )
+        positive("Ray: cpus", self.cpus)
+        one_of("Ray: placement", self.placement, "spread", "pack")
 
     def __repr__(self) -> str:
         return (

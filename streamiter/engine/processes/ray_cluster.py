@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any, Final, TypeAlias, final
 
 from streamiter.errors import ConfigurationError
+from streamiter.values.helpers.importing import need_package
 
 Untyped: TypeAlias = Any
 """The package ray, and its handles of actors and references to objects: they have no types here."""
@@ -19,13 +20,9 @@ Untyped: TypeAlias = Any
 
 def imported_ray(user: str) -> Untyped:
     """Return the package ray; raises ConfigurationError, which begins with ``user``, if it is not installed."""
-    try:
-        import ray
-    except ImportError as error:
-        raise ConfigurationError(
-            f"{user}: expected the package ray, which is not installed; install it with: "
-            "pip install 'streamiter[ray]', or leave out Ray and stay on this machine"
-        ) from error
+    need_package(user, "ray", "ray", ", or leave out Ray and stay on this machine")
+    import ray
+
     return ray
 
 

@@ -24,7 +24,6 @@ from streamiter.engine.states.stored import (
     StoredDatabase,
     frame_in,
     frames_of,
-    missing_rocksdict,
     time_of,
     timed,
     whole_states,
@@ -36,6 +35,7 @@ from streamiter.operators.keyed_state import KeyedState, KeyedStates, StateFrame
 from streamiter.values.deferred import DeferredFiles, LocalFile, PlainValue
 from streamiter.values.helpers.clock import Clock
 from streamiter.values.helpers.closing import close_now
+from streamiter.values.helpers.importing import need_package
 from streamiter.values.numbers import Array, whole_number
 from streamiter.values.plain_data import PlainData
 from streamiter.values.records import BATCH_RECORDS
@@ -93,10 +93,9 @@ class RocksState:
 
     def _of_job(self, flow: str, plain_data: PlainData) -> RocksJobStates:
         """Return the states of one job. Raises ``ConfigurationError`` without rocksdict."""
-        try:
-            from streamiter.engine.states.database import DatabaseHome
-        except ImportError as error:
-            raise missing_rocksdict(f"flow {flow!r}", error) from None
+        need_package(f"flow {flow!r}, RocksState", "rocksdict", "rocks")
+        from streamiter.engine.states.database import DatabaseHome
+
         home = DatabaseHome(Path(self.folder) / shortened_name(flow), self.memory_bytes, flow=flow)
         return RocksJobStates(home, plain_data)
 

@@ -16,9 +16,10 @@ import msgspec
 
 from streamiter.engine.storage.snapshot import SharedFile
 from streamiter.engine.storage.snapshot_file import StoredSnapshot
-from streamiter.errors import CheckpointError, ConfigurationError
+from streamiter.errors import CheckpointError
 from streamiter.operators.keyed_state import StateFrame, select_keys
 from streamiter.values.deferred import PlainValue
+from streamiter.values.helpers.importing import need_package
 from streamiter.values.plain_data import PlainData
 from streamiter.values.subtasks import decode_keys, key_groups
 
@@ -161,10 +162,9 @@ class StoredDatabase(_StoredFiles, Iterable[StateFrame]):
             (folder / name).write_bytes(content)
 
     def __iter__(self) -> Iterator[StateFrame]:
-        try:
-            from streamiter.engine.states.database import opened
-        except ImportError as error:
-            raise missing_rocksdict(self._part, error) from None
+        need_package(self._part, "rocksdict", "rocks")
+        from streamiter.engine.states.database import opened
+
         with tempfile.TemporaryDirectory(prefix="streamiter-") as name:
             folder = Path(name)
             self._fetch(folder)
@@ -209,13 +209,6 @@ def frames_of(database: Any, clock: StatesClock, plain_data: PlainData) -> Itera
         if clock.is_timed:
             frame.append([clock.now_s - max(time_of(value), clock.since_s) for _, value in rows])
         yield frame
-
-
-def missing_rocksdict(owner: str, error: ImportError) -> ConfigurationError:
-    return ConfigurationError(
-        f"{owner}: expected the package rocksdict for state on disk, given none ({error.name}); install it with: "
-        "pip install 'streamiter[rocks]'"
-    )
 
 
 class KeyShare(Iterable[StateFrame]):

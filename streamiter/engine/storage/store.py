@@ -28,6 +28,7 @@ from streamiter.engine.storage.snapshot_file import WRITE_BYTES, SnapshotWriter,
 from streamiter.errors import CheckpointError, ConfigurationError, InternalError
 from streamiter.topics.urls import shown_url
 from streamiter.values.deferred import DeferredFiles
+from streamiter.values.helpers.importing import need_package
 from streamiter.values.numbers import positive, whole_number
 from streamiter.values.times import in_seconds
 
@@ -288,13 +289,9 @@ def blobs_at(place: str | os.PathLike[str]) -> Blobs:
 
 def object_store(url: str) -> Blobs:
     """Return the blobs at a URL; this connects to no server. Raises ``ConfigurationError``, also without obstore."""
-    try:
-        from streamiter.engine.storage.object_blobs import ObjectBlobs, ObjectStoreUrl
-    except ImportError as error:
-        raise ConfigurationError(
-            f"checkpoints in {shown_url(url)!r}: expected the package obstore, given none ({error.name}); "
-            "install it with: pip install 'streamiter[object-store]'"
-        ) from None
+    need_package(f"checkpoints in {shown_url(url)!r}", "obstore", "object-store")
+    from streamiter.engine.storage.object_blobs import ObjectBlobs, ObjectStoreUrl
+
     return ObjectBlobs(ObjectStoreUrl.of(url))
 
 

@@ -17,6 +17,7 @@ from streamiter.errors import ConfigurationError
 from streamiter.flow.drawing.captions import FONT_FAMILY, FONT_FILE, Caption, advances, printable
 from streamiter.flow.drawing.layout import MARGIN, Run, Spot, lay_out
 from streamiter.flow.drawing.picture import Link, LinkKind, Picture
+from streamiter.values.helpers.importing import need_package
 
 DrawingFormat = Literal["mermaid", "svg", "png"]
 
@@ -220,13 +221,9 @@ def png(picture: Picture) -> bytes:
 
 def png_of_svg(text: str) -> bytes:
     """Return a drawing in SVG as PNG. Raises ConfigurationError if resvg_py is missing."""
-    try:
-        from resvg_py import svg_to_bytes
-    except ImportError as error:
-        raise ConfigurationError(
-            "drawing PNG: expected the package resvg_py, which is not installed; "
-            "install it with: pip install 'streamiter[draw]', or draw SVG"
-        ) from error
+    need_package("drawing PNG", "resvg_py", "draw", ", or draw SVG")
+    from resvg_py import svg_to_bytes
+
     return svg_to_bytes(
         svg_string=text,
         zoom=_SCALE,

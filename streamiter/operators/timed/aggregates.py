@@ -22,6 +22,7 @@ import numpy as np
 from streamiter.errors import ConfigurationError, shortened
 from streamiter.operators.functions import misfit, plain_function
 from streamiter.operators.keyed_state import independent_copy
+from streamiter.values.helpers.importing import need_package
 from streamiter.values.numbers import Array, Indices, plain_float, plain_scalar
 
 
@@ -383,13 +384,9 @@ class Quantile(NumberAggregate):
 
 @cache
 def _ddsketch() -> Any:
-    try:
-        import ddsketch
-    except ImportError as error:
-        raise ConfigurationError(
-            "quantile(q): expected the package ddsketch to be installed, given none; install it with "
-            "pip install 'streamiter[windows]'"
-        ) from error
+    need_package("quantile(q)", "ddsketch", "windows")
+    import ddsketch
+
     return ddsketch
 
 

@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from streamiter.errors import ConfigurationError
 from streamiter.operators.definitions import Definition
+from streamiter.values.numbers import one_of
 from streamiter.values.times import Seconds, Times, duration_ms
 
 if TYPE_CHECKING:
@@ -202,8 +203,7 @@ def calendar(unit: CalendarUnit, time_zone: str) -> Calendar:
     >>> calendar("day", "UTC").windows_of(86_400_001)
     [(86400000, 172800000)]
     """
-    if unit not in ("day", "week", "month"):
-        raise ConfigurationError(f'calendar(unit): expected "day", "week" or "month", given {unit!r}; choose one')
+    one_of("calendar(unit)", unit, "day", "week", "month")
     from zoneinfo import ZoneInfo  # Few flows need it.
 
     try:

@@ -16,6 +16,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from contextvars import ContextVar
+from importlib.util import find_spec
 from sysconfig import get_paths
 from types import ModuleType
 from typing import Any, Final, TypeVar
@@ -27,6 +28,15 @@ Result = TypeVar("Result")
 IS_LOADING: Final[ContextVar[bool]] = ContextVar("is_loading", default=False)
 """Whether a process that another one has started is importing the program, to find its flow. A program without
 ``if __name__ == "__main__":`` would start a run there, whose processes would import the program, and so on."""
+
+
+def need_package(user: str, package: str, extra: str, otherwise: str = "") -> None:
+    """Raise ConfigurationError unless an optional package is installed; ``otherwise`` says what works without it."""
+    if find_spec(package) is None:
+        raise ConfigurationError(
+            f"{user}: expected the package {package}, found none; install it with: pip install 'streamiter[{extra}]'"
+            + otherwise
+        )
 
 
 def imported(name: str, who: str, what: str = "a function") -> Any:
