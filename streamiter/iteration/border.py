@@ -53,6 +53,8 @@ class ReceivedEpochs(DeclaredState):
     """The counts of epochs that were reported and that the coordinator has not declared complete."""
     _reported = declared(_NO_EPOCH)
     _has_ended = declared(False)
+    complete = _NO_EPOCH
+    """The last epoch that some member was told of as complete: its count, and those before it, need not be kept."""
 
     def report_to(self, reports: LoopCoordinator, head: int) -> None:
         """Report to the coordinator from now on, as the head of this number."""
@@ -62,8 +64,11 @@ class ReceivedEpochs(DeclaredState):
         """Report that all feedback of the epochs up to ``epoch`` has arrived: any number of new epochs, or none."""
         if self._has_ended:
             return
+        unacknowledged = self._unacknowledged  # In the order of their epochs.
+        while unacknowledged and (first := next(iter(unacknowledged))) <= self.complete:
+            del unacknowledged[first]
         for received in range(self._reported + 1, epoch + 1):
-            self._unacknowledged[received] = count = self.counts.take(received)
+            unacknowledged[received] = count = self.counts.take(received)
             self._reported = received
             self._reports.received(self._head, received, count)
 
@@ -72,12 +77,6 @@ class ReceivedEpochs(DeclaredState):
         self.report_up_to(self.counts.last_epoch or 0)
         self._has_ended = True
         self._reports.ended(self._head)
-
-    def acknowledge(self, complete: int) -> None:
-        """Forget the counts of all epochs up to ``complete``: some member was told that they are complete."""
-        unacknowledged = self._unacknowledged  # In the order of their epochs.
-        while unacknowledged and (epoch := next(iter(unacknowledged))) <= complete:
-            del unacknowledged[epoch]
 
     def report_restored(self, told: RestoredMember) -> None:
         """Report that the head resumes, with everything again that the coordinator may not know."""
@@ -153,9 +152,9 @@ class ReceivingHead(LoopMember):
         self.received.report_to(self.reports, self.number)
         self.surroundings.inbox.hand_over_feedback(self.has_received)
 
-    def has_received(self, watermark: EpochWatermark) -> None:
-        """Report that all feedback of the epochs up to this watermark has come back."""
-        self.received.report_up_to(watermark.epoch)
+    def has_received(self, epoch: int) -> None:
+        """Report that all feedback of the epochs up to this one has come back."""
+        self.received.report_up_to(epoch)
 
     def terminate(self, epoch: int) -> None:
         self.context.post(partial(self._end, epoch))
@@ -236,10 +235,10 @@ class Head(ReceivingHead):
     # -- decisions ---------------------------------------------------------------------------------------
 
     def advance(self, epoch: int) -> None:
-        self.context.post(partial(self._advance, epoch))
+        self.context.post(partial(self._release, epoch, True))
 
     def release(self, epoch: int) -> None:
-        self.context.post(partial(self._release, epoch))
+        self.context.post(partial(self._release, epoch, False))
 
     def stop(self, epoch: int) -> None:
         self.ended_in = epoch
@@ -269,21 +268,25 @@ class Head(ReceivingHead):
         # Initial variables have epoch 0, and feedback has epochs from 1 on.
         self.surroundings.inbox.admit_up_to(max(0, self._released + (self._max_epochs_ahead or 0)))
 
-    async def _release(self, epoch: int, out: BoundaryOutput) -> None:
-        if epoch > self._released and self._max_epochs_ahead is not None:
+    async def _release(self, epoch: int, is_complete: bool, out: BoundaryOutput) -> None:
+        """Emit the feedback that may follow ``epoch``; then its watermark, if it is complete."""
+        if epoch > self._released:
             self._released = epoch
-            self.surroundings.inbox.admit_up_to(epoch + self._max_epochs_ahead)
-            await self._emit_held(epoch + self._max_epochs_ahead, out)
-        elif epoch > self._released:
-            self._released = epoch
+            if (ahead := self._max_epochs_ahead) is not None:
+                self.surroundings.inbox.admit_up_to(epoch + ahead)
+                await self._emit_held(epoch + ahead, out)
+        if is_complete:
+            self._advanced = self._complete = self.received.complete = epoch
+            await self._pass_watermark(epoch, out)
 
     async def _emit_held(self, up_to_epoch: int, out: BoundaryOutput) -> None:
         """Emit batches that were set aside one by one: all together may need far more memory than the limit."""
-        take = self.surroundings.inbox.aside.take
-        batch = take(up_to_epoch)
-        while batch is not None:
-            out.emit_batch(batch.records, batch.epoch)
-            if (batch := take(up_to_epoch)) is not None:
+        take, more = self.surroundings.inbox.aside.take, True
+        while more:
+            batch, more = take(up_to_epoch)
+            if batch is not None:
+                out.emit_batch(batch.records, batch.epoch)
+            if more:
                 await out.room()
 
     # -- control records ---------------------------------------------------------------------------------
@@ -296,7 +299,7 @@ class Head(ReceivingHead):
                 # Steps that merge in order then handle the data of epoch 0 as it arrives.
                 await self._pass_watermark(0, out)
         elif isinstance(control, EpochWatermark):
-            self.has_received(control)
+            self.has_received(control.epoch)
 
     def _input_ended(self, input_name: str) -> None:
         if input_name == INITIAL:
@@ -306,12 +309,6 @@ class Head(ReceivingHead):
             self._feedback_ended = True
         if self._initial_ended and self._feedback_ended:
             self.received.end()
-
-    async def _advance(self, epoch: int, out: BoundaryOutput) -> None:
-        await self._release(epoch, out)
-        self._advanced = self._complete = epoch
-        self.received.acknowledge(epoch)
-        await self._pass_watermark(epoch, out)
 
     async def _pass_watermark(self, epoch: int, out: BoundaryOutput) -> None:
         if epoch > self._passed_watermark:
@@ -357,14 +354,14 @@ class CriteriaHead(ReceivingHead):
 
     async def on_control(self, control: Control, out: BoundaryOutput) -> None:
         if isinstance(control, EpochWatermark):
-            self.has_received(control)
+            self.has_received(control.epoch)
         elif isinstance(control, InputEnded):
             self.received.end()
 
-    def has_received(self, watermark: EpochWatermark) -> None:
+    def has_received(self, epoch: int) -> None:
         # From epoch 2 on, a watermark comes only after a head or an entrance was told of the epoch before it.
-        self.received.acknowledge(watermark.epoch - 1)
-        super().has_received(watermark)
+        self.received.complete = epoch - 1
+        super().has_received(epoch)
 
     def restore(self, state: dict[str, Any]) -> None:
         super().restore(state)

@@ -180,24 +180,23 @@ class LoopProgress:
                 decisions.append(ReleasedEpoch(epoch))
             if passed < epoch:
                 break
-            decisions.append(self._complete(epoch))
+            self.last_complete = epoch
+            fed_back, criteria = self._feedback.pop(epoch, 0), self._criteria.pop(epoch, 0)
+            if fed_back:
+                self._count_round(epoch, fed_back)
+            may_end = passed == math.inf and epoch > self._last_data_epoch
+            if may_end and (not fed_back or (self._has_criteria and not criteria) or self._ends_soon):
+                self.ended_in = epoch
+                self.end_reason = _end_reason(fed_back, criteria, has_criteria=self._has_criteria)
+                decisions.append(Ended(epoch))
+            else:
+                decisions.append(Completed(epoch))
         return decisions
 
-    def _complete(self, epoch: int) -> Decision:
-        self.last_complete = epoch
-        fed_back = self._feedback.pop(epoch, 0)
-        criteria = self._criteria.pop(epoch, 0)
-        if fed_back:
-            self.rounds.add(epoch, fed_back)
-            if len(self.rounds._runs) > _ROUNDS_TOLD:
-                self.rounds.forget_older(_ROUNDS_TOLD)
-        may_end = epoch > self._last_data_epoch and min(self._passed, default=math.inf) == math.inf
-        has_no_reason_to_continue = not fed_back or (self._has_criteria and not criteria) or self._ends_soon
-        if may_end and has_no_reason_to_continue:
-            self.ended_in = epoch
-            self.end_reason = _end_reason(fed_back, criteria, has_criteria=self._has_criteria)
-            return Ended(epoch)
-        return Completed(epoch)
+    def _count_round(self, epoch: int, fed_back: int) -> None:
+        self.rounds.add(epoch, fed_back)
+        if len(self.rounds._runs) > _ROUNDS_TOLD:
+            self.rounds.forget_older(_ROUNDS_TOLD)
 
 
 def _end_reason(fed_back: int, criteria: int, *, has_criteria: bool) -> EndReason:

@@ -180,12 +180,13 @@ def replayer(memory_bytes: int) -> Bench:
 
 async def test_feedback_that_is_set_aside_counts_as_input_of_its_head_once() -> None:
     """In the statistics of a synchronous loop, its head received the initial variables only."""
-    first, counted = head(0), list[Any]()
-    first.inbox.aside.count = counted.append
+    first, counts = head(0), EntryCounts()
+    first.inbox.aside.counts = counts
     await first.feed(FEEDBACK, 1, 2, epoch=1)
     first.inbox.admit_up_to(1)
-    assert first.inbox.aside.take(1) is not None
-    assert (counted, first.inbox.aside.take(1)) == ([[1, 2]], None)
+    taken, more = first.inbox.aside.take(1)
+    assert taken is not None and not more
+    assert (counts.records_in, counts.batches_in, first.inbox.aside.take(1)) == (2, 1, (None, False))
 
 
 async def test_feedback_behind_the_end_of_the_iteration_is_not_kept() -> None:

@@ -251,6 +251,8 @@ class Writer(Protocol):
 
     lanes: Sequence[ChannelOutput]
     split: Splitter | None
+    leaves_loop: bool
+    """Whether the reader is outside the iteration of the task."""
 
     def __call__(self, batch: Batch) -> None: ...
     def control(self, control: Control) -> None: ...
@@ -273,21 +275,21 @@ class EdgeWriter:
     ) -> None:
         """``split`` is None if there is only one channel; ``step`` is the step that reads the channels.
 
-        ``leaves_loop``: the reader is outside the iteration of the task. It receives all records in epoch 0, and of the
+        With ``leaves_loop`` the reader receives all records in epoch 0, and of the
         control records only barriers, event-time watermarks and the end. ``keeps``: what emitted records have of the
         origin of the batch that they were made of. ``encode`` is given for a sink in another process: the channels
         get what it returns.
         """
         self._keeps = keeps
         self._encode = encode
-        self._leaves_loop = leaves_loop
+        self.leaves_loop = leaves_loop
         self.split = split
         self.lanes = lanes
         self._progress = progress
         self._step = step
 
     def __call__(self, batch: Batch) -> None:
-        epoch = 0 if self._leaves_loop else self._progress.epoch
+        epoch = 0 if self.leaves_loop else self._progress.epoch
         origin = None if self._keeps == "no origin" else self._progress.origin
         if origin is not None and origin.originals is not None:
             if self._keeps == "originals" and self.split is not None:
@@ -319,7 +321,7 @@ class EdgeWriter:
 
     def control(self, control: Control) -> None:
         """Put a control record into every channel, because each of them may bring records."""
-        if self._leaves_loop:
+        if self.leaves_loop:
             if isinstance(control, EndOfInput):
                 control = EndOfInput()  # Without the epoch in which the iteration has ended.
             elif not isinstance(control, (CheckpointBarrier, EventTimeWatermark)):
@@ -331,6 +333,8 @@ class EdgeWriter:
 @final
 class FeedbackWriter:
     """Distributes batches over the channels of a feedback edge: the epoch grows by one, and nothing blocks."""
+
+    leaves_loop = False
 
     def __init__(
         self, split: Splitter | None, channels: Sequence[WritableFeedback], progress: Progress, step: str

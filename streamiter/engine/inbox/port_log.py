@@ -479,6 +479,13 @@ class ReadyPorts:
             self.add(port)
 
 
+class InputCounts(Protocol):
+    """The numbers of the records and batches that an operator was given."""
+
+    records_in: int
+    batches_in: int
+
+
 @final
 class FeedbackAside:
     """Feedback that a head has received and does not admit yet: it is set aside, in the logs of its ports, by epoch."""
@@ -490,8 +497,8 @@ class FeedbackAside:
         self.received: Callable[[int, int], bool] | None = None
         """Takes the epoch and the number of records of feedback that is set aside; returns whether it is kept. All is
         kept without it. Only the inbox sets it."""
-        self.count: Callable[[Batch], object] = len
-        """Counts feedback that is set aside as input of the operator. The task sets it."""
+        self.counts: InputCounts | None = None
+        """Gets the numbers of what is set aside, as input of the operator. The task sets it."""
 
     def begin(self, received: Callable[[int, int], bool]) -> None:
         """Set feedback aside that is not admitted. ``received`` gets its epoch and the number of its records.
@@ -505,34 +512,45 @@ class FeedbackAside:
             assert self._make_queue is not None
             port.set_aside_by_epoch(self._make_queue)
 
-    def takes(self, batch: DataBatch) -> bool:
-        """Tell of a batch that is set aside; return whether it is kept."""
-        if self.received is None:
-            return True
-        self.count(batch.records)
-        return self.received(batch.epoch, len(batch.records))
+    def put(self, port: Port, batch: DataBatch) -> None:
+        """Set aside feedback that has arrived at this port, unless the operator drops it."""
+        if self.received is not None:
+            length = len(batch.records)
+            if self.counts is not None:
+                self.counts.records_in += length
+                self.counts.batches_in += 1
+            if not self.received(batch.epoch, length):
+                return
+        if port.later is None:
+            port.set_aside(batch)
+        else:
+            port.later.put(batch)
 
     def drop(self) -> None:
         """Keep nothing more, and count nothing more."""
-        self.received, self.count = lambda epoch, records: False, len
+        self.received, self.counts = lambda epoch, records: False, None
 
-    def take(self, up_to_epoch: int) -> DataBatch | None:
-        """Take the next feedback of these epochs that was set aside, by (epoch, port); None if there is none."""
-        first, lowest = None, up_to_epoch + 1
+    def take(self, up_to_epoch: int) -> tuple[DataBatch | None, bool]:
+        """Take the next feedback of these epochs that was set aside, by (epoch, port); say whether more waits."""
+        first, lowest, waiting = None, up_to_epoch + 1, 0
         for port in self._ports:
             if port.held or (port.later is not None and port.later.counts):
                 epoch = port.first_epoch if port.held or port.later is None else min(port.later.counts)
-                if epoch is not None and epoch < lowest:
-                    first, lowest = port, epoch
+                if epoch is not None and epoch <= up_to_epoch:
+                    waiting += 1
+                    if epoch < lowest:
+                        first, lowest = port, epoch
         if first is None:
-            return None
+            return None, False
         if not first.held and first.later is not None and first.later.counts[lowest] == 1:
-            # As below, and without ``first_epoch`` above: a round takes 6 % fewer instructions.
-            return first.later.take_next(lowest)[0]
-        first.load(lowest)
-        batch = first.take()
-        assert isinstance(batch, DataBatch)
-        return batch
+            # As below, in fewer calls: each round comes here.
+            batch, following = first.later.take_next(lowest)[0], min(first.later.counts, default=None)
+        else:
+            first.load(lowest)
+            taken, following = first.take(), first.first_epoch
+            assert isinstance(taken, DataBatch)
+            batch = taken
+        return batch, waiting > 1 or (following is not None and following <= up_to_epoch)
 
     def statistics(self) -> list[SpillStatistics]:
         """Return the numbers of the queues."""
