@@ -72,6 +72,11 @@ class ReceivedEpochs(DeclaredState):
             self._reported = received
             self._reports.received(self._head, received, count)
 
+    def report_following(self, epoch: int) -> None:
+        """Report the same, where an epoch is received only after some member was told of the epoch before it."""
+        self.complete = epoch - 1
+        self.report_up_to(epoch)
+
     def end(self) -> None:
         """Report that no more feedback will arrive."""
         self.report_up_to(self.counts.last_epoch or 0)
@@ -150,11 +155,6 @@ class ReceivingHead(LoopMember):
     def open(self, context: Context) -> None:
         super().open(context)
         self.received.report_to(self.reports, self.number)
-        self.surroundings.inbox.hand_over_feedback(self.has_received)
-
-    def has_received(self, epoch: int) -> None:
-        """Report that all feedback of the epochs up to this one has come back."""
-        self.received.report_up_to(epoch)
 
     def terminate(self, epoch: int) -> None:
         self.context.post(partial(self._end, epoch))
@@ -207,8 +207,9 @@ class Head(ReceivingHead):
 
     def open(self, context: Context) -> None:
         super().open(context)
+        self.surroundings.inbox.hand_over_feedback(self.received.report_up_to)
         if self._max_epochs_ahead is not None:
-            self.surroundings.inbox.aside.begin(self._receive)
+            self.surroundings.inbox.aside.begin(self.received.counts.add)
             self._admit()
         for channel in self.surroundings.feedback_channels:
             channel.call_at_limit(self._report_overload)
@@ -217,6 +218,7 @@ class Head(ReceivingHead):
         is_overloaded = any(channel.is_spilling for channel in self.surroundings.feedback_channels)
         if is_overloaded is not self._is_overloaded:
             self._is_overloaded, self._handled = is_overloaded, 0
+            self.surroundings.inbox.aside.received = self._receive if is_overloaded else self.received.counts.add
             self.reports.overloaded(self.number, is_overloaded)
 
     def statistics(self) -> Mapping[str, int]:
@@ -241,7 +243,7 @@ class Head(ReceivingHead):
         self.context.post(partial(self._release, epoch, False))
 
     def stop(self, epoch: int) -> None:
-        self.ended_in = epoch
+        self.ended_in = self.surroundings.inbox.aside.last_epoch = epoch
         self.reports.stopped(self.number, epoch)
 
     # -- records -----------------------------------------------------------------------------------------
@@ -250,19 +252,17 @@ class Head(ReceivingHead):
         if input_name == INITIAL:
             out.emit_batch(records, 0)
             return
-        if self._receive(epoch, len(records)):
+        if self.ended_in is None or epoch <= self.ended_in:
+            self._receive(epoch, len(records))
             out.emit_batch(records, epoch)
 
-    def _receive(self, epoch: int, records: int) -> bool:
-        """Count feedback that has arrived; return whether the body may receive it."""
-        if self.ended_in is not None and epoch > self.ended_in:
-            return False
+    def _receive(self, epoch: int, records: int) -> None:
+        """Count feedback that has arrived, and while feedback waits on disk, the batches of it."""
         self.received.counts.add(epoch, records)
         if self._is_overloaded:
             self._handled = (self._handled + 1) % FEEDBACK_FOR_ONE_INPUT
             if not self._handled:
                 self.reports.handled(self.number)
-        return True
 
     def _admit(self) -> None:
         # Initial variables have epoch 0, and feedback has epochs from 1 on.
@@ -299,7 +299,7 @@ class Head(ReceivingHead):
                 # Steps that merge in order then handle the data of epoch 0 as it arrives.
                 await self._pass_watermark(0, out)
         elif isinstance(control, EpochWatermark):
-            self.has_received(control.epoch)
+            self.received.report_up_to(control.epoch)
 
     def _input_ended(self, input_name: str) -> None:
         if input_name == INITIAL:
@@ -326,6 +326,8 @@ class Head(ReceivingHead):
 
     def restore(self, state: dict[str, Any]) -> None:
         super().restore(state)
+        if self.ended_in is not None:
+            self.surroundings.inbox.aside.last_epoch = self.ended_in
         if self._max_epochs_ahead is not None:
             self._admit()
         self.received.report_restored(RestoredMember(self.ended_in, self._advanced, self._complete, self._released))
@@ -340,28 +342,19 @@ class CriteriaHead(ReceivingHead):
 
     def open(self, context: Context) -> None:
         super().open(context)
-        self.surroundings.inbox.aside.begin(self._receive)
+        self.surroundings.inbox.hand_over_feedback(self.received.report_following)
+        self.surroundings.inbox.aside.begin(self.received.counts.add, keeps=False)
         self.surroundings.inbox.admit_up_to(-math.inf)
         self.received.report_up_to(0)
-
-    def _receive(self, epoch: int, records: int) -> bool:
-        """Count criteria that have arrived; their records are of no use."""
-        self.received.counts.add(epoch, records)
-        return False
 
     def statistics(self) -> Mapping[str, int]:
         return {"criteria_records": sum(channel.total_records for channel in self.surroundings.feedback_channels)}
 
     async def on_control(self, control: Control, out: BoundaryOutput) -> None:
         if isinstance(control, EpochWatermark):
-            self.has_received(control.epoch)
+            self.received.report_following(control.epoch)
         elif isinstance(control, InputEnded):
             self.received.end()
-
-    def has_received(self, epoch: int) -> None:
-        # From epoch 2 on, a watermark comes only after a head or an entrance was told of the epoch before it.
-        self.received.complete = epoch - 1
-        super().has_received(epoch)
 
     def restore(self, state: dict[str, Any]) -> None:
         super().restore(state)

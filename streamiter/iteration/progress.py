@@ -183,7 +183,11 @@ class LoopProgress:
             self.last_complete = epoch
             fed_back, criteria = self._feedback.pop(epoch, 0), self._criteria.pop(epoch, 0)
             if fed_back:
-                self._count_round(epoch, fed_back)
+                runs = self.rounds._runs
+                if runs and runs[-1][1] + 1 == epoch and runs[-1][2] == fed_back:
+                    runs[-1][1] = epoch  # As below: most rounds bring as many records as the round before.
+                else:
+                    self._count_round(epoch, fed_back)
             may_end = passed == math.inf and epoch > self._last_data_epoch
             if may_end and (not fed_back or (self._has_criteria and not criteria) or self._ends_soon):
                 self.ended_in = epoch

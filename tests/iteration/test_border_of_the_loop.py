@@ -31,6 +31,7 @@ from streamiter.engine.inbox.port_progress import InputEnded
 from streamiter.engine.job.job import Job
 from streamiter.engine.plan.job_settings import ChannelLimits
 from streamiter.engine.storage.replay_cache import ReplayCache
+from streamiter.engine.tasks.entries import EntryCounts
 from streamiter.iteration import all_reduce, terminate_after
 from streamiter.iteration.border import FEEDBACK, INITIAL, Head, JoinLoop, LoopMember
 from streamiter.iteration.coordinator import LoopCoordinator, LoopDecisions

@@ -91,6 +91,8 @@ class Turns:
     def __call__(self, batch: Batch) -> Iterable[tuple[int, Batch]]:
         first, length, subtasks = self.following, len(batch), self._subtasks
         self.following = (first + length) % subtasks
+        if length == 1:
+            return ((first, batch),)
         return [((first + turn) % subtasks, batch[turn::subtasks]) for turn in range(min(length, subtasks))]
 
 
@@ -223,12 +225,6 @@ class ChannelOutput:
                 f"given {self._waiting_bytes >> 20} MiB; emit less for each record, or read the records from a source"
             )
 
-    def put_control(self, control: Control) -> None:
-        if self.waiting:
-            self.waiting.append(control)
-        else:
-            self.channel.put_control(control)
-
     async def clear(self, clock: Clock) -> None:
         """Wait until everything is in the channel."""
         began_s = clock.monotonic_s()
@@ -298,7 +294,12 @@ class EdgeWriter:
             if self._keeps == "ranges":
                 origin = origin.with_originals(None)
         for subtask, part in ((0, batch),) if self.split is None else _split(self.split, batch, self._step):
-            self._put(subtask, part, epoch, origin)
+            if self._encode is None:
+                lane, made = self.lanes[subtask], DataBatch(part, epoch, origin)
+                if lane.waiting or not lane.channel.try_put(made):
+                    lane.keep(made)
+            else:
+                self._put(subtask, part, epoch, origin)
 
     def _put(self, subtask: int, part: Batch, epoch: int, origin: BatchOrigin | None) -> None:
         if self._encode is None:
@@ -327,7 +328,10 @@ class EdgeWriter:
             elif not isinstance(control, (CheckpointBarrier, EventTimeWatermark)):
                 return
         for lane in self.lanes:
-            lane.put_control(control)
+            if lane.waiting:
+                lane.waiting.append(control)
+            else:
+                lane.channel.put_control(control)
 
 
 @final

@@ -151,15 +151,13 @@ class Inbox:
             ready.is_queued[port.index] = False
             if sets_aside and not self._by_port:
                 port.load(self._epochs.value + 1)
-            item = port.peek()
+            item = port.held[0] if port.held else port.channel.peek()
             if item is None or port.is_blocked:
                 continue
+            if isinstance(item, Control) and not self.stands_still:
+                return port, self._take_control(port, item)
             if (fate := self._fate(port, item)) == NOW:
-                if not isinstance(item, Control):
-                    return port, self._take_batch(port)
-                port.take()
-                ready.add(port)
-                return port, item
+                return port, self._take_control(port, item) if isinstance(item, Control) else self._take_batch(port)
             if (polled := self._leave(port, fate)) is not None:
                 return polled
         # If only some inputs are wanted, records that were set aside now may change which port is next.
@@ -250,7 +248,7 @@ class Inbox:
                 continue
             if not port.held and port.is_blocked:
                 return None
-            item = port.peek()
+            item = port.held[0] if port.held else port.channel.peek()
             if isinstance(item, DataBatch):
                 is_wanted = item.epoch <= self._admitted and (wanted is None or port.input_name in wanted)
                 has_turn = item.epoch == turn and is_wanted and not port.is_feedback
@@ -258,9 +256,7 @@ class Inbox:
             if item is None:
                 return None
             assert isinstance(item, Control)
-            port.take()
-            self._ready.add(port)
-            return port, item
+            return port, self._take_control(port, item)
         return None
 
     def _poll_rest(self, end: EndOfInput) -> Polled:
@@ -277,6 +273,16 @@ class Inbox:
         port = min(next_ports, key=lambda port: not self.is_wanted(port.input_name))
         port.load(epoch)
         return port, self._take_batch(port)
+
+    def _take_control(self, port: Port, control: Control) -> Control:
+        if port.held:
+            port.take()
+        else:
+            port.channel.take()
+        # A channel that is empty now calls when it has something.
+        if port.held or port.channel.waiting or port.later:
+            self._ready.add(port)
+        return control
 
     def _take_batch(self, port: Port) -> DataBatch | SourceBatch:
         if self._idle:
@@ -430,7 +436,10 @@ class Inbox:
         """Whether it has input that the task does not get now."""
         if self._ready.parked or not self._by_port:
             return bool(self._ready.parked)
-        return any(port.later is not None and port.later.counts and not port.is_feedback for port in self.ports)
+        for port in self.ports:
+            if port.later is not None and port.later.counts and not port.is_feedback:
+                return True
+        return False
 
     def waits_for(self) -> str | None:
         """Return in words what the records that are not read wait for; None if they only are not wanted."""

@@ -182,7 +182,7 @@ CloseNow = Callable[[Callable[[], Coroutine[object, object, None]]], Awaitable[N
 class ChainOutput(BoundaryOutput):
     """The output of a boundary that is the first operator of a chain."""
 
-    def __init__(self, chain: Chain, *, end: Callable[..., Coroutine[Any, Any, None]]) -> None:
+    def __init__(self, chain: Chain, *, end: Callable[[EndOfInput], Awaitable[None]]) -> None:
         """``end`` is called instead of ``chain.pass_on`` with a control record that ends the task."""
         self._chain, self._end, self._out, self._progress = chain, end, chain._first.out, chain._progress
         step = chain._first.step
@@ -216,7 +216,10 @@ class ChainOutput(BoundaryOutput):
             for writer in chain.epoch_writers:
                 writer.control(control)
             return
-        await (self._end if type(control) is EndOfInput else chain.pass_on)(control, after_first=True)
+        if isinstance(control, EndOfInput):
+            await self._end(control)
+        else:
+            await chain.pass_on(control, after_first=True)
 
 
 @final

@@ -144,7 +144,7 @@ class Task:
         self.chain = Chain(
             name, self.instances, self.writers, progress, rounds=rounds, feeder=feeder, room=self.clear_lanes
         )
-        self._boundary_out = ChainOutput(self.chain, end=self.pass_on)
+        self._boundary_out = ChainOutput(self.chain, end=self._end)
         self.barriers = TaskBarriers(self, self._boundary, acknowledge, plain_data)
         if rounds is None:
             self._bind()
@@ -231,18 +231,13 @@ class Task:
             start = await self.feeder.open(self.first.context, self.positions if is_restored else None)
             self.positions = {**start, **self.positions}
 
-    async def run(self) -> None:
-        """Handle input until it ends, or until a barrier with ``suspend`` has passed."""
-        if not self.ended:
-            self._update_wanted_inputs()
-            self.inbox.hold_back(self.holds_back)
-            if self.feeder is not None and self.feeder.is_idle:
-                self.chain.write_control(Idle())
-            for instance in self.instances:
-                instance.repeat_watermark()
-        await self._take_turns()
-        for channel in self._feedback_channels:
-            channel.close()  # Feedback to a task that has ended is dropped, and not kept until the job ends.
+    def _begin(self) -> None:
+        self._update_wanted_inputs()
+        self.inbox.hold_back(self.holds_back)
+        if self.feeder is not None and self.feeder.is_idle:
+            self.chain.write_control(Idle())
+        for instance in self.instances:
+            instance.repeat_watermark()
 
     async def close(self) -> list[Exception]:
         """Close everything that is open, even if some operators fail to close; return the errors."""
@@ -312,8 +307,13 @@ class Task:
 
     # -- turns -----------------------------------------------------------------------------------------
 
-    async def _take_turns(self) -> None:
-        """Handle one batch or control record after the other, until the task has ended; wait while there is none."""
+    async def run(self) -> None:
+        """Handle one batch or control record after the other, and wait while there is none.
+
+        It returns when the input has ended, or when a barrier with ``suspend`` has passed.
+        """
+        if not self.ended:
+            self._begin()
         poll, accept, posted = self.inbox.poll, self.inbox.accept, self.inbox.posted
         polled: Polled | None
         while not self.ended:
@@ -395,6 +395,8 @@ class Task:
                 self.inbox.rests = True
                 await GIVE_WAY
                 self.inbox.rests = False
+        for channel in self._feedback_channels:
+            channel.close()  # Feedback to a task that has ended is dropped, and not kept until the job ends.
 
     async def _noting_others(self, under_way: Awaitable[None]) -> None:
         """Await the handling of a batch; note whether other tasks have run meanwhile."""
@@ -547,13 +549,13 @@ class Task:
             if self._rounds is None:  # With rounds, an input ends in each round.
                 await self.chain.input_ended(self.first, event.input_name)
         else:
-            await self.pass_on(event)
+            await self.chain.pass_on(event, after_first=False)
+            if isinstance(event, EndOfInput):
+                self.ended = True
 
-    async def pass_on(self, control: Control, *, after_first: bool = False) -> None:
-        """Pass a control record through the chain, then into the channels; see :class:`Chain`."""
-        await self.chain.pass_on(control, after_first=after_first)
-        if isinstance(control, EndOfInput):
-            self.ended = True
+    async def _end(self, end: EndOfInput) -> None:
+        await self.chain.pass_on(end, after_first=True)
+        self.ended = True
 
     # -- state -----------------------------------------------------------------------------------------
 
