@@ -68,7 +68,12 @@ class ReceivedEpochs(DeclaredState):
         while unacknowledged and (first := next(iter(unacknowledged))) <= self.complete:
             del unacknowledged[first]
         for received in range(self._reported + 1, epoch + 1):
-            unacknowledged[received] = count = self.counts.take(received)
+            runs = self.counts.runs
+            if len(runs) == 1 and runs[0][0] == runs[0][1] == received:
+                count = runs.pop()[2]  # As take does.
+            else:
+                count = self.counts.take(received)
+            unacknowledged[received] = count
             self._reported = received
             self._reports.received(self._head, received, count)
 
@@ -277,7 +282,9 @@ class Head(ReceivingHead):
                 await self._emit_held(epoch + ahead, out)
         if is_complete:
             self._advanced = self._complete = self.received.complete = epoch
-            await self._pass_watermark(epoch, out)
+            if epoch > self._passed_watermark:
+                self._passed_watermark = epoch
+                await out.control(EpochWatermark(epoch))
 
     async def _emit_held(self, up_to_epoch: int, out: BoundaryOutput) -> None:
         """Emit batches that were set aside one by one: all together may need far more memory than the limit."""
@@ -294,10 +301,11 @@ class Head(ReceivingHead):
     async def on_control(self, control: Control, out: BoundaryOutput) -> None:
         if isinstance(control, InputEnded):
             self._input_ended(control.input_name)
-            if control.input_name == INITIAL and self._max_epochs_ahead == 0:
+            if control.input_name == INITIAL and self._max_epochs_ahead == 0 and self._passed_watermark < 0:
                 # Epoch 0 brings no feedback and never ends the iteration, so the watermark need not wait for data.
                 # Steps that merge in order then handle the data of epoch 0 as it arrives.
-                await self._pass_watermark(0, out)
+                self._passed_watermark = 0
+                await out.control(EpochWatermark(0))
         elif isinstance(control, EpochWatermark):
             self.received.report_up_to(control.epoch)
 
@@ -309,11 +317,6 @@ class Head(ReceivingHead):
             self._feedback_ended = True
         if self._initial_ended and self._feedback_ended:
             self.received.end()
-
-    async def _pass_watermark(self, epoch: int, out: BoundaryOutput) -> None:
-        if epoch > self._passed_watermark:
-            self._passed_watermark = epoch
-            await out.control(EpochWatermark(epoch))
 
     async def emit_last(self, epoch: int, out: BoundaryOutput) -> None:
         await self._emit_held(epoch, out)

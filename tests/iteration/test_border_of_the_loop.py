@@ -186,7 +186,8 @@ async def test_feedback_that_is_set_aside_counts_as_input_of_its_head_once() -> 
     await first.feed(FEEDBACK, 1, 2, epoch=1)
     first.inbox.admit_up_to(1)
     taken, more = first.inbox.aside.take(1)
-    assert taken is not None and not more
+    assert taken is not None
+    assert not more
     assert (counts.records_in, counts.batches_in, first.inbox.aside.take(1)) == (2, 1, (None, False))
 
 

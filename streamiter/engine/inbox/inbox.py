@@ -436,7 +436,7 @@ class Inbox:
         """Whether it has input that the task does not get now."""
         if self._ready.parked or not self._by_port:
             return bool(self._ready.parked)
-        for port in self.ports:
+        for port in self.ports:  # noqa: SIM110 (without a call: each wait of a task comes here)
             if port.later is not None and port.later.counts and not port.is_feedback:
                 return True
         return False

@@ -26,7 +26,6 @@ from streamiter.values.deferred import Deferred, PlainValue, entries_of
 from streamiter.values.records import (
     BATCH_RECORDS,
     TRANSIENT,
-    Batch,
     CheckpointBarrier,
     Control,
     DataBatch,
@@ -378,8 +377,8 @@ class LaterEpochs:
 
     def __init__(self, queue: SpillQueue) -> None:
         self._spilling = queue
-        self._alone: DataBatch | None = None
-        """The batch, if it is the only one."""
+        self.alone: DataBatch | None = None
+        """The only batch; None if there may be several, or none. ``FeedbackAside`` puts and takes it, too."""
         self.counts: dict[int, int] = {}
         """The number of waiting batches of each epoch. Others only read it."""
 
@@ -389,7 +388,7 @@ class LaterEpochs:
     @property
     def _queue(self) -> SpillQueue:
         """The queue, with all batches that wait."""
-        alone, self._alone = self._alone, None
+        alone, self.alone = self.alone, None
         if alone is not None:
             self._spilling.put(alone)
         return self._spilling
@@ -398,20 +397,13 @@ class LaterEpochs:
         if self.counts:
             self._queue.put(batch)
         else:
-            self._alone = batch
+            self.alone = batch
         self.counts[batch.epoch] = self.counts.get(batch.epoch, 0) + 1
 
     def put_plain(self, entry: Sequence[PlainValue]) -> None:
         """Put a batch as a snapshot has it; an encoded one is not decoded if it goes to disk."""
         self._queue.put_plain(entry)
         self.counts[entry[1]] = self.counts.get(entry[1], 0) + 1
-
-    def take_alone(self) -> DataBatch | None:
-        """Take the only batch; return None if there may be several, or none."""
-        alone, self._alone = self._alone, None
-        if alone is not None:
-            self.counts.clear()
-        return alone
 
     def take_next(self, epoch: int) -> list[DataBatch]:
         """Take the next batches of this epoch; return an empty list if there are none.
@@ -451,7 +443,7 @@ class LaterEpochs:
         return self._queue.statistics()
 
     def close(self) -> None:
-        self.counts, self._alone = {}, None
+        self.counts, self.alone = {}, None
         self._spilling.close()
 
 
@@ -549,10 +541,12 @@ class FeedbackAside:
             return
         if self.received is not None:
             self.received(batch.epoch, length)
-        if self._keeps and port.later is not None:
-            port.later.put(batch)
-        elif self._keeps:
+        if not self._keeps:
+            return
+        if (later := port.later) is None or later.counts:
             port.set_aside(batch)
+        else:  # As LaterEpochs.put does.
+            later.alone, later.counts[batch.epoch] = batch, 1
 
     def drop(self) -> None:
         """Keep nothing more, and count nothing more."""
@@ -570,8 +564,10 @@ class FeedbackAside:
                         first, lowest = port, epoch
         if first is None:
             return None, False
-        if not first.held and first.later is not None and (alone := first.later.take_alone()) is not None:
-            batch, following = alone, None  # As below, in fewer calls: each round comes here.
+        if not first.held and (later := first.later) is not None and later.alone is not None:
+            batch, following = later.alone, None  # As below, in fewer calls: each round comes here.
+            later.alone = None
+            later.counts.clear()
         else:
             first.load(lowest)
             taken, following = first.take(), first.first_epoch

@@ -352,9 +352,10 @@ class Task:
                 try:
                     if isinstance(message, Posted):
                         # If the snapshot is taken already, a job that is restored from it makes the notice again.
-                        if self.barriers.suspension is _RUNS and (
-                            called := message.notice(self._boundary_out)
-                        ) is not None:
+                        if (
+                            self.barriers.suspension is _RUNS
+                            and (called := message.notice(self._boundary_out)) is not None
+                        ):
                             await called
                     elif port is not None and (under_way := self._handle_batch(port, message)) is not None:
                         await (self._noting_others(under_way) if self._awaited else under_way)
