@@ -53,6 +53,8 @@ class ReceivedEpochs(DeclaredState):
     """The counts of epochs that were reported and that the coordinator has not declared complete."""
     _reported = declared(_NO_EPOCH)
     _has_ended = declared(False)
+    complete = _NO_EPOCH
+    """The last epoch that some member was told of as complete: its count, and those before it, need not be kept."""
 
     def report_to(self, reports: LoopCoordinator, head: int) -> None:
         """Report to the coordinator from now on, as the head of this number."""
@@ -62,22 +64,29 @@ class ReceivedEpochs(DeclaredState):
         """Report that all feedback of the epochs up to ``epoch`` has arrived: any number of new epochs, or none."""
         if self._has_ended:
             return
+        unacknowledged = self._unacknowledged  # In the order of their epochs.
+        while unacknowledged and (first := next(iter(unacknowledged))) <= self.complete:
+            del unacknowledged[first]
         for received in range(self._reported + 1, epoch + 1):
-            self._unacknowledged[received] = count = self.counts.take(received)
+            runs = self.counts.runs
+            if len(runs) == 1 and runs[0][0] == runs[0][1] == received:
+                count = runs.pop()[2]  # As take does.
+            else:
+                count = self.counts.take(received)
+            unacknowledged[received] = count
             self._reported = received
             self._reports.received(self._head, received, count)
+
+    def report_following(self, epoch: int) -> None:
+        """Report the same, where an epoch is received only after some member was told of the epoch before it."""
+        self.complete = epoch - 1
+        self.report_up_to(epoch)
 
     def end(self) -> None:
         """Report that no more feedback will arrive."""
         self.report_up_to(self.counts.last_epoch or 0)
         self._has_ended = True
         self._reports.ended(self._head)
-
-    def acknowledge(self, complete: int) -> None:
-        """Forget the counts of all epochs up to ``complete``: some member was told that they are complete."""
-        unacknowledged = self._unacknowledged  # In the order of their epochs.
-        while unacknowledged and (epoch := next(iter(unacknowledged))) <= complete:
-            del unacknowledged[epoch]
 
     def report_restored(self, told: RestoredMember) -> None:
         """Report that the head resumes, with everything again that the coordinator may not know."""
@@ -151,11 +160,6 @@ class ReceivingHead(LoopMember):
     def open(self, context: Context) -> None:
         super().open(context)
         self.received.report_to(self.reports, self.number)
-        self.surroundings.inbox.hand_over_feedback(self.has_received)
-
-    def has_received(self, watermark: EpochWatermark) -> None:
-        """Report that all feedback of the epochs up to this watermark has come back."""
-        self.received.report_up_to(watermark.epoch)
 
     def terminate(self, epoch: int) -> None:
         self.context.post(partial(self._end, epoch))
@@ -208,8 +212,9 @@ class Head(ReceivingHead):
 
     def open(self, context: Context) -> None:
         super().open(context)
+        self.surroundings.inbox.hand_over_feedback(self.received.report_up_to)
         if self._max_epochs_ahead is not None:
-            self.surroundings.inbox.aside.begin(self._receive)
+            self.surroundings.inbox.aside.begin(self.received.counts.add)
             self._admit()
         for channel in self.surroundings.feedback_channels:
             channel.call_at_limit(self._report_overload)
@@ -218,6 +223,7 @@ class Head(ReceivingHead):
         is_overloaded = any(channel.is_spilling for channel in self.surroundings.feedback_channels)
         if is_overloaded is not self._is_overloaded:
             self._is_overloaded, self._handled = is_overloaded, 0
+            self.surroundings.inbox.aside.received = self._receive if is_overloaded else self.received.counts.add
             self.reports.overloaded(self.number, is_overloaded)
 
     def statistics(self) -> Mapping[str, int]:
@@ -236,13 +242,13 @@ class Head(ReceivingHead):
     # -- decisions ---------------------------------------------------------------------------------------
 
     def advance(self, epoch: int) -> None:
-        self.context.post(partial(self._advance, epoch))
+        self.context.post(partial(self._release, epoch, True))
 
     def release(self, epoch: int) -> None:
-        self.context.post(partial(self._release, epoch))
+        self.context.post(partial(self._release, epoch, False))
 
     def stop(self, epoch: int) -> None:
-        self.ended_in = epoch
+        self.ended_in = self.surroundings.inbox.aside.last_epoch = epoch
         self.reports.stopped(self.number, epoch)
 
     # -- records -----------------------------------------------------------------------------------------
@@ -251,39 +257,43 @@ class Head(ReceivingHead):
         if input_name == INITIAL:
             out.emit_batch(records, 0)
             return
-        if self._receive(epoch, len(records)):
+        if self.ended_in is None or epoch <= self.ended_in:
+            self._receive(epoch, len(records))
             out.emit_batch(records, epoch)
 
-    def _receive(self, epoch: int, records: int) -> bool:
-        """Count feedback that has arrived; return whether the body may receive it."""
-        if self.ended_in is not None and epoch > self.ended_in:
-            return False
+    def _receive(self, epoch: int, records: int) -> None:
+        """Count feedback that has arrived, and while feedback waits on disk, the batches of it."""
         self.received.counts.add(epoch, records)
         if self._is_overloaded:
             self._handled = (self._handled + 1) % FEEDBACK_FOR_ONE_INPUT
             if not self._handled:
                 self.reports.handled(self.number)
-        return True
 
     def _admit(self) -> None:
         # Initial variables have epoch 0, and feedback has epochs from 1 on.
         self.surroundings.inbox.admit_up_to(max(0, self._released + (self._max_epochs_ahead or 0)))
 
-    async def _release(self, epoch: int, out: BoundaryOutput) -> None:
-        if epoch > self._released and self._max_epochs_ahead is not None:
+    async def _release(self, epoch: int, is_complete: bool, out: BoundaryOutput) -> None:
+        """Emit the feedback that may follow ``epoch``; then its watermark, if it is complete."""
+        if epoch > self._released:
             self._released = epoch
-            self.surroundings.inbox.admit_up_to(epoch + self._max_epochs_ahead)
-            await self._emit_held(epoch + self._max_epochs_ahead, out)
-        elif epoch > self._released:
-            self._released = epoch
+            if (ahead := self._max_epochs_ahead) is not None:
+                self.surroundings.inbox.admit_up_to(epoch + ahead)
+                await self._emit_held(epoch + ahead, out)
+        if is_complete:
+            self._advanced = self._complete = self.received.complete = epoch
+            if epoch > self._passed_watermark:
+                self._passed_watermark = epoch
+                await out.control(EpochWatermark(epoch))
 
     async def _emit_held(self, up_to_epoch: int, out: BoundaryOutput) -> None:
         """Emit batches that were set aside one by one: all together may need far more memory than the limit."""
-        take = self.surroundings.inbox.aside.take
-        batch = take(up_to_epoch)
-        while batch is not None:
-            out.emit_batch(batch.records, batch.epoch)
-            if (batch := take(up_to_epoch)) is not None:
+        take, more = self.surroundings.inbox.aside.take, True
+        while more:
+            batch, more = take(up_to_epoch)
+            if batch is not None:
+                out.emit_batch(batch.records, batch.epoch)
+            if more:
                 await out.room()
 
     # -- control records ---------------------------------------------------------------------------------
@@ -291,12 +301,13 @@ class Head(ReceivingHead):
     async def on_control(self, control: Control, out: BoundaryOutput) -> None:
         if isinstance(control, InputEnded):
             self._input_ended(control.input_name)
-            if control.input_name == INITIAL and self._max_epochs_ahead == 0:
+            if control.input_name == INITIAL and self._max_epochs_ahead == 0 and self._passed_watermark < 0:
                 # Epoch 0 brings no feedback and never ends the iteration, so the watermark need not wait for data.
                 # Steps that merge in order then handle the data of epoch 0 as it arrives.
-                await self._pass_watermark(0, out)
+                self._passed_watermark = 0
+                await out.control(EpochWatermark(0))
         elif isinstance(control, EpochWatermark):
-            self.has_received(control)
+            self.received.report_up_to(control.epoch)
 
     def _input_ended(self, input_name: str) -> None:
         if input_name == INITIAL:
@@ -306,17 +317,6 @@ class Head(ReceivingHead):
             self._feedback_ended = True
         if self._initial_ended and self._feedback_ended:
             self.received.end()
-
-    async def _advance(self, epoch: int, out: BoundaryOutput) -> None:
-        await self._release(epoch, out)
-        self._advanced = self._complete = epoch
-        self.received.acknowledge(epoch)
-        await self._pass_watermark(epoch, out)
-
-    async def _pass_watermark(self, epoch: int, out: BoundaryOutput) -> None:
-        if epoch > self._passed_watermark:
-            self._passed_watermark = epoch
-            await out.control(EpochWatermark(epoch))
 
     async def emit_last(self, epoch: int, out: BoundaryOutput) -> None:
         await self._emit_held(epoch, out)
@@ -329,6 +329,8 @@ class Head(ReceivingHead):
 
     def restore(self, state: dict[str, Any]) -> None:
         super().restore(state)
+        if self.ended_in is not None:
+            self.surroundings.inbox.aside.last_epoch = self.ended_in
         if self._max_epochs_ahead is not None:
             self._admit()
         self.received.report_restored(RestoredMember(self.ended_in, self._advanced, self._complete, self._released))
@@ -343,28 +345,19 @@ class CriteriaHead(ReceivingHead):
 
     def open(self, context: Context) -> None:
         super().open(context)
-        self.surroundings.inbox.aside.begin(self._receive)
+        self.surroundings.inbox.hand_over_feedback(self.received.report_following)
+        self.surroundings.inbox.aside.begin(self.received.counts.add, keeps=False)
         self.surroundings.inbox.admit_up_to(-math.inf)
         self.received.report_up_to(0)
-
-    def _receive(self, epoch: int, records: int) -> bool:
-        """Count criteria that have arrived; their records are of no use."""
-        self.received.counts.add(epoch, records)
-        return False
 
     def statistics(self) -> Mapping[str, int]:
         return {"criteria_records": sum(channel.total_records for channel in self.surroundings.feedback_channels)}
 
     async def on_control(self, control: Control, out: BoundaryOutput) -> None:
         if isinstance(control, EpochWatermark):
-            self.has_received(control)
+            self.received.report_following(control.epoch)
         elif isinstance(control, InputEnded):
             self.received.end()
-
-    def has_received(self, watermark: EpochWatermark) -> None:
-        # From epoch 2 on, a watermark comes only after a head or an entrance was told of the epoch before it.
-        self.received.acknowledge(watermark.epoch - 1)
-        super().has_received(watermark)
 
     def restore(self, state: dict[str, Any]) -> None:
         super().restore(state)

@@ -139,8 +139,8 @@ class LoopCoordinator:
         """A head has received all ``count`` records of ``epoch``."""
         if self._is_aligning:
             self._hear(member, partial(self._progress.head_received, member, epoch=epoch, count=count))
-        else:  # As _hear does, in less time: a round takes 4 % fewer instructions.
-            self._tell(self._progress.head_received(member, epoch=epoch, count=count))
+        elif decisions := self._progress.head_received(member, epoch=epoch, count=count):
+            self._tell(decisions)  # As _hear does, in less time: a round takes 4 % fewer instructions.
 
     def passed(self, member: int, epoch: int) -> None:
         """All stamped data up to ``epoch`` has passed an entrance."""

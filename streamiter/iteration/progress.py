@@ -180,24 +180,27 @@ class LoopProgress:
                 decisions.append(ReleasedEpoch(epoch))
             if passed < epoch:
                 break
-            decisions.append(self._complete(epoch))
+            self.last_complete = epoch
+            fed_back, criteria = self._feedback.pop(epoch, 0), self._criteria.pop(epoch, 0)
+            if fed_back:
+                runs = self.rounds.runs
+                if runs and runs[-1][1] + 1 == epoch and runs[-1][2] == fed_back:
+                    runs[-1][1] = epoch  # As below: most rounds bring as many records as the round before.
+                else:
+                    self._count_round(epoch, fed_back)
+            may_end = passed == math.inf and epoch > self._last_data_epoch
+            if may_end and (not fed_back or (self._has_criteria and not criteria) or self._ends_soon):
+                self.ended_in = epoch
+                self.end_reason = _end_reason(fed_back, criteria, has_criteria=self._has_criteria)
+                decisions.append(Ended(epoch))
+            else:
+                decisions.append(Completed(epoch))
         return decisions
 
-    def _complete(self, epoch: int) -> Decision:
-        self.last_complete = epoch
-        fed_back = self._feedback.pop(epoch, 0)
-        criteria = self._criteria.pop(epoch, 0)
-        if fed_back:
-            self.rounds.add(epoch, fed_back)
-            if len(self.rounds._runs) > _ROUNDS_TOLD:
-                self.rounds.forget_older(_ROUNDS_TOLD)
-        may_end = epoch > self._last_data_epoch and min(self._passed, default=math.inf) == math.inf
-        has_no_reason_to_continue = not fed_back or (self._has_criteria and not criteria) or self._ends_soon
-        if may_end and has_no_reason_to_continue:
-            self.ended_in = epoch
-            self.end_reason = _end_reason(fed_back, criteria, has_criteria=self._has_criteria)
-            return Ended(epoch)
-        return Completed(epoch)
+    def _count_round(self, epoch: int, fed_back: int) -> None:
+        self.rounds.add(epoch, fed_back)
+        if len(self.rounds.runs) > _ROUNDS_TOLD:
+            self.rounds.forget_older(_ROUNDS_TOLD)
 
 
 def _end_reason(fed_back: int, criteria: int, *, has_criteria: bool) -> EndReason:
@@ -231,98 +234,94 @@ class EpochCounts(DeclaredState):
     >>> for epoch in range(1, 100_001):
     ...     counts.add(epoch, 1)
     >>> counts.runs
-    [(1, 100000, 1)]
+    [[1, 100000, 1]]
     >>> counts.take(1), counts.take(2), counts.take(100_001)
     (1, 1, 0)
     """
 
-    _runs: list[list[int]] = declared(made=list, form=LISTS)
+    runs: list[list[int]] = declared(made=list, form=LISTS)
+    """For each run the first epoch, the last epoch, and the number of records in each of its epochs."""
 
     def __init__(self) -> None:
         self._runs_max = _RUNS_MAX
 
     @property
-    def runs(self) -> list[tuple[int, int, int]]:
-        """For each run the first epoch, the last epoch, and the number of records in each of its epochs."""
-        return [(first, last, count) for first, last, count in self._runs]
-
-    @property
     def last_epoch(self) -> int | None:
         """The highest epoch that has a count."""
-        return self._runs[-1][1] if self._runs else None
+        return self.runs[-1][1] if self.runs else None
 
     def add(self, epoch: int, count: int) -> None:
         """Add ``count`` records (1 or more) of ``epoch``."""
-        if not self._runs:
-            self._runs.append([epoch, epoch, count])
+        if not self.runs:
+            self.runs.append([epoch, epoch, count])
             return
-        if (last := self._runs[-1])[1] + 1 == epoch and last[2] == count:
+        if (last := self.runs[-1])[1] + 1 == epoch and last[2] == count:
             last[1] = epoch  # The case of most loops most of the time.
             return
         index = self._index_of(epoch)
-        if index >= 0 and epoch <= self._runs[index][1]:
+        if index >= 0 and epoch <= self.runs[index][1]:
             index = self._split_out(index, epoch)
-            self._runs[index][2] += count
+            self.runs[index][2] += count
         else:
             index += 1
-            self._runs.insert(index, [epoch, epoch, count])
+            self.runs.insert(index, [epoch, epoch, count])
         self._join_if_alike(index)
         self._join_if_alike(index - 1)
-        if len(self._runs) > self._runs_max:
+        if len(self.runs) > self._runs_max:
             self._join_older()
 
     def take(self, epoch: int) -> int:
         """Return the count of ``epoch``, and forget this and all earlier epochs."""
-        if self._runs and self._runs[0][0] == self._runs[0][1] == epoch:
-            return self._runs.pop(0)[2]
+        if self.runs and self.runs[0][0] == self.runs[0][1] == epoch:
+            return self.runs.pop(0)[2]
         index = self._index_of(epoch)
         if index < 0:
             return 0
-        first, last, count = self._runs[index]
-        del self._runs[: index + 1]
+        first, last, count = self.runs[index]
+        del self.runs[: index + 1]
         if last > epoch:
-            self._runs.insert(0, [epoch + 1, last, count])
+            self.runs.insert(0, [epoch + 1, last, count])
         return count if first <= epoch <= last else 0
 
     def _index_of(self, epoch: int) -> int:
         """Return the index of the last run that begins at or before ``epoch``; -1 if there is none."""
-        if self._runs and self._runs[-1][0] <= epoch:
-            return len(self._runs) - 1
-        return bisect_right(self._runs, epoch, key=lambda run: run[0]) - 1
+        if self.runs and self.runs[-1][0] <= epoch:
+            return len(self.runs) - 1
+        return bisect_right(self.runs, epoch, key=lambda run: run[0]) - 1
 
     def _split_out(self, index: int, epoch: int) -> int:
         """Split run ``index`` so that ``epoch`` has a run of its own; return the index of that run."""
-        first, last, count = self._runs[index]
+        first, last, count = self.runs[index]
         before = [[first, epoch - 1, count]] if first < epoch else []
         after = [[epoch + 1, last, count]] if epoch < last else []
-        self._runs[index : index + 1] = [*before, [epoch, epoch, count], *after]
+        self.runs[index : index + 1] = [*before, [epoch, epoch, count], *after]
         return index + len(before)
 
     def _join_if_alike(self, index: int) -> None:
         """Join a run and the next one if there is no gap between them and their counts are equal."""
-        if 0 <= index < len(self._runs) - 1:
-            run, following = self._runs[index : index + 2]
+        if 0 <= index < len(self.runs) - 1:
+            run, following = self.runs[index : index + 2]
             if run[1] + 1 == following[0] and run[2] == following[2]:
-                self._runs[index : index + 2] = [[run[0], following[1], run[2]]]
+                self.runs[index : index + 2] = [[run[0], following[1], run[2]]]
 
     def forget_older(self, keep_runs: int) -> None:
         """Keep only the last ``keep_runs`` runs."""
-        del self._runs[:-keep_runs]
+        del self.runs[:-keep_runs]
 
     def _join_older(self) -> None:
         """Join neighbouring runs in the older half, even if their counts differ."""
-        half = len(self._runs) // 2
-        fills_gaps = len(self._runs) > _RUNS_WITH_GAPS_MAX
+        half = len(self.runs) // 2
+        fills_gaps = len(self.runs) > _RUNS_WITH_GAPS_MAX
         joined: list[list[int]] = []
-        for run in self._runs[:half]:
+        for run in self.runs[:half]:
             if joined and (fills_gaps or joined[-1][1] + 1 == run[0]):
                 joined[-1][1:] = [run[1], min(joined[-1][2], run[2])]
             else:
                 joined.append(run)
-        self._runs[:half] = joined
+        self.runs[:half] = joined
         self._join_if_alike(len(joined) - 1)
         # If gaps separate the runs, the next attempt comes when there are half as many more.
-        self._runs_max = max(_RUNS_MAX, min(len(self._runs) * 3 // 2, _RUNS_WITH_GAPS_MAX))
+        self._runs_max = max(_RUNS_MAX, min(len(self.runs) * 3 // 2, _RUNS_WITH_GAPS_MAX))
 
     @classmethod
     def added(cls, many: Iterable[Iterable[tuple[int, int, int]]]) -> list[tuple[int, int, int]]:

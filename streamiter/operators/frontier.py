@@ -113,15 +113,20 @@ class Frontier(Generic[Part]):
         others = (value for other, value in self._reached.items() if other != part and other not in self._idle)
         return min(others, default=otherwise)
 
-    def settle(self) -> bool:
-        """Count the changes; return whether the frontier has grown."""
+    def settle(self, part: Part | None = None, value: int = 0) -> bool:
+        """Count the changes, and first that ``part`` has reached a value; return whether the frontier has grown."""
         reached, idle = self._reached, self._idle
+        if part is not None:
+            if idle or part not in reached:
+                self.reach(part, value)
+            elif value > reached[part]:
+                reached[part] = value
         if len(idle) < len(reached):
             active = {part: value for part, value in reached.items() if part not in idle} if idle else reached
             least = min(active.values())
-            for part, value in active.items():
-                if value == least:
-                    self.slowest = part
+            for slowest, reached_by in active.items():
+                if reached_by == least:
+                    self.slowest = slowest
                     break
         else:
             self.slowest = None

@@ -31,6 +31,7 @@ from streamiter.engine.inbox.port_progress import InputEnded
 from streamiter.engine.job.job import Job
 from streamiter.engine.plan.job_settings import ChannelLimits
 from streamiter.engine.storage.replay_cache import ReplayCache
+from streamiter.engine.tasks.entries import EntryCounts
 from streamiter.iteration import all_reduce, terminate_after
 from streamiter.iteration.border import FEEDBACK, INITIAL, Head, JoinLoop, LoopMember
 from streamiter.iteration.coordinator import LoopCoordinator, LoopDecisions
@@ -180,12 +181,14 @@ def replayer(memory_bytes: int) -> Bench:
 
 async def test_feedback_that_is_set_aside_counts_as_input_of_its_head_once() -> None:
     """In the statistics of a synchronous loop, its head received the initial variables only."""
-    first, counted = head(0), list[Any]()
-    first.inbox.aside.count = counted.append
+    first, counts = head(0), EntryCounts()
+    first.inbox.aside.counts = counts
     await first.feed(FEEDBACK, 1, 2, epoch=1)
     first.inbox.admit_up_to(1)
-    assert first.inbox.aside.take(1) is not None
-    assert (counted, first.inbox.aside.take(1)) == ([[1, 2]], None)
+    taken, more = first.inbox.aside.take(1)
+    assert taken is not None
+    assert not more
+    assert (counts.records_in, counts.batches_in, first.inbox.aside.take(1)) == (2, 1, (None, False))
 
 
 async def test_feedback_behind_the_end_of_the_iteration_is_not_kept() -> None:

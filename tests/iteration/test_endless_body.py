@@ -271,7 +271,7 @@ async def test_epochs_that_pass_a_blocked_replay_are_stored_as_one_number() -> N
     await until(lambda: job.statistics().loops[0].epoch_complete >= 500)
     [replayer] = [task for task in job._tasks if task.name == "data 0[0]"]
     assert replayer.waits_for_room_in is not None
-    assert len(replayer.inbox._posted) <= 3
+    assert len(replayer.inbox.posted) <= 3
     may_continue.set()
     statistics = await asyncio.wait_for(job.stop("drain"), PATIENCE_S)
     [loop] = statistics.loops

@@ -140,10 +140,14 @@ class Channel:
         A watermark replaces a watermark of its kind that is last in the channel. It has the same meaning as both
         together, and a consumer that is late does not find one for each epoch.
         """
-        if self._items and type(self._items[-1]) is type(control) and isinstance(control, WATERMARKS):
-            self._items[-1] = control
+        items = self._items
+        if items and type(items[-1]) is type(control) and isinstance(control, WATERMARKS):
+            items[-1] = control
             return
-        self._append(control)
+        items.append(control)
+        self.waiting += 1
+        if self.waiting == 1 and self._on_ready is not None:
+            self._on_ready()
 
     async def wait_for_room(self) -> None:
         """Wait until the consumer takes or releases something (for the producer; one task at a time)."""

@@ -24,7 +24,7 @@ from streamiter.topics.topic import Topic, TopicDescription
 from streamiter.values.deferred import Deferred, PlainValue
 from streamiter.values.helpers.closing import close_now
 from streamiter.values.numbers import whole_number
-from streamiter.values.records import CheckpointBarrier, Control, DataBatch, EpochWatermark
+from streamiter.values.records import CheckpointBarrier, Control, DataBatch
 
 if TYPE_CHECKING:
     from streamiter.values.plain_data import PlainData
@@ -398,15 +398,18 @@ def spill_queue(name: str, limits: FeedbackLimits, plain_data: PlainData) -> Spi
 class SetAside(Protocol):
     """Feedback that waits in the inbox of a head, because its epoch is not admitted."""
 
-    def begin(self, received: Callable[[int, int], bool]) -> None: ...
-    def take(self, up_to_epoch: int) -> DataBatch | None: ...
+    received: Callable[[int, int], None] | None
+    last_epoch: float
+
+    def begin(self, received: Callable[[int, int], None], *, keeps: bool = True) -> None: ...
+    def take(self, up_to_epoch: int) -> tuple[DataBatch | None, bool]: ...
     def statistics(self) -> list[SpillStatistics]: ...
 
 
 class BorderInbox(Protocol):
     """The inbox of an operator at the border of a loop, which decides how far data and feedback may run ahead."""
 
-    def hand_over_feedback(self, complete: Callable[[EpochWatermark], None]) -> None: ...
+    def hand_over_feedback(self, complete: Callable[[int], None]) -> None: ...
     def admit_up_to(self, epoch: float) -> None: ...
     @property
     def aside(self) -> SetAside: ...

@@ -91,6 +91,8 @@ class Turns:
     def __call__(self, batch: Batch) -> Iterable[tuple[int, Batch]]:
         first, length, subtasks = self.following, len(batch), self._subtasks
         self.following = (first + length) % subtasks
+        if length == 1:
+            return ((first, batch),)
         return [((first + turn) % subtasks, batch[turn::subtasks]) for turn in range(min(length, subtasks))]
 
 
@@ -223,12 +225,6 @@ class ChannelOutput:
                 f"given {self._waiting_bytes >> 20} MiB; emit less for each record, or read the records from a source"
             )
 
-    def put_control(self, control: Control) -> None:
-        if self.waiting:
-            self.waiting.append(control)
-        else:
-            self.channel.put_control(control)
-
     async def clear(self, clock: Clock) -> None:
         """Wait until everything is in the channel."""
         began_s = clock.monotonic_s()
@@ -251,6 +247,8 @@ class Writer(Protocol):
 
     lanes: Sequence[ChannelOutput]
     split: Splitter | None
+    leaves_loop: bool
+    """Whether the reader is outside the iteration of the task."""
 
     def __call__(self, batch: Batch) -> None: ...
     def control(self, control: Control) -> None: ...
@@ -273,21 +271,21 @@ class EdgeWriter:
     ) -> None:
         """``split`` is None if there is only one channel; ``step`` is the step that reads the channels.
 
-        ``leaves_loop``: the reader is outside the iteration of the task. It receives all records in epoch 0, and of the
+        With ``leaves_loop`` the reader receives all records in epoch 0, and of the
         control records only barriers, event-time watermarks and the end. ``keeps``: what emitted records have of the
         origin of the batch that they were made of. ``encode`` is given for a sink in another process: the channels
         get what it returns.
         """
         self._keeps = keeps
         self._encode = encode
-        self._leaves_loop = leaves_loop
+        self.leaves_loop = leaves_loop
         self.split = split
         self.lanes = lanes
         self._progress = progress
         self._step = step
 
     def __call__(self, batch: Batch) -> None:
-        epoch = 0 if self._leaves_loop else self._progress.epoch
+        epoch = 0 if self.leaves_loop else self._progress.epoch
         origin = None if self._keeps == "no origin" else self._progress.origin
         if origin is not None and origin.originals is not None:
             if self._keeps == "originals" and self.split is not None:
@@ -296,7 +294,12 @@ class EdgeWriter:
             if self._keeps == "ranges":
                 origin = origin.with_originals(None)
         for subtask, part in ((0, batch),) if self.split is None else _split(self.split, batch, self._step):
-            self._put(subtask, part, epoch, origin)
+            if self._encode is None:
+                lane, made = self.lanes[subtask], DataBatch(part, epoch, origin)
+                if lane.waiting or not lane.channel.try_put(made):
+                    lane.keep(made)
+            else:
+                self._put(subtask, part, epoch, origin)
 
     def _put(self, subtask: int, part: Batch, epoch: int, origin: BatchOrigin | None) -> None:
         if self._encode is None:
@@ -319,18 +322,23 @@ class EdgeWriter:
 
     def control(self, control: Control) -> None:
         """Put a control record into every channel, because each of them may bring records."""
-        if self._leaves_loop:
+        if self.leaves_loop:
             if isinstance(control, EndOfInput):
                 control = EndOfInput()  # Without the epoch in which the iteration has ended.
             elif not isinstance(control, (CheckpointBarrier, EventTimeWatermark)):
                 return
         for lane in self.lanes:
-            lane.put_control(control)
+            if lane.waiting:
+                lane.waiting.append(control)
+            else:
+                lane.channel.put_control(control)
 
 
 @final
 class FeedbackWriter:
     """Distributes batches over the channels of a feedback edge: the epoch grows by one, and nothing blocks."""
+
+    leaves_loop = False
 
     def __init__(
         self, split: Splitter | None, channels: Sequence[WritableFeedback], progress: Progress, step: str

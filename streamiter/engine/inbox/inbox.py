@@ -85,7 +85,8 @@ class Inbox:
         self._by_port = order.by_port
         self._in_order = epochs_in_order
         self._ready = ReadyPorts(len(self.ports))
-        self._posted: deque[Control] = deque()
+        self.posted: deque[Control] = deque()
+        """What comes before all that the ports bring. The inbox adds to it; the task takes from it, too."""
         self.wanted = WantedInputs(self.ports, self._counts_as_ended)
         """What the operator wants to read now. Only the inbox changes it."""
         self.feedback = FeedbackLog(self.ports, make_feedback_queue)
@@ -118,7 +119,7 @@ class Inbox:
         """At the border of a loop: the last epoch whose records the operator receives now."""
         self.aside = FeedbackAside(self.feedback.ports, make_queue)
         """Feedback that is not admitted. Only the inbox, its task, and the operator at the border of a loop use it."""
-        self._served: Port | None = None
+        self.served: Port | None = None
         """The port of the data that the task handles now, if something waits for that data."""
         self._end: EndOfInput | None = None
         """The end of all inputs. It comes after the records in all logs, and after a barrier that starts here."""
@@ -136,10 +137,10 @@ class Inbox:
 
     def poll(self) -> Polled | None:
         """Return what the task handles next, and its port (None for a posted control record), or None."""
-        if self._served is not None:
-            self._after_serving(self._served)
-        if self._posted:
-            return None, self._posted.popleft()
+        if self.served is not None:
+            self._after_serving(self.served)
+        if self.posted:
+            return None, self.posted.popleft()
         if self._end is not None and not self._by_port:
             return self._poll_rest(self._end)
         if self._by_port and (polled := self._poll_next()) is not None:
@@ -150,15 +151,13 @@ class Inbox:
             ready.is_queued[port.index] = False
             if sets_aside and not self._by_port:
                 port.load(self._epochs.value + 1)
-            item = port.peek()
+            item = port.held[0] if port.held else port.channel.peek()
             if item is None or port.is_blocked:
                 continue
+            if isinstance(item, Control) and not self.stands_still:
+                return port, self._take_control(port, item)
             if (fate := self._fate(port, item)) == NOW:
-                if not isinstance(item, Control):
-                    return port, self._take_batch(port)
-                port.take()
-                ready.add(port)
-                return port, item
+                return port, self._take_control(port, item) if isinstance(item, Control) else self._take_batch(port)
             if (polled := self._leave(port, fate)) is not None:
                 return polled
         # If only some inputs are wanted, records that were set aside now may change which port is next.
@@ -191,7 +190,7 @@ class Inbox:
         if control is not None:
             return (None if isinstance(control, Posted) else port), control
         # If the barrier is aligned now, no record behind it may come first.
-        return (None, self._posted.popleft()) if self._posted else None
+        return (None, self.posted.popleft()) if self.posted else None
 
     def _read_ahead(self, port: Port) -> Control | None:
         """Set aside the records of a port that have no turn now; take the control record behind them and return it.
@@ -212,7 +211,9 @@ class Inbox:
                 return None
             channel.take()
             self._idle.discard(port.index)
-            if not port.is_feedback or self.aside.takes(item):
+            if port.is_feedback:
+                self.aside.put(port, item)
+            else:
                 port.set_aside(item)
         if item is None:
             return None
@@ -225,10 +226,10 @@ class Inbox:
         """Set aside all that a port brings before its barrier; return whether the barrier was there."""
         last = port.hold_up_to_barrier()
         if isinstance(last, CheckpointBarrier):
-            self._posted.extend(self._align(port, last))
+            self.posted.extend(self._align(port, last))
         elif isinstance(last, EndOfInput):
             self.barriers.end(port)
-            self._posted.extend(self._aligned())
+            self.posted.extend(self._aligned())
         return isinstance(last, CheckpointBarrier)
 
     def _poll_next(self) -> Polled | None:
@@ -239,15 +240,15 @@ class Inbox:
             if port.later is not None and port.later.counts and not port.is_feedback:
                 port.load(turn)
             if port.marks.end is not None and port.lowest is None:
-                self._posted.extend(self._progress.end_data(port))
+                self.posted.extend(self._progress.end_data(port))
                 self._ready.add(port)  # Records of the end of the iteration may follow.
-                if self._posted:
-                    return None, self._posted.popleft()
+                if self.posted:
+                    return None, self.posted.popleft()
                 wanted = self.wanted.names
                 continue
             if not port.held and port.is_blocked:
                 return None
-            item = port.peek()
+            item = port.held[0] if port.held else port.channel.peek()
             if isinstance(item, DataBatch):
                 is_wanted = item.epoch <= self._admitted and (wanted is None or port.input_name in wanted)
                 has_turn = item.epoch == turn and is_wanted and not port.is_feedback
@@ -255,9 +256,7 @@ class Inbox:
             if item is None:
                 return None
             assert isinstance(item, Control)
-            port.take()
-            self._ready.add(port)
-            return port, item
+            return port, self._take_control(port, item)
         return None
 
     def _poll_rest(self, end: EndOfInput) -> Polled:
@@ -266,8 +265,8 @@ class Inbox:
         if not lowest:
             self._end = None
             ended = [event for port in self.ports for event in self._progress.end_data(port)]
-            self._posted += [*(event for event in ended if isinstance(event, InputEnded)), end]
-            return None, self._posted.popleft()
+            self.posted += [*(event for event in ended if isinstance(event, InputEnded)), end]
+            return None, self.posted.popleft()
         self._rest = epoch = min(lowest)
         self.reconsider_wanted()
         next_ports = (port for port in self.ports if port.lowest == epoch)
@@ -275,12 +274,22 @@ class Inbox:
         port.load(epoch)
         return port, self._take_batch(port)
 
+    def _take_control(self, port: Port, control: Control) -> Control:
+        if port.held:
+            port.take()
+        else:
+            port.channel.take()
+        # A channel that is empty now calls when it has something.
+        if port.held or port.channel.waiting or port.later:
+            self._ready.add(port)
+        return control
+
     def _take_batch(self, port: Port) -> DataBatch | SourceBatch:
         if self._idle:
             self._idle.discard(port.index)
         batch = port.take_batch()
         if port.in_hand is not None or (self.sets_aside and port.marks):
-            self._served = port
+            self.served = port
         # A channel that is empty now calls when it has something.
         if self.sets_aside or port.held or port.channel.waiting:
             self._ready.add(port)
@@ -288,16 +297,16 @@ class Inbox:
 
     def _after_serving(self, served: Port) -> None:
         """Free the room of the records that the task has handled, and let what waited behind them act."""
-        self._served = None
+        self.served = None
         served.release()
         if served.marks:
             # They come first: a snapshot at a barrier that is posted already has the watermark that they bring.
-            self._posted.extendleft(reversed(self._progress.settle(served)))
+            self.posted.extendleft(reversed(self._progress.settle(served)))
             self.reconsider_wanted()
 
     def wait(self) -> Awaitable[None]:
         """Return what to await until ``poll`` may return something. It is no coroutine: each round comes here."""
-        if not self._posted and not self._ready.queue and (self._end is None or self._by_port):
+        if not self.posted and not self._ready.queue and (self._end is None or self._by_port):
             return self._ready.news()
         return NO_WAIT
 
@@ -319,14 +328,14 @@ class Inbox:
 
     def post(self, notice: Notice) -> None:
         """Let ``poll`` return this notice next. Any part of the job may call it."""
-        self._posted.append(Posted(notice))
+        self.posted.append(Posted(notice))
         if self._ready.waiter is not None:
             self._ready.wake()
 
     # -- at the border of a loop -----------------------------------------------------------------------
 
-    def hand_over_feedback(self, complete: Callable[[EpochWatermark], None]) -> None:
-        """Let producers of feedback hand it over, so that the task need not read it. ``complete`` gets its watermarks.
+    def hand_over_feedback(self, complete: Callable[[int], None]) -> None:
+        """Let producers of feedback hand it over, so that the task need not read it. ``complete`` gets its epochs.
 
         The producer's turn then sets feedback aside, and reports that an epoch was received.
         """
@@ -334,22 +343,21 @@ class Inbox:
             if port.feedback is not None and port.feedback.is_at_hand and port.feedback.return_path is None:
                 port.feedback.hand_over = partial(self._handed_over, port, complete)
 
-    def _handed_over(self, port: Port, complete: Callable[[EpochWatermark], None], item: DataBatch | Control) -> bool:
+    def _handed_over(self, port: Port, complete: Callable[[int], None], item: DataBatch | Control) -> bool:
         """Handle an item of an empty channel, if the task rests or has made the item itself; return whether."""
-        rests = self.rests and not (self._ready.queue or self._posted)
+        rests = self.rests and not (self._ready.queue or self.posted)
         if self._idle or port.is_blocked or not (rests or (port.is_own and not self.is_at_barrier)):
             return False
         if isinstance(item, DataBatch):
             if item.epoch <= self._admitted:
                 return rests and self.handle is not None and self.handle(port, item)
-            if self.aside.takes(item):
-                port.set_aside(item)
+            self.aside.put(port, item)
             return True
         if not isinstance(item, EpochWatermark):
             return False
         for event in self._progress.bring(port, item):
             assert isinstance(event, EpochWatermark)
-            complete(event)
+            complete(event.epoch)
         return True
 
     def admit_up_to(self, epoch: float) -> None:
@@ -428,7 +436,10 @@ class Inbox:
         """Whether it has input that the task does not get now."""
         if self._ready.parked or not self._by_port:
             return bool(self._ready.parked)
-        return any(port.later is not None and port.later.counts and not port.is_feedback for port in self.ports)
+        for port in self.ports:  # noqa: SIM110 (without a call: each wait of a task comes here)
+            if port.later is not None and port.later.counts and not port.is_feedback:
+                return True
+        return False
 
     def waits_for(self) -> str | None:
         """Return in words what the records that are not read wait for; None if they only are not wanted."""
@@ -569,7 +580,7 @@ class Inbox:
         for port in self.ports:
             if port.end is not None:
                 self._end_port(port, port.end)
-                self._posted.extend(self._progress.end_time(port))  # The other ports are told of event time again.
+                self.posted.extend(self._progress.end_time(port))  # The other ports are told of event time again.
             elif any(isinstance(item, EndOfInput) for item in port.held):
                 self.barriers.end(port)
             if port.later or port.peek() is not None:
@@ -581,7 +592,7 @@ class Inbox:
             for _ in range(len(port.held)):
                 control = port.take()
                 assert isinstance(control, Control)
-                self._posted.extend(self.accept(port, control))
+                self.posted.extend(self.accept(port, control))
 
     def close(self) -> None:
         close_now([self.feedback.close, *(port.close for port in self.ports)])

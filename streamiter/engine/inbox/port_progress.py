@@ -114,6 +114,10 @@ class PortProgress:
                     f"{port.arrived}"
                 )
             port.arrived = control.epoch
+            if port.later is None or port.is_feedback or not (port.held or port.later.counts):
+                if not self.epochs.settle(port.index, control.epoch):  # As below, in fewer calls.
+                    return []
+                return self._grown() if self._tells_due else [EpochWatermark(self.epochs.value)]
         elif isinstance(control, Idle):
             self.idle.add(port.index)
             return self._all_idle()
@@ -126,8 +130,7 @@ class PortProgress:
     def _act(self, port: Port, mark: Control) -> list[Control]:
         """Let a mark act that has come to the front."""
         if isinstance(mark, EpochWatermark):
-            self.epochs.reach(port.index, mark.epoch)
-            return self._moved()
+            return self._moved(port, mark.epoch)
         if isinstance(mark, EndOfData):
             return self._end_data(port, mark.epoch)
         if isinstance(mark, ReadToEnd):
@@ -161,20 +164,20 @@ class PortProgress:
         while (mark := port.marks.take(lowest, but_end=self._by_port)) is not None:
             events += self._act(port, mark)
         if lowest is not None:
-            self.epochs.reach(port.index, min(port.arrived, lowest - 1) if port.marks.end is None else lowest - 1)
-            events += self._moved()
+            events += self._moved(port, min(port.arrived, lowest - 1) if port.marks.end is None else lowest - 1)
         if lowest is None and port.has_ended:
             events += self.end_reading(port)
         return events
 
-    def _moved(self) -> list[Control]:
-        """Return the watermark of the task, if it has grown."""
-        if not self.epochs.settle():
-            return []
+    def _moved(self, port: Port, epoch: int) -> list[Control]:
+        """Note that a port has reached an epoch; return the watermark of the task, if it has grown."""
+        return self._grown() if self.epochs.settle(port.index, epoch) else []
+
+    def _grown(self) -> list[Control]:
         if self._tells_due:
-            for port in self._ports:
-                if port.later is not None and self.epochs.value + 1 in port.later.counts:
-                    self._on_due(port)
+            for each in self._ports:
+                if each.later is not None and self.epochs.value + 1 in each.later.counts:
+                    self._on_due(each)
         return [EpochWatermark(self.epochs.value)]
 
     def end_time(self, port: Port) -> list[Control]:
@@ -268,7 +271,7 @@ class PortProgress:
         if all(epochs.has_ended(other.index) for other in others):
             events.append(InputEnded(port.input_name))
         epochs.end(port.index, end_epoch)
-        moved = self._moved()
+        moved = self._moved(port, end_epoch)
         # At the end of an iteration the end of input follows. Operators emit at that end, so the data has not ended. In
         # a fixed order of ports, the end of input may have arrived before the turn of the end of data.
         ends_with_input = end_epoch == BEFORE_ALL_EPOCHS if self._by_port else port.has_ended

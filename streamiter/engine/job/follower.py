@@ -36,7 +36,7 @@ from streamiter.engine.plan.job_settings import JobOptions, OwnProcess
 from streamiter.engine.plan.messages import Exchange, Meeting, SharedObjects
 from streamiter.engine.plan.plan import Planner
 from streamiter.engine.states.backends import MemoryStates
-from streamiter.engine.tasks.failures import Failures, call_unless_cancelled, first_failure, noted, unless_cancelled
+from streamiter.engine.tasks.failures import Failures, call_unless_cancelled, check_stopped, first_failure, noted
 from streamiter.engine.tasks.task import Task
 from streamiter.engine.tasks.task_barriers import TaskStates
 from streamiter.engine.tasks.watchdog import Watchdog, task_statistics
@@ -312,7 +312,10 @@ class JobFollower:
     async def _run_task(self, task: Task) -> None:
         first = task.first
         try:
-            await unless_cancelled(noted(task.run(), first.step.name, first.note), first.step.name)
+            await noted(task.run(), first.step.name, first.note)
+        except asyncio.CancelledError as error:  # As unless_cancelled does: each turn of a task would pass it.
+            check_stopped(error, first.step.name)
+            raise
         except (SystemExit, KeyboardInterrupt):
             self._exits = True
             raise

@@ -277,8 +277,13 @@ class SpillQueue(SpillLog):
             raise self._closed(item)
         if isinstance(item, DataBatch):
             size_bytes = size_bytes or BATCH_PLACE_BYTES + estimated_bytes(item.records)
-            if not self._disk.count and self._fits(size_bytes):
-                self._keep(item, size_bytes)
+            in_memory = self._bytes_in_memory + size_bytes
+            # As _fits and _keep do, in fewer calls: each round of a loop comes here.
+            if not self._disk.count and (in_memory <= self.memory_limit_bytes or in_memory == size_bytes):
+                self.memory.append((item, size_bytes))
+                self._bytes_in_memory = in_memory
+                if in_memory > self._bytes_in_memory_peak:
+                    self._bytes_in_memory_peak = in_memory
             else:
                 self._spill(self._disk.encode(item.records, item.epoch))
             self._records += len(item.records)

@@ -51,6 +51,10 @@ class Chain:
         lasting = self._instances if rounds is None else self._instances[1:]
         self._listeners = [instance for instance in lasting if instance.is_listener]
         self._writers = list(writers)
+        self.epoch_writers = [writer for writer in writers if not writer.leaves_loop]
+        """The writers that epoch watermarks pass."""
+        self.tells_of_epochs = bool(self._listeners) or rounds is not None
+        """Whether operators of the task are told of complete epochs."""
         self._progress = progress
         self._rounds = rounds
         self._feeder = feeder
@@ -178,16 +182,23 @@ CloseNow = Callable[[Callable[[], Coroutine[object, object, None]]], Awaitable[N
 class ChainOutput(BoundaryOutput):
     """The output of a boundary that is the first operator of a chain."""
 
-    def __init__(self, chain: Chain, *, end: Callable[..., Coroutine[Any, Any, None]]) -> None:
+    def __init__(self, chain: Chain, *, end: Callable[[EndOfInput], Awaitable[None]]) -> None:
         """``end`` is called instead of ``chain.pass_on`` with a control record that ends the task."""
         self._chain, self._end, self._out, self._progress = chain, end, chain._first.out, chain._progress
         step = chain._first.step
         self._drops_times = step.reads_times and not step.timed
-        self._emit_batch = self._out.emit_batch
 
     def emit_batch(self, records: Batch, epoch: int) -> None:
-        self._progress.epoch = epoch
-        self._emit_batch(untimed(records) if self._drops_times else records)
+        out, progress = self._out, self._progress
+        progress.epoch = epoch
+        if self._drops_times:
+            records = untimed(records)
+        if progress.origin is not None or out._gathered or not len(records):
+            out.emit_batch(records)
+            return
+        out.records_emitted += len(records)  # As out.emit_batch does, without a call: each round comes here.
+        for receiver in out._receivers:
+            receiver(records)
 
     def refuse(self, record: Any, error: Exception, epoch: int, origin: BatchOrigin | None) -> None:
         out, progress = self._out, self._progress
@@ -198,10 +209,17 @@ class ChainOutput(BoundaryOutput):
     async def room(self) -> None:
         await self._chain._room()
 
-    def control(self, control: Control) -> Coroutine[Any, Any, None]:
-        # Most control records do not end the task, so this is no coroutine itself.
-        pass_on = self._end if type(control) is EndOfInput else self._chain.pass_on
-        return pass_on(control, after_first=True)
+    async def control(self, control: Control) -> None:
+        chain = self._chain
+        if type(control) is EpochWatermark and not chain.tells_of_epochs:  # As chain.pass_on does.
+            self._progress.watermark = control.epoch
+            for writer in chain.epoch_writers:
+                writer.control(control)
+            return
+        if isinstance(control, EndOfInput):
+            await self._end(control)
+        else:
+            await chain.pass_on(control, after_first=True)
 
 
 @final

@@ -109,9 +109,14 @@ async def unless_cancelled(awaitable: Awaitable[T], step: str) -> T:
     try:
         return await awaitable
     except asyncio.CancelledError as error:
-        task = asyncio.current_task()
-        if task is None or task.cancelling():
-            raise
+        check_stopped(error, step)
+        raise
+
+
+def check_stopped(error: asyncio.CancelledError, step: str) -> None:
+    """Raise RecordFailure if no stop of the job has caused a cancellation."""
+    task = asyncio.current_task()
+    if task is not None and not task.cancelling():
         cancelled = RuntimeError("the awaitable of the step was cancelled, although the job was not stopped")
         cancelled.__cause__ = error
         raise RecordFailure(step) from cancelled

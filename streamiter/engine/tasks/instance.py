@@ -94,6 +94,7 @@ class OperatorInstance(EntryCounts):
         self.progress = progress
         self._clock = clock
         self.note = note
+        self._failures = FailuresOf(step.name, note)
         self._post = post
         self._timers: dict[int, tuple[int, Any, Any, TimerHandle]] = {}
         """By number: when the timer is due in milliseconds, its key, its payload and its handle."""
@@ -240,14 +241,11 @@ class OperatorInstance(EntryCounts):
         def noting(batch: Batch) -> None:
             before = running[0]
             running[0] = number
-            with self._failures():
+            with self._failures:
                 entry(batch)
             running[0] = before
 
         return noting
-
-    def _failures(self) -> FailuresOf:
-        return FailuresOf(self.step.name, self.note)
 
     def statistics(self) -> OperatorStatistics:
         out = self.out
@@ -256,7 +254,7 @@ class OperatorInstance(EntryCounts):
     async def call(self, method: str, *arguments: Any) -> Any:
         """Call a method of the operator, and await it if it is a coroutine. A failure names the step."""
         self.progress.handled += 1
-        with self._failures():
+        with self._failures:
             if self.note is not None:
                 before = self.note.running[0]
                 self.note.running[0] = self.note.number(self.step.name)
@@ -266,7 +264,8 @@ class OperatorInstance(EntryCounts):
             if result is not None and inspect.isawaitable(result):
                 result = await unless_cancelled(noted(result, self.step.name, self.note), self.step.name)
         self.out.flush()
-        self._store_states()
+        if self.keyed is not None:
+            self._store_states()
         if self._holds_back is not None:
             self._after_batch()
         return result
@@ -274,7 +273,7 @@ class OperatorInstance(EntryCounts):
     def _store_states(self) -> None:
         """Keep the changes of states by key: a call of the operator has returned."""
         if self.keyed is not None:
-            with self._failures():
+            with self._failures:
                 self.keyed.store()
                 if self.times is not None:
                     self.times.store()
@@ -367,7 +366,7 @@ class OperatorInstance(EntryCounts):
         assert times is not None
         times.is_idle = control.is_idle
         if control.time > times.watermark:
-            with self._failures():
+            with self._failures:
                 times.reach(control.time)
 
     @property
@@ -386,7 +385,7 @@ class OperatorInstance(EntryCounts):
         """Call the operator for each timer that is due, or for this many of them."""
         for payload in islice(self._due(), count):
             self.progress.handled += 1
-            with self._failures():
+            with self._failures:
                 result = self.operator.on_event_timer(payload, self.out)  # type: ignore[attr-defined]
                 if result is not None and inspect.isawaitable(result):
                     await unless_cancelled(noted(result, self.step.name, self.note), self.step.name)
@@ -413,7 +412,7 @@ class OperatorInstance(EntryCounts):
         """Keep the timers, and pass on a watermark that the operator has held back, as far as it lets it pass now."""
         if self.times is None:
             return
-        with self._failures():
+        with self._failures:
             self.times.store()
         if self._holds_back is not None and self.times.passed < self.times.watermark:
             self._pass_turn()
@@ -426,7 +425,7 @@ class OperatorInstance(EntryCounts):
         assert times is not None
         watermark = times.watermark
         if self._holds_back is not None:
-            with self._failures():
+            with self._failures:
                 held_back = self._holds_back(watermark, self.out)
             self.out.flush()
             self._store_states()
@@ -507,7 +506,7 @@ class OperatorInstance(EntryCounts):
         self._cancel_timers()
         await self.call("restore", state["operator"])
         if self.keyed is not None and state["keyed"] is not None:
-            with self._failures():
+            with self._failures:
                 if (restoring := self.keyed.restore(state["keyed"])) is not None:
                     await restoring
             if self.keyed.time_to_live_s is not None:
@@ -517,7 +516,7 @@ class OperatorInstance(EntryCounts):
             self._set_timer((due_ms - now_ms) / 1000, key, payload)
         self._takes_timers = state["takes timers"]
         if self.times is not None and state.get("event time") is not None:
-            with self._failures():
+            with self._failures:
                 if (resuming := self.times.restore(state["event time"], key_group)) is not None:
                     await resuming
 

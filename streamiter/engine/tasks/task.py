@@ -16,7 +16,7 @@ from streamiter.engine.graph.channels import Channel, Intake
 from streamiter.engine.graph.feedback import FeedbackChannel
 from streamiter.engine.graph.output import EdgeWriter, Writer, restore_turns, turns_of
 from streamiter.engine.inbox.alignment import BarrierReturned
-from streamiter.engine.inbox.inbox import Inbox, Posted, nothing
+from streamiter.engine.inbox.inbox import Inbox, Polled, Posted, nothing
 from streamiter.engine.inbox.port_log import Port
 from streamiter.engine.inbox.port_progress import InputEnded
 from streamiter.engine.inbox.turn import GIVE_WAY, TURN_S
@@ -123,7 +123,7 @@ class Task:
         """Whether other tasks have run while a batch was awaited."""
         operator = self.first.operator
         self._boundary = operator if isinstance(operator, Boundary) else None
-        inbox.aside.count = self.first.count
+        inbox.aside.counts = self.first
         names = {instance.step.name for instance in self.instances}
         for port in inbox.feedback.ports:
             origin = port.origin
@@ -144,7 +144,7 @@ class Task:
         self.chain = Chain(
             name, self.instances, self.writers, progress, rounds=rounds, feeder=feeder, room=self.clear_lanes
         )
-        self._boundary_out = ChainOutput(self.chain, end=self.pass_on)
+        self._boundary_out = ChainOutput(self.chain, end=self._end)
         self.barriers = TaskBarriers(self, self._boundary, acknowledge, plain_data)
         if rounds is None:
             self._bind()
@@ -231,18 +231,13 @@ class Task:
             start = await self.feeder.open(self.first.context, self.positions if is_restored else None)
             self.positions = {**start, **self.positions}
 
-    async def run(self) -> None:
-        """Handle input until it ends, or until a barrier with ``suspend`` has passed."""
-        if not self.ended:
-            self._update_wanted_inputs()
-            self.inbox.hold_back(self.holds_back)
-            if self.feeder is not None and self.feeder.is_idle:
-                self.chain.write_control(Idle())
-            for instance in self.instances:
-                instance.repeat_watermark()
-        await self._take_turns()
-        for channel in self._feedback_channels:
-            channel.close()  # Feedback to a task that has ended is dropped, and not kept until the job ends.
+    def _begin(self) -> None:
+        self._update_wanted_inputs()
+        self.inbox.hold_back(self.holds_back)
+        if self.feeder is not None and self.feeder.is_idle:
+            self.chain.write_control(Idle())
+        for instance in self.instances:
+            instance.repeat_watermark()
 
     async def close(self) -> list[Exception]:
         """Close everything that is open, even if some operators fail to close; return the errors."""
@@ -312,14 +307,23 @@ class Task:
 
     # -- turns -----------------------------------------------------------------------------------------
 
-    async def _take_turns(self) -> None:
-        """Handle one batch or control record after the other, until the task has ended; wait while there is none."""
-        poll, accept = self.inbox.poll, self.inbox.accept
+    async def run(self) -> None:
+        """Handle one batch or control record after the other, and wait while there is none.
+
+        It returns when the input has ended, or when a barrier with ``suspend`` has passed.
+        """
+        if not self.ended:
+            self._begin()
+        poll, accept, posted = self.inbox.poll, self.inbox.accept, self.inbox.posted
+        polled: Polled | None
         while not self.ended:
-            try:
-                polled = poll()
-            except StreamiterError as error:  # Records set aside exceed the disk limit, or are not plain data.
-                raise RecordFailure(self.first.step.name) from error
+            if posted and self.inbox.served is None:  # As poll does, without a call: each round of a loop comes here.
+                polled = None, posted.popleft()
+            else:
+                try:
+                    polled = poll()
+                except StreamiterError as error:  # Records set aside exceed the disk limit, or are not plain data.
+                    raise RecordFailure(self.first.step.name) from error
             if polled is None:
                 if self._rounds is not None and await self._rounds.tell_ended_inputs():
                     await self._after_handling()
@@ -340,13 +344,20 @@ class Task:
             self._handling_since_s = began_s = self._now_s()
             if is_control := isinstance(message, Control):
                 self.progress.origin = None
+            if isinstance(message, Control) and not isinstance(message, Posted):
                 for event in (message,) if port is None else accept(port, message):
                     await self._handle_event(event)
             else:
-                assert port is not None
                 records_before = self.first.records_in
                 try:
-                    if (under_way := self._handle_batch(port, message)) is not None:
+                    if isinstance(message, Posted):
+                        # If the snapshot is taken already, a job that is restored from it makes the notice again.
+                        if (
+                            self.barriers.suspension is _RUNS
+                            and (called := message.notice(self._boundary_out)) is not None
+                        ):
+                            await called
+                    elif port is not None and (under_way := self._handle_batch(port, message)) is not None:
                         await (self._noting_others(under_way) if self._awaited else under_way)
                 except RecordFailure as failure:
                     if isinstance(message, SourceBatch) and failure.within is None:
@@ -356,7 +367,7 @@ class Task:
                     if self._boundary is None:
                         raise
                     raise RecordFailure(self.first.step.name) from error
-                if (size := port.turn_size) is not None:
+                if port is not None and (size := port.turn_size) is not None:
                     seconds, handled = self._now_s() - began_s, self.first.records_in - records_before
                     self._seconds_in_a_row += seconds
                     if handled:
@@ -385,6 +396,8 @@ class Task:
                 self.inbox.rests = True
                 await GIVE_WAY
                 self.inbox.rests = False
+        for channel in self._feedback_channels:
+            channel.close()  # Feedback to a task that has ended is dropped, and not kept until the job ends.
 
     async def _noting_others(self, under_way: Awaitable[None]) -> None:
         """Await the handling of a batch; note whether other tasks have run meanwhile."""
@@ -525,10 +538,7 @@ class Task:
             self.ended = self.suspended
         elif self._boundary is not None:
             try:
-                if isinstance(event, Posted):
-                    if (called := event.notice(self._boundary_out)) is not None:
-                        await called
-                elif not isinstance(event, EventTimeWatermark):
+                if not isinstance(event, EventTimeWatermark):
                     await self._boundary.on_control(event, self._boundary_out)
                 elif self.first.step.watermarked:
                     await self._boundary.on_event_time(event, self._boundary_out)
@@ -536,20 +546,17 @@ class Task:
                 raise
             except Exception as error:
                 raise RecordFailure(self.first.step.name) from error
-        elif isinstance(event, Posted):
-            if (called := event.notice(self._boundary_out)) is not None:
-                await called
         elif isinstance(event, InputEnded):
             if self._rounds is None:  # With rounds, an input ends in each round.
                 await self.chain.input_ended(self.first, event.input_name)
         else:
-            await self.pass_on(event)
+            await self.chain.pass_on(event, after_first=False)
+            if isinstance(event, EndOfInput):
+                self.ended = True
 
-    async def pass_on(self, control: Control, *, after_first: bool = False) -> None:
-        """Pass a control record through the chain, then into the channels; see :class:`Chain`."""
-        await self.chain.pass_on(control, after_first=after_first)
-        if isinstance(control, EndOfInput):
-            self.ended = True
+    async def _end(self, end: EndOfInput) -> None:
+        await self.chain.pass_on(end, after_first=True)
+        self.ended = True
 
     # -- state -----------------------------------------------------------------------------------------
 

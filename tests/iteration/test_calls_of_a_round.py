@@ -1,0 +1,59 @@
+"""The cost of a round of a loop, in calls of functions: a number that no load of the machine changes."""
+
+from __future__ import annotations
+
+import sys
+from types import FrameType
+
+import pytest
+
+from streamiter import Flow, IterationBodyResult, Stream, iterate_bounded_streams_until_termination
+from streamiter.iteration import terminate_after
+
+ROUNDS, FIRST, LAST = 120, 40, 100
+
+
+class CallsBetweenRounds:
+    """Counts the calls of functions of streamiter from one round to another."""
+
+    def __init__(self) -> None:
+        self.calls = self._rounds = 0
+
+    def __call__(self, number: int) -> bool:
+        """Count a round, if this record is 0; return whether another one follows."""
+        self._rounds += not number
+        if number == 0 and self._rounds == FIRST:
+            sys.setprofile(self._profile)
+        elif number == 0 and self._rounds == LAST:
+            sys.setprofile(None)
+        return self._rounds < ROUNDS
+
+    def _profile(self, frame: FrameType, event: str, _: object) -> None:
+        if event == "call" and frame.f_globals["__name__"].startswith("streamiter."):
+            self.calls += 1
+
+
+@pytest.mark.parametrize(
+    ("parallelism", "way", "at_most"),
+    [(1, "", 25), (2, "", 27), (1, "criteria", 52), (2, "criteria", 77), (2, "repartitioned", 92)],
+)
+def test_a_round_of_one_record_takes_few_calls(parallelism: int, way: str, at_most: int) -> None:
+    """Each change of the engine added some calls to each round, and none of them showed in a time."""
+    counted = CallsBetweenRounds()
+    flow = Flow("rounds", parallelism=parallelism)
+
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        variable = variables[0].rebalance() if way == "repartitioned" else variables[0]
+        if way == "criteria":
+            fed_back = variable.filter(lambda number: counted(number) or True)
+            return IterationBodyResult([fed_back], [fed_back], terminate_after(fed_back, rounds=ROUNDS))
+        fed_back = variable.filter(counted)
+        return IterationBodyResult([fed_back], [])
+
+    numbers = flow.from_items(range(parallelism))
+    iterate_bounded_streams_until_termination([numbers], [], body)
+    try:
+        flow.run()
+    finally:
+        sys.setprofile(None)
+    assert counted.calls <= at_most * parallelism * (LAST - FIRST)
