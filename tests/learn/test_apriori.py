@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
-import random
 import runpy
 from collections.abc import Sequence
 from fractions import Fraction
@@ -15,11 +13,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from iteration.iteration_support import SMALL, cut_items, ended, run, run_shuffled
-from support.waiting import PATIENCE_S
+from iteration.iteration_support import SMALL, cut_items, run
 
 from streamiter import Flow
-from streamiter.errors import ConfigurationError, GraphError, JobFailed
+from streamiter.errors import GraphError, JobFailed
 from streamiter.learn import apriori
 from streamiter.topics import topic
 
@@ -221,35 +218,6 @@ def test_two_in_one_flow_have_steps_of_their_own() -> None:
     assert len(often) == 3
     assert pairs.items == again.items
     assert len(pairs) == 8
-
-
-def test_it_resumes_from_a_snapshot_as_if_nothing_had_happened() -> None:
-    """A restored job could count transactions twice, or count the candidates of another round."""
-    transactions = [random.Random(row).sample(range(6), 4) for row in range(12)]
-    expected = found_in(transactions, 0.3)
-    assert max(len(items) for items, _ in expected) >= 3
-
-    def made() -> tuple[Flow, Any]:
-        flow = Flow("baskets")
-        return flow, apriori(cut_items(flow, transactions, parallelism=2), minimum_support=0.3).collect()
-
-    async def after(turns: int) -> bool:
-        flow, _ = made()
-        job = await flow.start(channel_limits=SMALL)
-        for _ in range(turns):
-            await asyncio.sleep(0)
-        try:
-            snapshot = await asyncio.wait_for(job.snapshot(), PATIENCE_S)
-        except ConfigurationError:  # The job has ended.
-            return False
-        await job.stop("abort")
-        flow, found = made()
-        await ended(await flow.start(channel_limits=SMALL, snapshot=snapshot))
-        assert found.items == expected, turns
-        return True
-
-    running = [run_shuffled(after(turns), turns) for turns in range(0, 300, 7)]
-    assert sum(running) > 5
 
 
 # -- the rules of the example --------------------------------------------------------------------------------

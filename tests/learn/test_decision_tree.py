@@ -13,10 +13,9 @@ from files.files_support import data_file
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from iteration.iteration_support import SMALL, cut_items, ended, run, run_shuffled
-from support.waiting import PATIENCE_S
 
 from streamiter import Columns, Flow
-from streamiter.errors import ConfigurationError, ModelError
+from streamiter.errors import ModelError
 from streamiter.learn import BadRows, DecisionTree, decision_tree, tree_growing
 from streamiter.learn.decision_tree import Tree, grown_tree
 from streamiter.learn.tree_growing import TreeOptions, grow_tree
@@ -348,31 +347,6 @@ def test_no_schedule_changes_the_tree(seed: int) -> None:
         run(flow, seed=schedule, limits=SMALL)
         results.append(grown.items)
     assert same(*results)
-
-
-def test_a_tree_restored_from_a_snapshot_equals_an_uninterrupted_one() -> None:
-    """A restored job could add up rows twice, or send them down the tree twice."""
-    flow, grown = growing()
-    run(flow)
-    expected = grown.items
-
-    async def after(turns: int) -> bool:
-        flow, _ = growing()
-        job = await flow.start(channel_limits=SMALL)
-        for _ in range(turns):
-            await asyncio.sleep(0)
-        try:
-            snapshot = await asyncio.wait_for(job.snapshot(), PATIENCE_S)
-        except ConfigurationError:  # The job has ended.
-            return False
-        await job.stop("abort")
-        flow, grown = growing()
-        await ended(await flow.start(channel_limits=SMALL, snapshot=snapshot))
-        assert same(grown.items, expected), turns
-        return True
-
-    running = [run_shuffled(after(turns), turns) for turns in range(0, 400, 9)]
-    assert sum(running) > 10
 
 
 def test_a_fit_stopped_early_gives_the_complete_levels() -> None:

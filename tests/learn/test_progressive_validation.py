@@ -239,27 +239,6 @@ def test_regression_has_its_own_metrics():
     )
 
 
-@pytest.mark.parametrize("kind", ["classification", "regression"])
-def test_counting_resumes_after_a_restore_as_if_nothing_had_happened(kind):
-    """Metrics are equal to the last bit, with weights, with a full window and with a partly filled window."""
-    columns = stream(3, 900)
-    for at, window in ((300, 256), (100, 256), (700, 1)):
-        through, before, after = (ProgressiveValidation(window=window, kind=kind) for _ in range(3))
-        for start in range(0, 900, 50):
-            through.update(*(column[start : start + 50] for column in columns))
-        before.update(*(column[:at] for column in columns))
-        saved = before.state()
-        frozen = copy.deepcopy(saved)
-        before.update(*(column[at : at + 99] for column in columns))
-        after.update([0.5], [1])  # the restore must replace this earlier state
-        after.restore(saved)
-        assert after.metrics() == restored(window, kind, frozen).metrics()
-        after.update(*(column[at:] for column in columns))
-        assert json.dumps(after.metrics()) == json.dumps(through.metrics())
-        if kind == "classification":
-            assert after.calibration() == through.calibration()
-
-
 def restored(window, kind, state):
     validation = ProgressiveValidation(window=window, kind=kind)
     validation.restore(state)
