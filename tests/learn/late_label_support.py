@@ -297,7 +297,7 @@ def learned_at_random(schedule: Any) -> str:
     """
     labels = replace(LABELS, schedule=schedule, within_s=0.2, waiting_max=60)
     draw, small, learned = Random(5), SmallJoin(labels, is_timed=True), []
-    for n in range(3_000 if schedule == "expected" else 600):
+    for n in range(1_700 if schedule == "expected" else 600):
         at, key = 5 * n + draw.randrange(-20, 20), draw.randrange(max(0, n - 20), n + 1)
         learned.append(small.reach(5 * n - 30))
         learned.append(small.ask(n, at, n))

@@ -197,12 +197,6 @@ def test_f1_and_calibration_agree_with_scikit_learn():
     assert [each.mean_prediction for each in table] == pytest.approx(means.tolist())
 
 
-def test_only_probabilities_of_one_class_have_a_calibration():
-    """The table of a regression had ten empty bins."""
-    with pytest.raises(ModelError, match="expected kind classification, given regression"):
-        ProgressiveValidation(kind="regression").calibration()
-
-
 def test_auc_is_left_out_until_both_targets_came():
     """NaN is not JSON, and 0 or ½ would be a false statement."""
     validation = ProgressiveValidation()
@@ -284,16 +278,6 @@ def test_invalid_rows_are_refused_and_not_counted(predictions, targets, weights,
     assert getattr(caught.value, "rows", None) == rows
     assert isinstance(caught.value, BadRows) == (rows is not None)
     assert validation.metrics() == before
-
-
-def test_invalid_settings_and_states_are_refused():
-    """The state of the other kind has other sums under the same names."""
-    with pytest.raises(ConfigurationError, match=r"window=\): expected 1 row or more, given 0"):
-        ProgressiveValidation(window=0)
-    with pytest.raises(ConfigurationError, match=r'kind=\): expected "classification", "classes" or'):
-        ProgressiveValidation(kind="ranking")
-    with pytest.raises(ModelError, match="restore: expected a state of classification, given 'regression'"):
-        ProgressiveValidation().restore(ProgressiveValidation(kind="regression").state())
 
 
 @pytest.mark.parametrize("cut", [1, 7, 300])
