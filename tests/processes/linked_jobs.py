@@ -68,13 +68,18 @@ def linked_jobs(flows: Sequence[Flow], messages: Sequence[LinkMessages], options
 
 def piped_jobs(flow: Flow, processes: int, seed: int, options: Options) -> list[Any]:
     """Make jobs of a flow whose links deliver pieces of random lengths; fewer jobs if its parallelism is lower."""
-    random, flows = Random(seed), [flow] * min(processes, max(step.parallelism for step in flow.steps))
+    return piped_jobs_of([flow] * min(processes, max(step.parallelism for step in flow.steps)), seed, options)
+
+
+def piped_jobs_of(flows: Sequence[Flow], seed: int, options: Options) -> list[Any]:
+    """Make jobs of which each process has built its own flow."""
+    random = Random(seed)
     messages = [LinkMessages() for _ in flows]
     clock = (options(0) if callable(options) else options).clock
     for pair in combinations(range(len(flows)), 2):
         owners = Owner(), Owner()
         ends: Any = [
-            ProcessLink(identity(number), owner, FrameEncoding(flow.plain_data), clock)
+            ProcessLink(identity(number), owner, FrameEncoding(flows[number].plain_data), clock)
             for number, owner in zip(pair, owners, strict=True)
         ]
         MovingPipe(*ends, random)
