@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from learn.late_label_support import LABELS, SmallJoin, learned_at_random
+from learn.late_label_support import LABELS, SCHEDULES, SmallJoin, learned_at_random
 from support.waiting import PATIENCE_S
 
 from streamiter.learn.answer_delays import AnswerDelays
@@ -23,8 +23,6 @@ from streamiter.learn.label_join import LabelJoin, objects
 from streamiter.learn.label_join_arrays import TO_ASK, TO_LEARN
 from streamiter.testing import VirtualClock
 from streamiter.values.times import MAX_TIME
-
-SCHEDULES = ["expected", "end", "weighted", "at once"]
 
 
 def test_the_end_of_a_stream_says_nothing_of_questions_that_wait() -> None:
