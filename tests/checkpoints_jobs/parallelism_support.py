@@ -13,8 +13,7 @@ from typing import Any
 import orjson
 import pytest
 from iteration.iteration_support import SMALL, ended, run_shuffled
-from processes.linked_jobs import piped_jobs
-from runtime.joined_jobs import abort
+from processes.linked_jobs import abort, piped_jobs
 from support.waiting import PATIENCE_S
 
 from streamiter import Checkpoints, Flow, Stream

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import numpy as np
 import pytest
 from hypothesis import given, strategies
-from runtime.joined_jobs import joined_jobs
+from processes.linked_jobs import joined_jobs
 from topics.topic_case import read_to_end, write
 
 from streamiter import Flow, IterationBodyResult, Operator, Stream, iterate_unbounded_streams, tumbling

@@ -7,25 +7,31 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from hashlib import sha256
+from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
 
 import numpy as np
+import orjson
 from iteration.iteration_support import run
 from learn.frozen_states import frozen
 from learn.online_support import Record
+from support.waiting import until
+from topics.topic_case import write
 
-from streamiter import Flow, Stream
+from streamiter import Checkpoints, Flow, Stream
 from streamiter.learn import AdaptiveLinearModel, DelayedLabels, train_online
 from streamiter.learn.asked_questions import AskedScores, JoinEvents, QuestionPredictions
 from streamiter.learn.label_join import LabelJoin, objects
 from streamiter.learn.label_join_arrays import TO_ASSUME, TO_LEARN
 from streamiter.learn.model_rows import ASSUMED, CONFIRMED, CORRECTED, ModelRows, RowSteps
 from streamiter.operators import Source, SourceBatch
+from streamiter.topics import MemoryBroker
 from streamiter.values.times import MIN_TIME
 
 WITHIN_S = 4.0
 FEATURES = ["kind", "x"]
+SCHEDULES = ["expected", "end", "weighted", "at once"]
 
 LABELS = DelayedLabels(
     key_of=lambda event: event["id"],
@@ -297,7 +303,7 @@ def learned_at_random(schedule: Any) -> str:
     """
     labels = replace(LABELS, schedule=schedule, within_s=0.2, waiting_max=60)
     draw, small, learned = Random(5), SmallJoin(labels, is_timed=True), []
-    for n in range(3_000 if schedule == "expected" else 600):
+    for n in range(1_700 if schedule == "expected" else 600):
         at, key = 5 * n + draw.randrange(-20, 20), draw.randrange(max(0, n - 20), n + 1)
         learned.append(small.reach(5 * n - 30))
         learned.append(small.ask(n, at, n))
@@ -324,6 +330,45 @@ def source_of(items: Sequence[Any], rows: int) -> type[Source]:
             return SourceBatch(block, {"at": self.at}) if block else None
 
     return Blocks
+
+
+def start_of(shares: Mapping[str, float], delay_s: tuple[float, float], count: int) -> list[Record]:
+    """Return questions a second apart, of kinds with these shares of True answers."""
+    draw, found = Random(5), []
+    for n in range(count):
+        kind = draw.choice(sorted(shares))
+        found.append({"id": n, "at": 1_000 * n, "kind": kind, "x": draw.random()})
+        if draw.random() < shares[kind]:
+            found.append({"id": n, "at": round(1_000 * (n + draw.uniform(*delay_s))), "label": True})
+    return sorted(found, key=lambda event: event["at"])
+
+
+async def in_two_runs(
+    given: Sequence[Record], cut: int, labels: tuple[DelayedLabels, DelayedLabels], folder: Path
+) -> tuple[list[Any], list[Any], list[Any]]:
+    """Train on so many events, and after a restart on the rest, with the second labels.
+
+    Return the models, the predictions and the metrics of both runs.
+    """
+    source = MemoryBroker().topic("events")
+    await source.create()
+    collected: list[Any] = []
+    for part, stop, own in ((given[:cut], None, labels[0]), (given[cut:], "latest", labels[1])):
+        await write(source, [orjson.dumps(event) for event in part])
+        flow = Flow("f")
+        stream = timed(flow.source(source, stop=stop, name="events"), name="times")  # type: ignore[arg-type]
+        training = train_online(stream, labels=own, report_every=10**6, name="late")
+        outputs = {"models": training.models, "predictions": training.predictions, "metrics": training.validation}
+        collected = [stream.collect(name=name) for name, stream in outputs.items()]
+        job = await flow.start(checkpoints=Checkpoints(folder, interval_s=3_600))
+        if stop is None:
+            await until(lambda job=job: job.statistics().step("late: learn").records_in > 0)
+            await until(lambda job=job: job.statistics().step("late: in order").records_in == cut)
+            await job.stop("suspend")
+        else:
+            await job.wait()
+    models, predictions, metrics = (each.items for each in collected)
+    return models, predictions, metrics
 
 
 class Trained:

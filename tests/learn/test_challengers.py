@@ -175,13 +175,13 @@ async def test_late_labels_meet_by_their_question() -> None:
     """Labels that one learner settles at another event than the other were never compared."""
     seen = []
     for seed in (0, 3):
-        both = await compared(delayed_events(300, "late"), seed, labels=replace(DELAYED, waiting_max=1_000))
+        both = await compared(delayed_events(200, "late"), seed, labels=replace(DELAYED, waiting_max=1_000))
         champion, challenger = both.losses("late")
         assert champion == challenger
         told, first = both.told, both.first_label
         assert told is not None
         # What was asked before the challenger had learned anything does not count.
-        assert told.compared_rows == sum(question >= first for question in champion) > 200
+        assert told.compared_rows == sum(question >= first for question in champion) > 120
         assert (told.loss_difference, told.verdict) == (0.0, "not known yet")
         seen.append(told)
     assert seen[0] == seen[1]

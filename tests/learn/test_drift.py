@@ -9,7 +9,6 @@ import pytest
 from support.examples import random_examples
 
 from streamiter import Columns, Flow
-from streamiter.errors import GraphError
 from streamiter.learn import (
     ADWIN,
     BadRows,
@@ -400,19 +399,3 @@ def test_a_model_of_another_library_is_watched():
     flow.run()
     assert [1_000 < drift["row"] < 1_064 for drift in drifts.items] == [True]
     assert models.items[-1].metrics["drifts"] == 1
-
-
-def test_options_of_drift_that_cannot_be_used_are_refused():
-    """A class in place of a detector failed in the owner, after the job had begun."""
-    examples = Flow("refused").from_items([1])
-    with pytest.raises(GraphError, match=r"drift=\): expected ADWIN\(…\) or PageHinkley\(…\), given <class"):
-        train_online(examples, label="y", drift=ADWIN)
-    with pytest.raises(GraphError, match=r"drift=.*a model that learns row by row, given model= of a fixed number"):
-        train_online(examples, lambda: LogisticRegression(1), label="y", features=len, drift=ADWIN())
-    with pytest.raises(GraphError, match=r'on_drift=\): expected "report" or "raise rates", given True'):
-        train_online(examples, label="y", drift=ADWIN(), on_drift=True)
-    with pytest.raises(GraphError, match=r'on_drift="raise rates"\): expected drift= and .*, given no drift='):
-        train_online(examples, label="y", on_drift="raise rates")
-    foreign = ForeignModel(make=dict, learn=len, predict=len, save=len, load=len, task="regression")
-    with pytest.raises(GraphError, match=r'on_drift="raise rates"\): expected drift= and .*, given a ForeignModel'):
-        train_online(examples, foreign, label="y", drift=ADWIN(), on_drift="raise rates")

@@ -141,16 +141,16 @@ class PlainExpert:
 def test_each_step_is_one_of_adagrad_along_the_slope_of_the_score(kind: Any) -> None:
     """Slopes are computed by hand, layer by layer; here they are differences of scores by the formula."""
     draw = np.random.default_rng(4)
-    rows: list[Row] = [{1: [int(draw.integers(3))], 2: [int(draw.integers(4))]} for _ in range(40)]
+    rows: list[Row] = [{1: [int(draw.integers(3))], 2: [int(draw.integers(4))]} for _ in range(25)]
     for row in rows[::3]:
         row[0] = [5]
-    numbers = draw.normal(size=(40, 2))
-    labels = (draw.random(40) < 0.5).astype(np.float64)
+    numbers = draw.normal(size=(25, 2))
+    labels = (draw.random(25) < 0.5).astype(np.float64)
     weights = EmbeddingWeights(Embeddings(kind=kind, factors=FACTORS, hidden=UNITS, admit=2, at_most="1 MB"), "binary")
     weights.add_fields(2)
     weights.add_numeric(2)
     plain = [PlainExpert(weights, expert, kind, 2) for expert in range(2)]
-    found = weights.step(rows_of(rows, numbers), RowSteps.one_each(40, learns=True), labels, np.zeros((0, 2)))
+    found = weights.step(rows_of(rows, numbers), RowSteps.one_each(25, learns=True), labels, np.zeros((0, 2)))
     for at, (row, label) in enumerate(zip(rows, labels, strict=True)):
         before = numbers[:at]
         scale = before.std(axis=0) if at else np.zeros(2)

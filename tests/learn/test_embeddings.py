@@ -15,8 +15,8 @@ from learn.late_label_support import LABELS, Loop, Trained, events, source_of, t
 from learn.online_support import trained
 
 from streamiter import Flow
-from streamiter.errors import ConfigurationError, GraphError, ModelError, OtherModel
-from streamiter.learn import AdaptiveLinearModel, Embeddings, SparseRows, compare_online, train_online
+from streamiter.errors import OtherModel
+from streamiter.learn import AdaptiveLinearModel, Embeddings, compare_online, train_online
 from streamiter.learn.embedding_steps import begin_vectors
 from streamiter.models import LinearPredictor, model_updates
 from streamiter.models.changes import changes_between
@@ -444,21 +444,6 @@ def test_a_comparison_has_a_learner_with_embeddings() -> None:
     reports = comparison.metrics.collect()
     flow.run()
     assert reports.items[-1]["best"] == "vectors"
-
-
-def test_what_cannot_have_embeddings_is_refused() -> None:
-    """A wrong setting is told where it is written, with what to do."""
-    for options in ({"task": "multiclass"}, {"classes": ["a", "b", "c"]}, {"loss": "absolute"}):
-        with pytest.raises(ConfigurationError, match="leave embeddings out"):
-            new(**options)
-    sparse = SparseRows.from_rows([([1], [1.0])], 5)
-    with pytest.raises(ModelError, match="expected records with named fields, given sparse rows"):
-        new().learn(sparse, [True])
-    with pytest.raises(ModelError, match="expected a time for each row, since embeddings expire"):
-        new(replace(SMALL, expire=5)).learn([{"user": "a"}], [True])
-    flow = Flow("f")
-    with pytest.raises(GraphError, match="expected time=, the field of the time of a row"):
-        train_online(flow.from_items([]), label="bought", embeddings=replace(SMALL, expire=5))
 
 
 def test_rows_that_wait_follow_a_model_with_other_numbers_of_fields() -> None:

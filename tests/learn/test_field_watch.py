@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from streamiter import Columns, Flow
-from streamiter.errors import ConfigurationError, GraphError
-from streamiter.learn import FieldWatch, LogisticRegression, train_online
+from streamiter.learn import FieldWatch, train_online
 from streamiter.learn.adaptive import AdaptiveLinearModel
 from streamiter.learn.field_watch import FIELD_REPORTS, WatchedFields
 from streamiter.learn.model_owner import OwnerOptions
@@ -243,14 +242,3 @@ def test_an_owner_is_restored_in_the_middle_of_a_window():
     before = repr(fresh.snapshot())
     fresh.restore({name: part for name, part in owner().snapshot().items() if name != "watched"})
     assert repr(fresh.snapshot()) == before  # A checkpoint of a version that watched nothing.
-
-
-def test_a_watch_that_cannot_work_is_refused():
-    """A model without fields was trained for a week, and no report came."""
-    for wrong, expected in (({"window": 99}, "at least 100"), ({"window": 300}, "0.2 of 300"), ({"ks": 0}, "above 0")):
-        with pytest.raises(ConfigurationError, match=expected):
-            FieldWatch(**wrong)
-    stream = Flow("refused").from_items([{"x": 1.0, "late": True}])
-    for options in ({"watch": 5}, {"watch": FieldWatch(), "model": lambda: LogisticRegression(1), "features": ["x"]}):
-        with pytest.raises(GraphError, match="FieldWatch"):
-            train_online(stream, label="late", **options)

@@ -13,7 +13,7 @@ import orjson
 import pytest
 
 from streamiter import topic
-from streamiter.errors import GraphError, JobFailed, ModelError
+from streamiter.errors import JobFailed, ModelError
 from streamiter.learn import DecisionTree, Examples, KMeans, LinearRegression, SparseRows
 from streamiter.topics import MemoryBroker, OutgoingBatch, Raw, Topic
 
@@ -88,30 +88,6 @@ def test_every_fit_accepts_a_decoder(fitted: Callable[..., Any], extract: Callab
 
 
 @pytest.mark.parametrize(("fitted", "name"), NAMED, ids=NAMES)
-@pytest.mark.parametrize("option", ["decode", "extract"])
-def test_with_arrays_options_of_topics_are_refused(fitted: Callable[..., Any], name: str, option: str) -> None:
-    """An option was silently ignored, so the user looked for its effect in vain."""
-    message = rf"{name}\.fit\({option}=\): expected this option with a topic only"
-    with pytest.raises(GraphError, match=message):
-        fitted(POINTS, LABELS, **{option: lambda batch: batch})
-
-
-@pytest.mark.parametrize(("fitted", "name"), [(linear, "LinearRegression"), (tree, "DecisionTree")])
-@pytest.mark.parametrize("given", [{1: LABELS}, {2: LABELS}], ids=["labels", "weights"])
-def test_with_a_topic_arrays_are_refused(fitted: Callable[..., Any], name: str, given: dict[int, Any]) -> None:
-    """The rows of the arrays would have to be in the order of the topic, which is unknown."""
-    with pytest.raises(ModelError, match=rf"{name}\.fit: expected .* in the records of topic 'rows', given an array"):
-        fitted(rows_topic(), *(given.get(place) for place in (1, 2)), extract=examples_of)
-
-
-@each_model
-@pytest.mark.parametrize("parallelism", [0, 1.5, True])
-def test_an_invalid_parallelism_is_refused(fitted: Callable[..., Any], extract: Any, parallelism: Any) -> None:
-    with pytest.raises(GraphError, match="fit', parallelism: expected a whole number of at least 1"):
-        fitted(POINTS, LABELS, parallelism=parallelism)
-
-
-@pytest.mark.parametrize(("fitted", "name"), NAMED, ids=NAMES)
 def test_progress_is_shown_on_request(fitted: Callable[..., Any], name: str, capfd: pytest.CaptureFixture[str]) -> None:
     """Each model had its own option for progress."""
     fitted(POINTS, LABELS, progress=True)
@@ -120,18 +96,6 @@ def test_progress_is_shown_on_request(fitted: Callable[..., Any], name: str, cap
     fitted(POINTS, LABELS, progress=False)
     fitted(POINTS, LABELS)
     assert capfd.readouterr().err == ""
-
-
-@pytest.mark.parametrize(("fitted", "name"), NAMED, ids=NAMES)
-@pytest.mark.parametrize(
-    ("given", "url"), [("rows.libsvm", "file:rows.libsvm"), ("file:a/rows.csv", "file:a/rows.csv")]
-)
-def test_the_name_of_a_file_is_distinguished_from_data(
-    fitted: Callable[..., Any], name: str, given: str, url: str
-) -> None:
-    """The error said that targets are missing, although the user had given a file name."""
-    with pytest.raises(ModelError, match=rf'{name}\.fit: expected arrays or a topic.* pass topic\("{url}"\)'):
-        fitted(given)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from streamiter import Columns, Flow, topic
-from streamiter.errors import ConfigurationError, GraphError, JobFailed, ModelError
+from streamiter.errors import ConfigurationError, JobFailed, ModelError
 from streamiter.learn import ForeignModel, train_online
 from streamiter.learn.foreign_models import ForeignOwner, fields_of
 from streamiter.learn.model_owner import OwnerOptions, PublishSchedule
@@ -248,14 +248,3 @@ def test_rows_without_a_label_follow_the_policy() -> None:
     assert models[-1].records == len(RECORDS)
     with pytest.raises(JobFailed, match="expected a field 'y'"):
         trained(mean(), records)
-
-
-def test_wrong_options_are_refused() -> None:
-    """A training that could not work was noticed only when the first record came."""
-    stream = Flow("wrong").from_items(RECORDS)
-    with pytest.raises(GraphError, match="expected label= with a ForeignModel"):
-        train_online(stream, mean(), extract=lambda mini_batch: mini_batch)
-    with pytest.raises(GraphError, match='expected the mode "asynchronous"'):
-        train_online(stream, mean(), label="y", mode="synchronous")
-    with pytest.raises(ModelError, match="expected the parameters of a published ForeignModel"):
-        mean().predictor({"weights": np.zeros(3)})

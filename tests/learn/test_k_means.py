@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 import orjson
 import pytest
-from iteration.iteration_support import SMALL, Dawdle, cut_items, ended, run
-from support.waiting import until
+from iteration.iteration_support import SMALL, Dawdle, cut_items, run
 
 from streamiter import Columns, Flow, IterationConfig, Stream
 from streamiter.errors import GraphError, JobFailed, ModelError
@@ -234,32 +233,6 @@ def test_points_beyond_the_memory_limit_are_kept_on_disk_and_give_the_same() -> 
     assert loop.replayed_bytes_in_memory <= 100_000
     [model] = models.items
     assert model.parameters["centroids"].tolist() == in_memory.parameters["centroids"].tolist()
-
-
-@pytest.mark.parametrize("rounds_before", [0, 1, 4])
-async def test_a_restored_job_gives_the_same_model_as_an_uninterrupted_one(rounds_before: int) -> None:
-    """The stored points, the current round and the partial sums are restored, so all bits are equal."""
-    points = blobs(2_000)
-    options = KMeansOptions(clusters=5, rounds=12)
-
-    def flow() -> tuple[Flow, Any, Any]:
-        flow = Flow("k-means", 2)
-        clustering = cluster(flow.from_items(points, name="rows"), options, name="k")
-        return flow, clustering.models.collect(name="rounds"), clustering.model.collect(name="result")
-
-    uninterrupted, _, expected = flow()
-    await ended(await uninterrupted.start())
-    interrupted, rounds, _ = flow()
-    job = await interrupted.start()
-    await until(lambda: len(rounds) >= rounds_before)
-    snapshot = await job.snapshot()
-    await job.stop("abort")
-    again, rounds, collected = flow()
-    await ended(await again.start(snapshot=snapshot))
-    assert len(rounds) == 12
-    assert [m.parameters["centroids"].tobytes() for m in collected.items] == [
-        m.parameters["centroids"].tobytes() for m in expected.items
-    ]
 
 
 # -- the arithmetic ------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from learn.late_label_support import LABELS, SmallJoin, learned_at_random
+from learn.late_label_support import LABELS, SCHEDULES, SmallJoin, learned_at_random
 from support.waiting import PATIENCE_S
 
 from streamiter.learn.answer_delays import AnswerDelays
@@ -24,15 +24,13 @@ from streamiter.learn.label_join_arrays import TO_ASK, TO_LEARN
 from streamiter.testing import VirtualClock
 from streamiter.values.times import MAX_TIME
 
-SCHEDULES = ["expected", "end", "weighted", "at once"]
-
 
 def test_the_end_of_a_stream_says_nothing_of_questions_that_wait() -> None:
     """A stream that ended each night, and was read on, took all questions of its last wait for unanswered ones."""
     labels = replace(LABELS, schedule="expected", within_s=1_000.0)
     join, draw = SmallJoin(labels, is_timed=True), Random(1)
     shares = []
-    for night in range(4):
+    for night in range(2):
         given = []
         for n in range(1_500):
             at = 1_000 * (1_500 * night + n)
@@ -72,11 +70,11 @@ def test_an_answered_question_leaves_its_row_at_once() -> None:
     labels, clock, due = replace(LABELS, schedule="expected"), VirtualClock(), []
     small = SmallJoin(labels, is_timed=False)
     small.join.open(SimpleNamespace(clock=clock, set_timer=lambda delay_s, _: due.append(delay_s)))
-    for n in range(4_000):
+    for n in range(2_400):
         small.reach(10 * n)
         small.ask(n, None, "question")
         small.answer(n, None, True)
-        if n == 1_999:
+        if n == 1_799:
             waiting, slots = small.join.waiting, len(small.join._slots)
     assert small.join.delays.are_known()
     assert (small.join.waiting, len(small.join._slots)) == (waiting, slots)

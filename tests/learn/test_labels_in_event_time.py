@@ -17,8 +17,7 @@ from learn.online_support import DELAYED, FEATURES, Record, Result, trips
 
 from streamiter import Flow, Stream
 from streamiter.engine.graph.statistics import JobStatistics
-from streamiter.errors import GraphError
-from streamiter.learn import DelayedLabels, LinearRegression, SparseRows, compare_online, train_online
+from streamiter.learn import DelayedLabels, LinearRegression, SparseRows, train_online
 from streamiter.parameter_server.optimizers import SGD
 from streamiter.testing import VirtualClock
 
@@ -224,11 +223,3 @@ async def test_a_wait_ends_by_the_clock() -> None:
         await clock.advance(seconds)
     await job.stop("drain")
     assert models.items[-1].records == 4
-
-
-def test_labels_for_the_end_of_a_wait_are_not_compared_by_the_clock() -> None:
-    """Learners gave such rows at different places, and their losses were those of different rows."""
-    flow = Flow("f")
-    labels = replace(DELAYED, within_s=1.0, otherwise=False)
-    with pytest.raises(GraphError, match=r"compare_online: expected labels= with otherwise= only in event time"):
-        compare_online(flow.from_items([{"id": 1}]), {"a": None, "b": None}, labels=labels)

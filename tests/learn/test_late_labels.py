@@ -157,7 +157,7 @@ def test_late_labels_give_the_model_of_a_plain_loop_for_any_mini_batch(mode: Any
     """The mini-batch decided which questions were forgotten, whether a question before the first label counted, and
     which of two questions with one key was answered.
     """
-    events = delayed_events(200, label)
+    events = delayed_events(120, label)
     model, predictions, labels, unknown = delayed_by_a_loop(events)
     assert unknown > 5
     for seed, (mini_batch, workers) in enumerate([(1, 1), (7, 1), (1_000, 1), (20, 3)]):

@@ -21,6 +21,7 @@ from streamiter.learn import (
     SparseRows,
 )
 from streamiter.learn.losses import LogLoss, SquaredLoss
+from streamiter.values.plain_data import PlainData
 
 OPTIMIZERS = [
     SGD(0.1),
@@ -149,39 +150,6 @@ def test_rows_without_weight_make_no_step():
     assert (model.version, model.records, model.weights.tolist()) == (0, 0, [0.0, 0.0])
     model.learn(ROWS, LABELS, [1, 0, 0, 2, 0, 0, 0, 0, 0, 0.5])
     assert (model.version, model.records) == (1, 3)
-
-
-@pytest.mark.parametrize("model_type", MODELS)
-@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=str)
-@pytest.mark.parametrize("form", ["dense", "sparse", "each", "sparse each"])
-def test_training_resumes_after_a_restore_as_if_nothing_had_happened(model_type, optimizer, form):
-    """Version, step and accumulators were saved but never read back; a restored model must match to the bit."""
-
-    def train(model, data):
-        for features, targets, weights in data:
-            rows = SparseRows.from_dense(features) if "sparse" in form else features
-            (model.learn_each if "each" in form else model.learn)(rows, targets, weights)
-
-    data = list(batches(5, 12, model=model_type))
-    through, before, after = (model_type(6, optimizer=optimizer, initial_weights=np.ones(6)) for _ in range(3))
-    train(through, data)
-    train(before, data[:7])
-    saved = before.state()
-    frozen = copy.deepcopy(saved)
-    train(before, data[7:9])  # the saved state must not change with the model
-    after.restore(saved)
-    train(after, data[7:])
-    assert bits(after) == bits(through)
-    assert bits(before) != bits(through)
-    fresh = model_type(6, optimizer=optimizer)
-    fresh.restore(saved)
-    assert bits(fresh) == bits(rebuilt(model_type, optimizer, frozen))
-
-
-def rebuilt(model_type, optimizer, state):
-    model = model_type(6, optimizer=optimizer)
-    model.restore(state)
-    return model
 
 
 def test_state_and_parameters_are_plain_data_of_their_own():
@@ -480,3 +448,16 @@ def test_learning_resumes_from_another_model_s_parameters(optimizer):
     for start in range(0, 1_500, 50):
         second.learn(features[start : start + 50], targets[start : start + 50])
     assert loss(second) <= before
+
+
+def test_gradients_travel_as_records():
+    """Workers and the owner of the parameters may be in different processes."""
+    model, plain = LogisticRegression(12), PlainData()
+    random = np.random.default_rng(4)
+    features = SparseRows.from_dense(random.normal(size=(40, 12)) * (random.random((40, 12)) < 0.4))
+    targets, weights = random.integers(0, 2, 40), random.random(40) + 0.5
+    for gradient in (model.gradient(features, targets, weights), model.gradient(features.to_dense(), targets, weights)):
+        arrived = Gradient.from_record(plain.decode(plain.encode(gradient.to_record())))
+        assert arrived.to_dense().tobytes() == gradient.to_dense().tobytes()
+        assert (arrived.intercept, arrived.weight) == (gradient.intercept, gradient.weight)
+        assert (arrived.records, arrived.width) == (40, 12)

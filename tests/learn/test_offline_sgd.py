@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
-from iteration.iteration_support import SMALL, cut_items, ended, run, run_shuffled
+from iteration.iteration_support import SMALL, cut_items, run
 
 from streamiter import Columns, Flow, IterationConfig, Stream
-from streamiter.errors import ConfigurationError, JobFailed
+from streamiter.errors import JobFailed
 from streamiter.learn import (
     SGD,
     Examples,
@@ -303,49 +302,6 @@ def test_asynchronous_with_idle_workers(seed: int) -> None:
     training.models.collect()
     run(flow, seed=seed, limits=SMALL)
     assert losses.items[-1] <= 0.5 < losses.items[0]
-
-
-@pytest.mark.parametrize("how", ["kept", "replayed", "asynchronous"])
-@pytest.mark.parametrize("seed", range(3))
-def test_a_training_resumes_from_a_snapshot_as_if_it_had_never_stopped(how: str, seed: int) -> None:
-    """The examples, the position of the next mini-batch and the partial sums of gradients must all be restored."""
-    records = as_records(made_up(20))
-    options: dict[str, Any] = {"kept": {}, "replayed": {"replay": True}, "asynchronous": {"mode": "asynchronous"}}[how]
-    # The order of several asynchronous workers varies, so no two runs are equal.
-    workers = 1 if how == "asynchronous" else 2
-
-    def made() -> tuple[Flow, Any, Any]:
-        flow = Flow("training")
-        examples = cut_items(flow, records, seed=1, parallelism=workers)
-        training = trained(examples, mini_batch=6, rounds=12, **options)
-        return flow, training.models.collect(), training.losses.collect()
-
-    async def whole() -> Any:
-        flow, models, _ = made()
-        await ended(await flow.start(channel_limits=SMALL))
-        return models.items[0]
-
-    async def stopped_after(turns: int) -> Any:
-        flow, _, _ = made()
-        job = await flow.start(channel_limits=SMALL)
-        for _ in range(turns):
-            await asyncio.sleep(0)
-        try:
-            snapshot = await job.snapshot()
-        except ConfigurationError:  # The job has ended.
-            return None
-        await job.stop("abort")
-        flow, models, _ = made()
-        await ended(await flow.start(channel_limits=SMALL, snapshot=snapshot))
-        return models.items[0]
-
-    expected = run_shuffled(whole(), seed)
-    # Each seed stops the job after other numbers of turns.
-    for turns in range(16 * seed, 300, 48):
-        model = run_shuffled(stopped_after(turns), seed + turns)
-        if model is not None and model.records:
-            assert model.parameters["weights"] == pytest.approx(expected.parameters["weights"], rel=1e-12)
-            assert model.records == expected.records, turns
 
 
 # -- refused input --------------------------------------------------------------------------------------------

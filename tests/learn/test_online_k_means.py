@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 from iteration.iteration_support import SMALL, cut_items, ended, run
-from support.waiting import until
 
 from streamiter import Columns, Flow
 from streamiter.errors import ConfigurationError, JobFailed, ModelError
@@ -97,54 +96,6 @@ def test_neither_cuts_nor_the_schedule_change_the_result() -> None:
     expected = centroids_of(followed(points, clusters=2, mini_batch=7))
     for seed in range(5):
         assert centroids_of(followed(points, seed=seed, clusters=2, mini_batch=7)) == expected
-
-
-@pytest.mark.parametrize("initial", [None, [[0.0, 0.0], [20.0, 0.0]]])
-def test_restored_it_resumes_as_if_nothing_had_happened(initial: Any) -> None:
-    """Weights and version are restored too, so all bits are equal."""
-    points = drifting(60)
-    whole = OnlineKMeans(2, decay=0.7, initial=initial)
-    first = OnlineKMeans(2, decay=0.7, initial=initial)
-    for batch in np.split(points, 6):
-        whole.learn(batch)
-    for batch in np.split(points, 6)[:3]:
-        first.learn(batch)
-    state = first.state()
-    first.learn(points)  # Later learning must not change the snapshot.
-    second = OnlineKMeans(2, decay=0.7)
-    second.restore(state)
-    for batch in np.split(points, 6)[3:]:
-        second.learn(batch)
-    assert second.version == whole.version == 6
-    assert second.state()["centroids"].tobytes() == whole.state()["centroids"].tobytes()
-    assert second.state()["weights"].tobytes() == whole.state()["weights"].tobytes()
-    assert second.to_update().records == 60
-
-
-@pytest.mark.parametrize("workers", [None, 2])
-async def test_a_restored_job_publishes_the_same_as_an_uninterrupted_one(workers: int | None) -> None:
-    """The restored job must not start again from the initial centroids, and must not count a point twice."""
-    points = drifting(90).tolist()
-
-    def flow() -> tuple[Flow, Any]:
-        flow = Flow("follow")
-        stream = cut_items(flow, points, seed=3)
-        initial = flow.from_items([{"centroids": np.array([[0.0, 0.0], [20.0, 0.0]])}], name="initial")
-        options: dict[str, Any] = {"clusters": 2, "mini_batch": 10, "decay": 0.5, "workers": workers, "name": "k"}
-        models = online_k_means(stream, initial=initial, **options)
-        return flow, models.collect()
-
-    uninterrupted, expected = flow()
-    await ended(await uninterrupted.start())
-    interrupted, some = flow()
-    job = await interrupted.start()
-    await until(lambda: len(some) >= 3)
-    snapshot = await job.snapshot()
-    await job.stop("abort")
-    again, collected = flow()
-    await ended(await again.start(snapshot=snapshot))
-    assert len(expected) == 9
-    assert centroids_of(collected.items) == centroids_of(expected.items)
 
 
 @pytest.mark.parametrize("workers", [None, 3])

@@ -56,21 +56,6 @@ def test_where_batches_are_cut_changes_nothing() -> None:
         assert [model.parameters["deviation"].tobytes() for model in models] == expected
 
 
-def test_restored_it_resumes_as_if_nothing_had_happened() -> None:
-    rows = np.random.default_rng(0).normal(size=(60, 2))
-    whole, first, second = StandardScaler(), StandardScaler(), StandardScaler()
-    first.learn(rows[:20])
-    whole.learn(rows[:20])
-    state = first.state()
-    first.learn(rows)
-    second.restore(state)
-    for scaler in (whole, second):
-        scaler.learn(rows[20:])
-    assert second.records == 60
-    for name in ("mean", "deviation"):
-        assert second.parameters()[name].tobytes() == whole.parameters()[name].tobytes()
-
-
 def test_scaled_rows_have_mean_0_and_deviation_1_and_constants_are_0() -> None:
     """A constant feature has the deviation 0, and a division by 0 would put NaN in every row."""
     rows = np.column_stack([np.random.default_rng(0).normal(5.0, 3.0, size=100), np.full(100, 7.0)])

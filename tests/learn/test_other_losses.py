@@ -10,14 +10,11 @@ import pytest
 from learn.frozen_states import frozen
 
 from streamiter import Flow
-from streamiter.errors import GraphError, ModelError
+from streamiter.errors import ModelError
 from streamiter.learn import (
-    SGD,
     AdaptiveLinearModel,
     BadRows,
     DelayedLabels,
-    HuberLoss,
-    LinearModel,
     OnlineRegressor,
     PoissonLoss,
     QuantileLoss,
@@ -259,14 +256,6 @@ def test_negative_counts_are_refused() -> None:
     with pytest.raises(BadRows, match=r"at least 0, given -1\.0") as refused:
         model.learn([[1.0], [2.0]], [3.0, -1.0])
     assert refused.value.rows == (1,)
-
-
-def test_a_model_of_ones_own_has_its_loss_itself() -> None:
-    """``loss=`` beside ``model=`` had no effect."""
-    flow = Flow("late")
-    make = lambda: LinearModel(1, loss=HuberLoss(), optimizer=SGD(0.1))  # noqa: E731
-    with pytest.raises(GraphError, match=r"train_online\(loss=\): expected no model="):
-        train_online(flow.from_items(records(3)), make, label="late", features=lambda rows: [[1.0]], loss="huber")
 
 
 def test_the_estimator_of_scikit_learn_has_the_losses() -> None:

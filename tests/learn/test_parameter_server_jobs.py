@@ -1,4 +1,4 @@
-"""Training on a parameter server is a job with slow workers, snapshots and stops."""
+"""Training on a parameter server is a job with slow workers and stops."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ import asyncio
 from typing import Any
 
 import pytest
-from iteration.iteration_support import ended
 from learn.parameter_server_support import ALL, WORKERS, made_up_rows
 from support.waiting import PATIENCE_S, until
 
 from streamiter import Flow
 from streamiter.engine.plan.job_settings import ChannelLimits
-from streamiter.learn import FTRL, ParameterServerWorker, train_on_parameter_server
+from streamiter.learn import ParameterServerWorker, train_on_parameter_server
 from streamiter.parameter_server import ASP, BSP, SSP, ParameterServer
 from streamiter.testing import VirtualClock
 
@@ -66,43 +65,7 @@ async def test_workers_wait_for_a_slow_worker_as_the_consistency_requires(how: A
         assert [waited[0], waited[1], waited[3]] == [5.0 * (11 - ahead) - 11.0] * 3
 
 
-# -- snapshots -------------------------------------------------------------------------------------------------
-
-
-@EVERY
-@pytest.mark.parametrize("mini_batches", [1, 20, 50])
-async def test_a_job_resumes_from_a_snapshot_as_if_nothing_had_happened(how: str, mini_batches: int) -> None:
-    """Weights, optimizer state, clocks and each worker's position in the data must be of one moment."""
-
-    def made() -> tuple[Flow, Any, Any]:
-        flow = Flow("cut")
-        training = train_on_parameter_server(
-            flow.from_items(made_up_rows(201)),
-            ParameterServer(shards=2),
-            features=40,
-            consistency=ALL[how],
-            optimizer=FTRL(0.3, 0.1),
-            workers=WORKERS,
-            batch=10,
-            epochs=4,
-            worker=GivesWay,
-            name="fit",
-        )
-        return flow, training.models.collect(), training.losses.collect()
-
-    flow, whole, _ = made()
-    await ended(await flow.start())
-    flow, _, losses = made()
-    job = await flow.start()
-    await until(lambda: len(losses.items) >= mini_batches)
-    snapshot = await job.snapshot()
-    await job.stop("abort")
-    flow, rest, _ = made()
-    await ended(await flow.start(snapshot=snapshot))
-    [expected], [model] = whole.items, rest.items
-    assert model.records == expected.records == 4 * 201
-    exact = {"rel": 1e-12, "abs": 1e-12} if how == "BSP" else {"abs": 0.1}  # The other results depend on the schedule.
-    assert model.parameters["weights"] == pytest.approx(expected.parameters["weights"], **exact)
+# -- stops -----------------------------------------------------------------------------------------------------
 
 
 @EVERY

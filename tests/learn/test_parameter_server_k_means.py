@@ -12,11 +12,10 @@ from iteration.iteration_support import cut_items, run
 from learn.parameter_server_support import ALL, WORKERS
 
 from streamiter import Flow, topic
-from streamiter.errors import ConfigurationError, JobFailed
+from streamiter.errors import JobFailed
 from streamiter.learn import KMeans, OnlineKMeans, SparseRows, k_means_on_parameter_server
-from streamiter.learn.on_parameter_server import CentroidRows, MoveCentroids
 from streamiter.models import model_updates
-from streamiter.parameter_server import ASP, BSP, Matrix, ParameterServer
+from streamiter.parameter_server import ASP, BSP, ParameterServer
 from streamiter.topics import MemoryBroker
 
 POINTS = np.random.default_rng(5).normal(size=(203, 3)) + np.repeat([[0, 0, 0], [4, 0, 0], [0, 5, 1]], 68, axis=0)[:203]
@@ -168,13 +167,3 @@ def test_points_of_another_length_fail_the_job_and_name_it() -> None:
     """The error was numpy's and said only that shapes could not be broadcast."""
     with pytest.raises(JobFailed, match="expected points as arrays of 3 numbers, given some of 2"):
         clustered(POINTS[:, :2], BSP())
-
-
-@pytest.mark.parametrize(
-    ("settings", "given"), [({"sparse": True}, "a sparse one"), ({"dtype": "int64"}, "one of int64")]
-)
-def test_centroids_need_a_dense_matrix_of_fractions(settings: dict[str, Any], given: str) -> None:
-    """Integer centroids were rounded down with every move, without an error."""
-    rows = len(CentroidRows(2))
-    with pytest.raises(ConfigurationError, match=rf"expected a dense matrix of float64 or float32, given {given}"):
-        MoveCentroids("centroids", 2).check(Matrix("centroids", rows=rows, columns=3, **settings))

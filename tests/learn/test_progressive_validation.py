@@ -197,12 +197,6 @@ def test_f1_and_calibration_agree_with_scikit_learn():
     assert [each.mean_prediction for each in table] == pytest.approx(means.tolist())
 
 
-def test_only_probabilities_of_one_class_have_a_calibration():
-    """The table of a regression had ten empty bins."""
-    with pytest.raises(ModelError, match="expected kind classification, given regression"):
-        ProgressiveValidation(kind="regression").calibration()
-
-
 def test_auc_is_left_out_until_both_targets_came():
     """NaN is not JSON, and 0 or ½ would be a false statement."""
     validation = ProgressiveValidation()
@@ -237,27 +231,6 @@ def test_regression_has_its_own_metrics():
             "window_baseline_loss": (2 * (5 / 3) ** 2 + (10 / 3) ** 2) / 2 / 3,
         }
     )
-
-
-@pytest.mark.parametrize("kind", ["classification", "regression"])
-def test_counting_resumes_after_a_restore_as_if_nothing_had_happened(kind):
-    """Metrics are equal to the last bit, with weights, with a full window and with a partly filled window."""
-    columns = stream(3, 900)
-    for at, window in ((300, 256), (100, 256), (700, 1)):
-        through, before, after = (ProgressiveValidation(window=window, kind=kind) for _ in range(3))
-        for start in range(0, 900, 50):
-            through.update(*(column[start : start + 50] for column in columns))
-        before.update(*(column[:at] for column in columns))
-        saved = before.state()
-        frozen = copy.deepcopy(saved)
-        before.update(*(column[at : at + 99] for column in columns))
-        after.update([0.5], [1])  # the restore must replace this earlier state
-        after.restore(saved)
-        assert after.metrics() == restored(window, kind, frozen).metrics()
-        after.update(*(column[at:] for column in columns))
-        assert json.dumps(after.metrics()) == json.dumps(through.metrics())
-        if kind == "classification":
-            assert after.calibration() == through.calibration()
 
 
 def restored(window, kind, state):
@@ -305,16 +278,6 @@ def test_invalid_rows_are_refused_and_not_counted(predictions, targets, weights,
     assert getattr(caught.value, "rows", None) == rows
     assert isinstance(caught.value, BadRows) == (rows is not None)
     assert validation.metrics() == before
-
-
-def test_invalid_settings_and_states_are_refused():
-    """The state of the other kind has other sums under the same names."""
-    with pytest.raises(ConfigurationError, match=r"window=\): expected 1 row or more, given 0"):
-        ProgressiveValidation(window=0)
-    with pytest.raises(ConfigurationError, match=r'kind=\): expected "classification", "classes" or'):
-        ProgressiveValidation(kind="ranking")
-    with pytest.raises(ModelError, match="restore: expected a state of classification, given 'regression'"):
-        ProgressiveValidation().restore(ProgressiveValidation(kind="regression").state())
 
 
 @pytest.mark.parametrize("cut", [1, 7, 300])

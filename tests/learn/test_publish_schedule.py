@@ -9,7 +9,6 @@ import pytest
 from flow.small_flows import Fed
 
 from streamiter import Flow
-from streamiter.errors import ConfigurationError, GraphError
 from streamiter.learn import Examples, LogisticRegression, ProgressiveValidation, PublishSchedule, train_online
 from streamiter.learn.model_owner import ModelOwner
 from streamiter.learn.row_training import RowOwner
@@ -67,19 +66,6 @@ def test_seconds_are_an_option_of_their_own() -> None:
     published = models.collect()
     flow.run()
     assert [model.records for model in published.items] == [10, 200]
-
-
-def test_two_ways_to_publish_are_refused() -> None:
-    """Of two ways, the one that a user had forgotten to remove decided."""
-    rows = Flow("f").from_items(ROWS)
-    with pytest.raises(GraphError, match="expected publish_every= or publish_every_s=, given both"):
-        train_online(rows, label="y", publish_every=2, publish_every_s=1.0)
-    with pytest.raises(ConfigurationError, match=r"\(publish_every_s=\): expected a number above 0, given 0"):
-        train_online(rows, label="y", publish_every_s=0)
-    with pytest.raises(ConfigurationError, match="expected one option, given records= and every_s=; choose one"):
-        PublishSchedule(records=5, every_s=1.0)
-    with pytest.raises(ConfigurationError, match=r"\(records=\): expected .* given 0"):
-        PublishSchedule(every_s=1.0).change(records=0)
 
 
 @pytest.mark.parametrize(("cost_s", "waits_s"), [(0.0, 1.0), (0.5, 2.0)])

@@ -17,14 +17,16 @@ from learn.linear_cases import LABELS, ROWS
 from learn.online_support import DELAYED
 from support.refusals import sections, with_errors_now, write
 
-from streamiter import Flow, IterationConfig, OperatorLifeCycle, learn
-from streamiter.parameter_server import BSP, ParameterServer
+from streamiter import Flow, IterationConfig, OperatorLifeCycle, learn, topic
+from streamiter.learn.on_parameter_server import CentroidRows, MoveCentroids
+from streamiter.parameter_server import BSP, Matrix, ParameterServer
 
 FILE = Path(__file__).with_name("refusals.txt")
 NAMES: dict[str, Any] = {name: getattr(learn, name) for name in learn.__all__}
 NAMES |= {"math": math, "np": np, "polars": polars, "replace": replace, "BSP": BSP, "ParameterServer": ParameterServer}
 NAMES |= {"IterationConfig": IterationConfig, "OperatorLifeCycle": OperatorLifeCycle, "DELAYED": DELAYED}
-NAMES |= {"ROWS": ROWS, "LABELS": LABELS}
+NAMES |= {"ROWS": ROWS, "LABELS": LABELS, "topic": topic}
+NAMES |= {"Matrix": Matrix, "MoveCentroids": MoveCentroids, "CentroidRows": CentroidRows}
 
 
 class Made(learn.LinearRegression):
@@ -35,6 +37,7 @@ class Made(learn.LinearRegression):
 
 
 NAMES["made"] = Made(3)
+NAMES["foreign"] = learn.ForeignModel(make=dict, learn=len, predict=len, save=len, load=len, task="regression")
 NAMES["FUNCTIONS"] = {"key_of": len, "is_answer": bool, "features": None, "target_of": float}
 
 

@@ -10,7 +10,6 @@ from streamiter.errors import ConfigurationError, ModelError
 from streamiter.models import ModelSnapshot
 from streamiter.topics.connecting import record_limit
 from streamiter.topics.topic import TopicDescription
-from streamiter.values.plain_data import PlainData
 from streamiter.values.records import Columns
 
 
@@ -61,20 +60,6 @@ def test_an_unknown_format_is_refused() -> None:
     """A mistyped format must not silently select another format."""
     with pytest.raises(ConfigurationError, match='expected "auto", "json" or "safetensors", given \'pickle\''):
         encoder(format="pickle")
-
-
-def test_a_restored_encoder_resumes_as_if_never_stopped() -> None:
-    """A run restored from a checkpoint must not publish a version twice with different contents."""
-    models = [large(version) for version in range(6)]
-    never_stopped = encoder(record_bytes_max=1000)
-    expected = [never_stopped.encode([model]) for model in models]
-    first = encoder(record_bytes_max=1000)
-    for model in models[:3]:
-        first.encode([model])
-    plain = PlainData()
-    restored = encoder(generation=99, record_bytes_max=1000)
-    restored.restore(plain.decode(plain.encode(first.snapshot())))
-    assert [restored.encode([model]) for model in models[3:]] == expected[3:]
 
 
 def test_chunks_stay_below_the_limit_of_the_topic() -> None:

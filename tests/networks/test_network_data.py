@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from networks.training_support import FEATURES, rows
 
 from streamiter import topic
-from streamiter.errors import ConfigurationError, JobFailed, ModelError
+from streamiter.errors import JobFailed, ModelError
 from streamiter.networks.configuration import DataSettings
 from streamiter.networks.data import (
     LabelledRows,
@@ -102,15 +102,6 @@ def test_every_nth_row_is_for_validation(ratio: float, held_out: list[int]) -> N
     parted = part(LabelledRows(np.zeros((8, 1)), np.arange(8.0)), validate_ratio=ratio)
     assert parted.validation.labels.tolist() == held_out
     assert parted.training.labels.tolist() == [row for row in range(8) if row not in held_out]
-
-
-@pytest.mark.parametrize("ratio", [-0.5, 1.0, float("nan")])
-def test_an_invalid_share_for_validation_is_refused(ratio: float) -> None:
-    """A share of −0.5 took every second row, counted from the end; a share of 1 left no rows for training."""
-    with pytest.raises(
-        ConfigurationError, match=r"part\(validate_ratio=\): expected a number from 0 to below 1, given"
-    ):
-        part(rows(8), validate_ratio=ratio)
 
 
 def labels_of(steps: TrainingSteps, step: int, workers: int) -> list[float]:

@@ -16,13 +16,13 @@ from support.waiting import PATIENCE_S, until
 from streamiter import Checkpoints, Columns, Flow
 from streamiter.engine.plan.job_settings import ChannelLimits
 from streamiter.engine.storage.store import MemoryStore
-from streamiter.errors import GraphError, JobFailed, ModelError
+from streamiter.errors import JobFailed, ModelError
 from streamiter.learn import Examples, SparseRows
 from streamiter.models import ModelSnapshot, last_update, model_updates
 from streamiter.networks import Network, NetworkPredictor, Published, train_network, train_network_online
 from streamiter.networks.serving import ServedNetwork, network_of_version, version_of
 from streamiter.networks.training import NetworkTraining
-from streamiter.parameter_server import ASP, BSP, SSP, ParameterServer
+from streamiter.parameter_server import BSP, SSP, ParameterServer
 from streamiter.topics import Json, MemoryBroker, OutgoingBatch, Topic
 
 
@@ -184,23 +184,6 @@ async def test_versions_that_are_no_network_leave_the_last_good_one_in_place() -
     async with ServedNetwork(updates, "pairs") as served:
         await until(lambda: bool(served.statistics().failed))
         assert "expected 'network' with the arrays of a network, given 'weights'" in str(served.statistics().last_error)
-
-
-@pytest.mark.parametrize("text", ["", '{"layers": [', "[]", "[" * 100_000], ids=["empty", "torn", "array", "deep"])
-def test_a_version_whose_network_is_no_json_object_is_no_version(text: str) -> None:
-    """A server skips a version with ModelError; arrays nested too deep raised another error and ended the updates."""
-    version = version_of(network(), network().initial_parameters(seed=1)) | {"network": text}
-    with pytest.raises(ModelError, match=r"^served: expected 'network' as a JSON object, given '"):
-        network_of_version(version, "served")
-
-
-def test_a_stream_needs_a_configured_number_of_features() -> None:
-    """Features with higher numbers may come next year."""
-    flow = Flow("f")
-    with pytest.raises(GraphError, match=r"given indexrange -1, which a stream cannot tell; set indexrange"):
-        train_network_online(
-            flow.from_items([1]), network(data={"indexrange": -1}), ParameterServer(), consistency=ASP()
-        )
 
 
 ROWS = 60

@@ -17,8 +17,7 @@ from support.waiting import until
 
 from streamiter import Flow
 from streamiter.engine.plan.job_settings import ChannelLimits
-from streamiter.errors import GraphError, JobFailed, ModelError
-from streamiter.learn.rows import BadRows
+from streamiter.errors import JobFailed
 from streamiter.networks import Diverged, LabelledRows, Network, fit_network, read_rows
 from streamiter.networks.data import part, prepared
 from streamiter.networks.learner import NetworkLearner
@@ -347,50 +346,6 @@ def test_the_published_networks_run_as_they_are(name: str, seeds: tuple[int, ...
 
 
 # -- errors --------------------------------------------------------------------------------------------------
-
-
-def test_invalid_rows_are_refused_before_anything_runs() -> None:
-    """An error after an hour of training is too late."""
-    made, data = network(), rows(20)
-    server = ParameterServer()
-    with pytest.raises(BadRows, match=r"expected labels −1 or 1.*given 0\.0; set translabel to PosNegTrans"):
-        train_network(Flow("f"), LabelledRows(data.rows, np.zeros(20)), made, server, consistency=BSP())
-    far = LabelledRows(SparseRows([0, 4], [40, 41, 42, 43], np.ones(4), 50), np.ones(1))
-    with pytest.raises(ModelError, match=r"expected features from 0 to 23, given 43 in row 0; raise indexrange"):
-        train_network(Flow("f"), far, made, server, consistency=BSP())
-    short = LabelledRows(SparseRows([0, 3], [0, 6, 12], np.ones(3), 24), np.ones(1))
-    with pytest.raises(BadRows, match=r"expected 4 features in each row, as layer 'embedding' has fields, given 3"):
-        train_network(Flow("f"), short, made, server, consistency=BSP())
-    dense = np.ones((1, 24))
-    with pytest.raises(
-        BadRows, match=r"expected 4 features in each row, as layer 'embedding' has fields, given 24 in row 0"
-    ):
-        train_network(Flow("f"), LabelledRows(dense, np.ones(1)), made, server, consistency=BSP())
-    with pytest.raises(GraphError, match=r"train_network: expected LabelledRows, given \[1\]; read_rows returns them"):
-        train_network(Flow("f"), [1], made, server, consistency=BSP())  # type: ignore[arg-type]
-    with pytest.raises(GraphError, match=r"train_network: expected LabelledRows, given array\("):
-        fit_network(network(data={"indexrange": -1}), dense)  # type: ignore[arg-type]
-    with pytest.raises(GraphError, match=r"train_network\(validation=\): expected LabelledRows, given array\("):
-        fit_network(made, data, dense)  # type: ignore[arg-type]
-    without = LabelledRows(SparseRows([0, 0], [], [], 0), np.ones(1))
-    with pytest.raises(ModelError, match="expected rows with features, given none in any of them; set indexrange"):
-        fit_network(network(data={"indexrange": -1}), without)
-    with pytest.raises(ModelError, match="expected rows to learn from, given none"):
-        train_network(Flow("f"), data[:0], made, server, consistency=BSP())
-    wrong = {**made.initial_parameters(seed=0), "deep.weight": np.zeros((2, 1))}
-    with pytest.raises(ModelError, match=r"expected 'deep.weight' of shape \(5, 1\), given shape \(2, 1\)"):
-        fit_network(made, data, start=wrong, progress=False)
-    more = {**made.initial_parameters(seed=0), "other.weight": np.zeros(1), "embedding.bias": np.zeros(3)}
-    with pytest.raises(
-        ModelError,
-        match=r"initial parameters: expected only arrays of the network, given 'embedding\.bias', "
-        r"'other\.weight'; load it with the network that it was trained as, or leave them out",
-    ):
-        train_network(Flow("f"), data, made, server, consistency=BSP(), start=more)
-    with pytest.raises(
-        ModelError, match=r"expected arrays by name, or Published\(topic, model\), given .*its parameters"
-    ):
-        train_network(Flow("f"), data, made, server, consistency=BSP(), start=made)  # type: ignore[arg-type]
 
 
 def test_metrics_of_versions_are_plain_numbers() -> None:

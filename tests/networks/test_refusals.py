@@ -9,6 +9,7 @@ import json
 import math
 import re
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +18,20 @@ import pytest
 from networks.configuration.refusals import added, at_top, replaced, small, within
 from networks.functions_by_name import LOSSES
 from networks.published import deep_fm, layer
-from networks.training_support import rows
+from networks.training_support import network, rows
 from support.refusals import sections, with_errors_now, write
 
+from streamiter import Flow
 from streamiter.errors import ConfigurationError
 from streamiter.learn.rows import BadRows
+from streamiter.networks import NetworkPredictor, train_network_online
 from streamiter.networks.configuration import read_configuration
-from streamiter.networks.data import LabelledRows, PlaceHolder
+from streamiter.networks.data import LabelledRows, PlaceHolder, part
 from streamiter.networks.embeddings import embeddings_from
+from streamiter.networks.network import Network
+from streamiter.networks.serving import check_folder, checked_arrays, network_of_version, version_of
+from streamiter.networks.training import fit_network
+from streamiter.parameter_server import ASP, ParameterServer
 from streamiter.values.sparse_rows import SparseRows
 
 FILE = Path(__file__).with_name("refusals.txt")
@@ -110,13 +117,31 @@ def sparse(rows: list[dict[int, float]], width: int) -> SparseRows:
     return SparseRows.from_rows([(sorted(row), [row[at] for at in sorted(row)]) for row in rows], width)
 
 
-NAMES |= {"math": math, "sparse": sparse}
+def single() -> Network:
+    """Return a network in single precision."""
+    return network(model={"modeltype": "T_FLOAT_DENSE"})
+
+
+NAMES |= {
+    "math": math,
+    "sparse": sparse,
+    "SparseRows": SparseRows,
+    "fit": partial(fit_network, progress=False),
+    "single": single,
+    "Flow": Flow,
+}
+NAMES |= {"network": network, "train_network_online": train_network_online, "ASP": ASP, "part": part}
+NAMES |= {"ParameterServer": ParameterServer, "check_folder": check_folder, "checked_arrays": checked_arrays}
+NAMES["predict"] = NetworkPredictor(network(), network().initial_parameters(seed=1))
+NAMES["version"] = version_of(network(), network().initial_parameters(seed=1))
+NAMES["network_of_version"] = network_of_version
 CALLS = {
     "a change of a DeepFM, read from a file and as a dict": of_a_deep_fm,
     "embeddings with the sizes of a changed DeepFM": of_embeddings,
     "documents": of_a_document,
     "texts of a file": of_a_text,
     "rows and labels": where_written,
+    "rows, parameters and folders, before anything runs": where_written,
     "labels, of which a loss does not know the second": of_a_loss,
     "mini-batches, of which a place holder has one": of_a_place_holder,
 }

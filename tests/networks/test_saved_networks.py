@@ -16,15 +16,7 @@ from networks.training_support import network, rows
 from streamiter.errors import ConfigurationError, ModelError
 from streamiter.networks.configuration.sections import LOSSES, TRANSFER_FUNCTIONS
 from streamiter.networks.network import ConfigurationWarning, Network
-from streamiter.networks.serving import (
-    EpochResult,
-    Evaluation,
-    NetworkPredictor,
-    check_folder,
-    checked_arrays,
-    load_network,
-    save_network,
-)
+from streamiter.networks.serving import EpochResult, Evaluation, load_network, save_network
 from streamiter.networks.training import fit_network
 
 
@@ -111,28 +103,6 @@ def test_a_failed_save_names_the_folder(tmp_path: Path) -> None:
         save_network("/proc/m", made, made.initial_parameters(seed=1))
 
 
-def test_an_unwritable_folder_is_refused_before_the_training() -> None:
-    """An hour of training was lost: ``os.access`` tells root that every folder is writable, even below /proc."""
-    with pytest.raises(ModelError, match=r"^model '/proc/m/n': expected a folder that can be written, given: No such"):
-        check_folder("/proc/m/n")
-
-
-@pytest.mark.parametrize(
-    ("damage", "said"),
-    [
-        (np.nan, r"expected 'wide\.bias' of finite numbers in float32, given nan; take another"),
-        (1e300, r"expected 'wide\.bias' of finite numbers in float32, given inf; take another"),
-        ("?", r"expected 'wide\.bias' of finite numbers in float32, given an array of <U1; take another"),
-    ],
-)
-def test_parameters_that_are_no_finite_numbers_are_refused(damage: Any, said: str) -> None:
-    """Every row was predicted as −1, with a probability of NaN."""
-    made = network(model={"modeltype": "T_FLOAT_DENSE"})
-    arrays = {**made.initial_parameters(seed=1), "wide.bias": np.array([damage])}
-    with pytest.raises(ModelError, match=said):
-        checked_arrays(made, arrays, "model")
-
-
 def test_numbers_that_numpy_has_not_are_named(tmp_path: Path) -> None:
     """Other programs write bfloat16, and the error was a KeyError."""
     made = network()
@@ -142,15 +112,6 @@ def test_numbers_that_numpy_has_not_are_named(tmp_path: Path) -> None:
     path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(2))
     with pytest.raises(ModelError, match=r"in float32 or float64, given numbers of type 'BF16', which numpy has not"):
         load_network(tmp_path / "m")
-
-
-@pytest.mark.parametrize("dense", [(0.5, 0.5), [(0.5, 0.5)], [(0.5, 0.5, 1.0)], [([0], [1.0]), [0.5]]])
-def test_tuples_that_are_no_sparse_rows_are_named(dense: Any) -> None:
-    """Rows of ``zip(x, y)`` are also tuples, and the error was that a float has no len()."""
-    made = network()
-    predict = NetworkPredictor(made, made.initial_parameters(seed=1))
-    with pytest.raises(ModelError, match=r"network: expected sparse rows as tuples \(indices, values\)"):
-        predict(dense)
 
 
 def test_predictions_do_not_depend_on_how_rows_come(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from operators.operator_harness import KINDS, Driven, as_kind, cuts, frozen, number_in, pieces_of, quick, stored
+from operators.operator_harness import KINDS, Driven, as_kind, cuts, frozen, number_in, pieces_of, quick
 
 from streamiter.operators import (
     Collect,
@@ -117,37 +117,6 @@ def test_a_restored_instance_resumes_as_if_nothing_had_happened(
     before = [] if isinstance(first.operator, Collect) else first.records
     assert frozen(before + second.records) == frozen(uninterrupted.records)
     assert results(second)[1] == results(uninterrupted)[1]
-
-
-@every_operator
-@quick
-@given(before=NUMBERS, after=NUMBERS)
-def test_a_snapshot_does_not_change_later(
-    make: Callable[[], Operator], kind: str, before: list[int], after: list[int]
-) -> None:
-    """A snapshot is written while the operator continues, and later changes belong to the next snapshot."""
-    driven = Driven(make()).feed(as_kind(kind, before))
-    snapshot = driven.operator.snapshot()
-    written_at_once = stored(driven.operator.snapshot())
-    driven.feed(as_kind(kind, after)).finish()
-    written_later = stored(snapshot)
-    assert frozen(written_later()) == frozen(written_at_once())
-
-
-@every_operator
-@quick
-@given(before=NUMBERS, after=NUMBERS)
-def test_a_snapshot_can_be_restored_more_than_once(
-    make: Callable[[], Operator], kind: str, before: list[int], after: list[int]
-) -> None:
-    """A job that fails repeatedly restores the same snapshot each time."""
-    snapshot = stored(Driven(make()).feed(as_kind(kind, before)).operator.snapshot())
-    runs = []
-    for _ in range(2):
-        driven = Driven(make())
-        driven.operator.restore(snapshot())
-        runs.append(results(driven.feed(as_kind(kind, after)).finish()))
-    assert runs[0] == runs[1]
 
 
 @every_operator

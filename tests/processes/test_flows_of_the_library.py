@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
-from iteration.iteration_support import cut_items, run
+from iteration.iteration_support import cut_items, ended, run, run_shuffled
 from learn.frozen_states import frozen
-from learn.online_support import FEATURES, trips
 from learn.parameter_server_support import made_up_rows
 from learn.test_foreign_models import Mean
 from networks.training_support import network, records, rows
+from processes.linked_jobs import piped_jobs_of
 
 from streamiter import (
     Columns,
@@ -25,14 +24,7 @@ from streamiter import (
     iterate_bounded_streams_until_termination,
     replayed,
 )
-from streamiter.engine.graph.channels import Channel
-from streamiter.engine.graph.feedback import FeedbackChannel, FeedbackLimits, spill_queue
-from streamiter.engine.graph.graph import Step
-from streamiter.engine.plan import placement, plan
-from streamiter.engine.plan.job_settings import ChannelLimits
-from streamiter.engine.plan.placement import Traits, traits_of
-from streamiter.engine.plan.plan import Planner
-from streamiter.engine.processes.frames import FrameEncoding
+from streamiter.engine.plan.job_settings import ChannelLimits, JobOptions
 from streamiter.iteration import all_reduce, last_round, map_with, terminate_after
 from streamiter.learn import (
     SGD,
@@ -56,77 +48,12 @@ from streamiter.learn import (
     train_online,
 )
 from streamiter.learn.tree_growing import TreeOptions, grow_tree
-from streamiter.models import Rollbacks
+from streamiter.models import ModelSnapshot, Rollbacks
 from streamiter.networks import train_network, train_network_online
-from streamiter.operators.operator import Operator
 from streamiter.parameter_server import BSP, ParameterServer
 from streamiter.topics import MemoryBroker
-from streamiter.values.plain_data import PlainData
-from streamiter.values.records import DataBatch, estimated_bytes
-
-
-def over_a_link(batch: DataBatch, plain_data: PlainData) -> DataBatch:
-    """Return the batch as it arrives in another process."""
-    frames = FrameEncoding(plain_data)
-    body = b"".join(frames.encode_batch(batch, estimated_bytes(batch.records)))
-    return frames.decode_batch(memoryview(bytearray(body)))[0]
-
-
-class ChannelOverLink(Channel):
-    plain_data: PlainData
-
-    def try_put(self, batch: DataBatch) -> bool:
-        return super().try_put(over_a_link(batch, self.plain_data))
-
-
-class FeedbackOverLink(FeedbackChannel):
-    plain_data: PlainData
-
-    def put(self, batch: DataBatch) -> None:
-        super().put(over_a_link(batch, self.plain_data))
-
-
-def divide(build: Callable[[], tuple[Flow, Any]], processes: int, patch: pytest.MonkeyPatch) -> tuple[Flow, Any]:
-    """Return a flow whose batches are all encoded between tasks, and what ``build`` returned with it.
-
-    Subtask i has the operator of the flow that ``build`` made in process i modulo ``processes``.
-    """
-    built = [build() for _ in range(processes)]
-    flows = [flow for flow, _ in built]
-    same = {step: [flow.steps[place] for flow in flows] for place, step in enumerate(flows[0].steps)}
-
-    def instantiate(step: Step, subtasks: list[int], first: Operator | None) -> dict[int, Operator]:
-        made = plan.operator_of(step) if first is None else first
-        traits = traits_of(step, made)
-        process = 1 if traits.central or traits.boundary else processes  # A loop's members join the loop of one flow.
-        return {subtask: plan.operator_of(same[step][subtask % process]) if subtask else made for subtask in subtasks}
-
-    def make_channel(planner: Planner, name: str, feedback: FeedbackLimits | None) -> Any:
-        channel: Any
-        if feedback is None:
-            limits = planner.options.channel_limits
-            channel = ChannelOverLink(name, limit_records=limits.records, limit_bytes=limits.size_bytes)
-        else:
-            channel = FeedbackOverLink(name, spill_queue(name, feedback, planner.plain_data))
-        channel.plain_data = planner.plain_data
-        return channel
-
-    is_chained = placement._is_chained
-
-    def is_chained_in_a_process(step: Step, traits: dict[Step, Traits]) -> bool:
-        if not is_chained(step, traits):
-            return False
-        upstream = step.inputs[0].upstream
-        return step.parallelism == 1 or traits[step].central == traits[upstream].central
-
-    patch.setattr(plan, "operators_of", instantiate)
-    patch.setattr(Planner, "_make_channel", make_channel)
-    patch.setattr(placement, "_is_chained", is_chained_in_a_process)
-    return built[0]
-
 
 TRUE_WEIGHTS = np.array([1.0, -2.0, 0.5])
-PROCESSES = 2
 PARALLELISM = 3
 ROWS = 240
 WIDTH = np.random.default_rng(3).normal(size=(ROWS, 3))
@@ -387,9 +314,23 @@ FLOWS = (
 )
 
 
-def outputs_of(flow: Flow, collected: Any) -> Any:
-    run(flow)  # It says what each task waits for, if the flow does not end.
-    return [[_bits(record) for record in each.items] for each in collected]
+def results(learn: Callable[[Flow], Outputs], processes: int) -> list[list[Any]]:
+    """Return the records of all outputs, in any order, of a flow that each process has built for itself."""
+
+    def build() -> tuple[Flow, Any]:
+        flow = Flow("flow", parallelism=PARALLELISM)
+        flow.register(ModelSnapshot)
+        # The results cross, too.
+        return flow, [each.rebalance().map(lambda record: record, parallelism=2).collect() for each in learn(flow)]
+
+    async def main() -> None:
+        jobs = piped_jobs_of([flow for flow, _ in built], processes, JobOptions())
+        await asyncio.gather(*(job.start() for job in jobs))
+        await ended(*jobs)
+
+    built = [build() for _ in range(processes)]
+    run_shuffled(main(), seed=processes)
+    return [sorted(map(_bits, each.items), key=repr) for each in built[0][1]]
 
 
 def _bits(record: Any) -> Any:
@@ -399,20 +340,13 @@ def _bits(record: Any) -> Any:
 
 
 @pytest.mark.parametrize("learn", FLOWS, ids=lambda learn: learn.__name__)
-def test_a_flow_has_the_same_bits_if_its_records_travel(
-    learn: Callable[[Flow], Outputs], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A worker got no plain data, or shared an object with the owner, which another process does not have."""
-
-    def build() -> tuple[Flow, Any]:
-        flow = Flow("flow", parallelism=PARALLELISM)
-        outputs = learn(flow)
-        # The results cross, too.
-        return flow, [output.rebalance().map(lambda record: record, parallelism=2).collect() for output in outputs]
-
-    expected = outputs_of(*build())
+def test_a_flow_has_the_same_bits_in_any_number_of_processes(learn: Callable[[Flow], Outputs]) -> None:
+    """A worker got no plain data, or shared an object with the owner, which another process does not have; and
+    gradients of two processes were added in the order of their arrival, so that no training could be repeated.
+    """
+    expected = results(learn, 1)
     assert all(expected[:1])
-    assert outputs_of(*divide(build, PROCESSES, monkeypatch)) == expected
+    assert results(learn, 2) == expected
 
 
 def asynchronous_by_rows(flow: Flow) -> Outputs:
@@ -428,18 +362,9 @@ def asynchronous_fitted(flow: Flow) -> Outputs:
 
 
 @pytest.mark.parametrize("learn", [asynchronous_by_rows, asynchronous_by_gradients, asynchronous_fitted])
-def test_asynchronous_training_learns_every_row_if_records_travel(
-    learn: Callable[[Flow], Outputs], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_asynchronous_training_learns_every_row_if_records_travel(learn: Callable[[Flow], Outputs]) -> None:
     """An answer of the owner shared its arrays with the workers in one process, and could not leave it."""
-
-    def build() -> tuple[Flow, Any]:
-        flow = Flow("flow", parallelism=PARALLELISM)
-        return flow, learn(flow)[0].rebalance().collect()
-
-    flow, models = divide(build, PROCESSES, monkeypatch)
-    run(flow)
-    assert models.items[-1].records == ROWS
+    assert max(records for _, records in results(learn, 2)[0]) == ROWS
 
 
 RECORDS = np.random.default_rng(7).normal(size=(90, 4))
@@ -454,71 +379,11 @@ def labelled(batch: Any) -> Examples:
     return Examples(batch[:, :3], (batch[:, 3] > 0).astype(float), np.abs(batch[:, 3]) + 1)
 
 
-def trained_online(model: Any, **options: Any) -> Callable[[Flow], Stream]:
-    return lambda flow: (
-        train_online(
-            features_and_labels(flow), model, extract=labelled, mode="synchronous", mini_batch=7, workers=3, **options
-        ).models
-    )
-
-
-LEARNERS: dict[str, Callable[[Flow], Stream]] = {
-    "gradients": trained_online(lambda: LogisticRegression(3)),
-    "rows": lambda flow: (
-        train_online(
-            flow.from_items(trips(80), parallelism=2),
-            label="kind",
-            features=FEATURES,
-            mini_batch=9,
-            workers=3,
-            mode="synchronous",
-        ).models
-    ),
-    "offline": lambda flow: (
-        train_offline(
-            features_and_labels(flow),
-            lambda: LogisticRegression(3),
-            extract=labelled,
-            rounds=15,
-            mini_batch=20,
-            workers=3,
-        ).models
-    ),
-    "another library": lambda flow: (
-        train_online(
-            flow.from_items([{"x": x, "y": y} for x, y, *_ in RECORDS.tolist()], parallelism=1),
-            ForeignModel(
-                make=lambda: [0.0, 0],
-                learn=lambda model, row, label: model.__setitem__(slice(None), [model[0] + label, model[1] + 1]),
-                predict=lambda model, row: model[0] / max(model[1], 1),
-                save=lambda model: repr(model).encode(),
-                load=json.loads,
-                task="regression",
-            ),
-            label="y",
-            mini_batch=9,
-        ).models
-    ),
-    "online k-means": lambda flow: online_k_means(
-        features_and_labels(flow), clusters=4, mini_batch=7, decay=0.9, initial=RECORDS[:4], workers=3
-    ),
-    "k-means": lambda flow: k_means(features_and_labels(flow), clusters=4, rounds=8),
-}
-
-
 def models(learner: Callable[[Flow], Stream], processes: int) -> list[Any]:
     flow = Flow("learn", parallelism=3)
     collected = learner(flow).collect()
     run(flow, seed=processes, limits=ChannelLimits(records=50), processes=processes)
     return [(frozen(model.parameters), model.records) for model in collected.items]
-
-
-@pytest.mark.parametrize("learner", LEARNERS)
-def test_a_model_has_the_same_bits_in_any_number_of_processes(learner: str) -> None:
-    """Gradients of two processes were added in the order of their arrival, and no training could be repeated."""
-    expected = models(LEARNERS[learner], 1)
-    assert expected
-    assert models(LEARNERS[learner], 2) == models(LEARNERS[learner], 3) == expected
 
 
 def test_metrics_have_the_same_bits_in_any_number_of_processes() -> None:

@@ -1,26 +1,21 @@
-"""A flow in several processes whose channels are links over sockets: planners and links fit together."""
+"""A flow in several processes whose channels are links: planners and links fit together."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from itertools import combinations
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
-from processes.linked_jobs import LinkMessages, linked_jobs
-from processes.pipes import Owner, identity, link_of
-from runtime.joined_jobs import abort
+from processes.linked_jobs import joined_jobs, run_joined
 from runtime.probe import Life, ProbeSource, Valve, turns
 from runtime.test_several_processes import Awaited
 
 import streamiter
 from streamiter import Columns, Flow, Operator, OutputTag, Stream
 from streamiter.engine.plan.job_settings import ChannelLimits, JobOptions
-from streamiter.engine.processes.link import ProcessLink, connect_link, listen
 from streamiter.operators import Output
 
 ODD = OutputTag("odd")
@@ -61,50 +56,16 @@ KINDS: dict[str, Callable[[Stream], Stream]] = {
 }
 
 
-@asynccontextmanager
-async def linked(processes: int) -> AsyncIterator[list[LinkMessages]]:
-    """Give each process its links to the others, over sockets; at the end all links must close without an error."""
-    messages = [LinkMessages() for _ in range(processes)]
-    links: list[tuple[ProcessLink, Owner]] = []
-    for first, second in combinations(range(processes), 2):
-        owners = Owner(), Owner()
-        ends = link_of(owners[0], identity(first)), link_of(owners[1], identity(second))
-        server = await listen(("127.0.0.1", 0), lambda end=ends[0]: end)
-        await connect_link(server.sockets[0].getsockname(), ends[1])
-        for owner in owners:
-            await owner.is_open.wait()
-        server.close()
-        messages[first].connect(second, ends[0], owners[0])
-        messages[second].connect(first, ends[1], owners[1])
-        links += zip(ends, owners, strict=True)
-    yield messages
-    for link, _ in links:
-        link.close()
-    for _, owner in links:
-        await owner.has_ended.wait()
-        assert owner.ends == [None]
-
-
-async def run(build: Any, processes: int, options: JobOptions | None = None) -> Any:
-    """Run the flow in this many processes; return what process 0 got with its flow."""
-    built = [build() for _ in range(processes)]
-    async with linked(processes) as messages:
-        jobs = linked_jobs([flow for flow, _ in built], messages, options)
-        await asyncio.gather(*(job.start() for job in jobs))
-        await asyncio.gather(*(job.wait() for job in jobs))
-    return built[0][1]
-
-
 @pytest.mark.parametrize("processes", [2, 3])
 @pytest.mark.parametrize("kind", KINDS)
 async def test_the_output_is_that_of_one_process(kind: str, processes: int) -> None:
     """Records were lost, doubled or sent to another subtask where an edge crossed processes."""
 
-    def build() -> tuple[Flow, Any]:
+    def build(_: int) -> tuple[Flow, Any]:
         flow = Flow("f", parallelism=3)
         return flow, KINDS[kind](flow.from_items(range(100), name="numbers")).collect()
 
-    expected, collected = await run(build, 1), await run(build, processes)
+    expected, collected = await run_joined(build, 1), await run_joined(build, processes)
     assert Counter(map(str, collected.items)) == Counter(map(str, expected.items))
     assert collected.items
 
@@ -112,14 +73,14 @@ async def test_the_output_is_that_of_one_process(kind: str, processes: int) -> N
 async def test_arrays_and_columns_arrive_with_little_room() -> None:
     """A batch of arrays larger than the limits of a channel stood still before the socket."""
 
-    def build() -> tuple[Flow, Any]:
+    def build(_: int) -> tuple[Flow, Any]:
         flow = Flow("f", parallelism=2)
         numbers = flow.from_items(list(range(5000))).map_batch(lambda batch: Columns({"n": np.asarray(batch)}))
         sums = numbers.rebalance().map_batch(lambda batch: [int(batch["n"].sum())])
         return flow, sums.collect()
 
     options = JobOptions(channel_limits=ChannelLimits(records=100, size_bytes=1000))
-    assert sum((await run(build, 2, options)).items) == sum(range(5000))
+    assert sum((await run_joined(build, 2, options)).items) == sum(range(5000))
 
 
 async def test_a_slow_process_holds_the_sources_of_another_back() -> None:
@@ -131,10 +92,9 @@ async def test_a_slow_process_holds_the_sources_of_another_back() -> None:
         flow.from_source(lambda: ProbeSource(life)).rebalance().process(lambda: Valve(opened))
         return flow
 
-    async with linked(2) as messages:
-        jobs = linked_jobs([build(), build()], messages, JobOptions(channel_limits=ChannelLimits(records=4)))
-        await asyncio.gather(*(job.start() for job in jobs))
-        await turns(3000)
-        # Each source has a channel for its feeder, and one for each reader: in its process, and over a link.
-        assert 4 < life.count("source read") <= 2 * (3 * 4 + 8 * 4 + 5)
-        await asyncio.gather(*map(abort, jobs))
+    joined = joined_jobs([build(), build()], JobOptions(channel_limits=ChannelLimits(records=4)))
+    await joined.start()
+    await turns(3000)
+    # Each source has a channel for its feeder, and one for each reader: in its process, and over a link.
+    assert 4 < life.count("source read") <= 2 * (3 * 4 + 8 * 4 + 5)
+    await joined.abort()

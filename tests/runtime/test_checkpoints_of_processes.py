@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from processes.linked_jobs import JoinedJobs, joined_jobs
 from runtime.checkpointed_sums import handled, settings, written
-from runtime.joined_jobs import JoinedJobs, joined_jobs
 from support.waiting import PATIENCE_S, until
 
 from streamiter import Flow, Operator

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from flow.small_flows import Fed
-from runtime.joined_jobs import JoinedJobs, joined_jobs
+from processes.linked_jobs import JoinedJobs, joined_jobs
 from runtime.probe import AwaitedProbe, Life, Probe, ProbeSource, Valve, tasks_left, turns
 from runtime.test_statistics_as_json import checked
 from support.waiting import PATIENCE_S, until

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from runtime.joined_jobs import joined_jobs
+from processes.linked_jobs import joined_jobs
 
 from streamiter import (
     Flow,
@@ -256,7 +256,7 @@ def small(change: str = "") -> Flow:
         ("more", "flow 'small': expected no further step as in process 0, given step 'further'"),
     ],
 )
-def test_a_flow_that_differs_is_refused_with_its_first_step(change: str, message: str) -> None:
+async def test_a_flow_that_differs_is_refused_with_its_first_step(change: str, message: str) -> None:
     """Another version of the program ran in the second process, and records went to the wrong steps."""
     placement, other = placed(small()), small(change)
     placement.check("small", small().steps)
@@ -293,7 +293,7 @@ def test_the_fingerprint_is_of_these_properties() -> None:
     assert placed(endless).steps[1].description.factory == "partial"
 
 
-def test_a_factory_that_makes_another_operator_in_another_process_is_refused() -> None:
+async def test_a_factory_that_makes_another_operator_in_another_process_is_refused() -> None:
     """A class that depended on the machine made a chain of one process meet a channel of the other."""
 
     def build(kind: type[Operator]) -> Flow:

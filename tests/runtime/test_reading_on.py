@@ -13,8 +13,8 @@ import numpy as np
 import orjson
 import pytest
 from learn.frozen_states import frozen
+from processes.linked_jobs import joined_jobs
 from runtime.checkpointed_sums import settings, written
-from runtime.joined_jobs import joined_jobs
 from support.waiting import PATIENCE_S
 
 from streamiter import (

@@ -13,14 +13,18 @@ from random import Random
 from typing import Any
 
 import pytest
-from runtime.joined_jobs import abort, joined_jobs, run_joined
+from processes.linked_jobs import abort, joined_jobs, run_joined
+from runtime.probe import turns
 
 from streamiter import Flow, Operator
-from streamiter.engine.graph.channels import LIMIT_RECORDS
+from streamiter.engine.processes.remote_feedback import LinkChannels
 from streamiter.engine.tasks.task_barriers import ClockAlignment, ClockCoordinator
 from streamiter.errors import JobFailed
 from streamiter.operators import Output
 from streamiter.topics import Json, MemoryBroker, OutgoingBatch, Raw, WithMetadata
+
+Halves = dict[str, list[tuple[int, str, Any, dict[str, Any]]]]
+"""By kind: number, name, the half, and its options."""
 
 
 class Awaited(Operator):
@@ -158,7 +162,27 @@ async def test_a_record_that_another_process_cannot_encode_ends_the_job_as_in_on
     assert "step 'out'" in messages[0]
 
 
-def test_a_channel_between_processes_has_two_halves_of_the_same_number_and_name() -> None:
+@pytest.fixture
+def halves(monkeypatch: pytest.MonkeyPatch) -> Halves:
+    """The halves of channels between processes that are made in the test."""
+    made: Halves = {"departing": [], "arriving": []}
+
+    def note(kind: str) -> None:
+        make = getattr(LinkChannels, kind)
+
+        def noting(self: LinkChannels, number: int, name: str, *rest: Any, **options: Any) -> Any:
+            half = make(self, number, name, *rest, **options)
+            made[kind].append((number, name, half, options))
+            return half
+
+        monkeypatch.setattr(LinkChannels, kind, noting)
+
+    for kind in made:
+        note(kind)
+    return made
+
+
+async def test_a_channel_between_processes_has_two_halves_of_the_same_number_and_name(halves: Halves) -> None:
     """Records of one edge arrived at another, because two processes counted their channels differently."""
 
     def build(_: int) -> Flow:
@@ -168,23 +192,24 @@ def test_a_channel_between_processes_has_two_halves_of_the_same_number_and_name(
         numbers.map(str, name="c", parallelism=2).rebalance().map(str, name="d")
         return flow
 
-    joined = joined_jobs([build(process) for process in range(3)])
-    names = [name for joint in joined.joints for name in joint.departing_names.values()]
-    assert all(joint.departing_names == joint.arriving_names for joint in joined.joints)
-    assert len(names) == len(set(names)) == sum(len(joint.channels) for joint in joined.joints)
+    joined_jobs([build(process) for process in range(3)])
+    departing, arriving = (sorted((name, number) for number, name, *_ in halves[kind]) for kind in halves)
+    assert departing == arriving
+    names = [name for name, _ in departing]
+    assert len(names) == len(set(names))
 
     def crossing(left: int, right: int) -> int:
         return sum(a % 3 != b % 3 for a in range(left) for b in range(right))
 
     readers = Counter(name.split(" → ")[1] for name in names)
-    assert {name: joint.neighbours[name] for joint in joined.joints for name in joint.neighbours} == {
+    assert {name: options["neighbours"] for _, name, _, options in halves["departing"]} == {
         name: readers[name.split(" → ")[1]] for name in names
     }
     assert len(names) == 2 * crossing(4, 4) + crossing(4, 1) + crossing(4, 2) + crossing(2, 4)
 
 
 @pytest.mark.parametrize("processes", [1, 2, 3])
-def test_each_process_makes_its_own_operators_and_each_only_once(processes: int) -> None:
+async def test_each_process_makes_its_own_operators_and_each_only_once(processes: int) -> None:
     """Every process made the operators of all, with models and connections that it never used."""
     made: list[tuple[int, str]] = []
 
@@ -207,7 +232,7 @@ def test_each_process_makes_its_own_operators_and_each_only_once(processes: int)
     assert Counter(made) == Counter(expected)
 
 
-def test_what_is_set_aside_stops_the_sources_of_all_processes() -> None:
+async def test_what_is_set_aside_stops_the_sources_of_all_processes(halves: Halves) -> None:
     """A step with an input that it did not want yet held gigabytes, since a source in another process never waited."""
 
     def build() -> Flow:
@@ -217,18 +242,19 @@ def test_what_is_set_aside_stops_the_sources_of_all_processes() -> None:
         return flow
 
     joined = joined_jobs([build(), build()])
-    [joint] = joined.joints
-    [channel] = [channel for channel in joint.channels.values() if channel.name.startswith("a[1] → ")]
+    [channel] = [half for _, name, (half, _), _ in halves["arriving"] if name.startswith("a[1] → ")]
+    [sender] = [half for _, name, half, _ in halves["departing"] if name == channel.name]
 
-    def shut() -> list[bool]:
+    async def shut() -> list[bool]:
+        await turns(5)
         return [task.is_paused for job in joined.jobs for task in job.statistics().tasks if task.name[0] == "n"]
 
-    channel.set_aside(2 * LIMIT_RECORDS, 0)  # As much as fits into the two channels before the reader.
-    assert shut() == [False, False]
+    channel.set_aside(2 * sender.limit_records, 0)  # As much as fits into the two channels before the reader.
+    assert await shut() == [False, False]
     channel.set_aside(1, 0)
-    assert shut() == [True, True]
+    assert await shut() == [True, True]
     channel.release(1, 0)
-    assert shut() == [False, False]
+    assert await shut() == [False, False]
 
 
 STALENESS = 2

@@ -10,8 +10,8 @@ from typing import Any
 
 import orjson
 import pytest
+from processes.linked_jobs import joined_jobs
 from runtime.checkpointed_sums import settings
-from runtime.joined_jobs import joined_jobs
 from support.waiting import until
 from upgrades.changed_flows import FIRST, REST, Build, Change, Inputs, windows
 from upgrades.changes_of_learners import CHANGES

@@ -15,8 +15,8 @@ from learn.parameter_server_support import made_up_rows
 from networks.training_support import arrays_of, network, rows
 from parameter_server.flows.counting import MATRIX, Counts, Dealt
 from parameter_server.psf import aggregate_cases, update_cases
+from processes.linked_jobs import JoinedJobs, joined_jobs, run_joined
 from processes.pipes import MovingPipe, Owner, identity, link_of
-from runtime.joined_jobs import JoinedJobs, joined_jobs, run_joined
 from support.soak import in_soak
 from support.waiting import PATIENCE_S, until
 
