@@ -279,7 +279,7 @@ def connection_of(port: int) -> ClientConnection | None:
 
 async def test_a_client_that_does_not_read_the_last_bytes_is_cut_off() -> None:
     """Half a request behind answers that nobody read held its connection for ever; 512 of these locked the server."""
-    async with case(timeout_s=1.0) as service:
+    async with case(timeout_s=PATIENCE_S) as service:
         loop = asyncio.get_running_loop()
         with socket.socket() as client, contextlib.suppress(ConnectionError):
             client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -297,6 +297,7 @@ async def test_a_client_that_does_not_read_the_last_bytes_is_cut_off() -> None:
                 answered = service.observations.requests["none", 404]
                 await loop.sock_sendall(client, request("/" + 900 * "x", method="GET"))
                 await until(lambda before=answered: service.observations.requests["none", 404] > before)
+            connection._request_s = 0.2  # Until here, a busy machine may take longer.
             await loop.sock_sendall(client, request("/predict", b"{}")[:-1])
             await until(lambda: connection not in connection.connections)
         assert service.observations.requests["/predict", 408] == 1
