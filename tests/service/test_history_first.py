@@ -134,7 +134,7 @@ async def test_a_service_serves_while_it_catches_up_and_says_so(
         (tmp_path / f"part-{part}.jsonl").write_bytes(b"\n".join(rows[part::3]) + b"\n")
     await place.write([{"km": 1, "late": False}])
     given = {"history": f"{tmp_path}/part-*.jsonl", "then": place.url("flights"), "at": "earliest"}
-    service = service_of(place, given, checkpoints={"interval": "1min"})  # On a busy machine, others would be late.
+    service = service_of(place, given)
     assert service.history is not None
     service.history.process(lambda: Gate(opened), name="gate")
     observations = service.observations
@@ -144,9 +144,12 @@ async def test_a_service_serves_while_it_catches_up_and_says_so(
 
     async with running(service) as task:
         await until(lambda: share() > 0.05 and service.observations.model is not None)
-        code, told = await answers(service, "/readyz")
-        assert (code, "catching up: " in orjson.loads(told)["catching_up"]) == (200, True)
-        assert "is catching up: " in page_state(observations).sentence
+        # A checkpoint may be late on a busy machine, and the service is not ready until it is complete.
+        await until(lambda: "is catching up: " in page_state(observations).sentence)
+        async with asyncio.timeout(PATIENCE_S):
+            while (answer := await answers(service, "/readyz"))[0] != 200:
+                await turn()
+        assert "catching up: " in orjson.loads(answer[1])["catching_up"]
         assert b"streamiter_history_share" in exposition(MetricsNow(observations), "")[0]
         with caplog.at_level(logging.INFO, logger="streamiter.service"):
             log_figures(observations, 1.0)
