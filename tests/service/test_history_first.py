@@ -14,7 +14,7 @@ import orjson
 import pytest
 from service.test_service import answers, running, until
 from service.test_service_restarts import NAME, Place
-from support.waiting import PATIENCE_S
+from support.waiting import PATIENCE_S, turn
 
 from streamiter import Operator
 from streamiter.models import LinearPredictor, last_update
