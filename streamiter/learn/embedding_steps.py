@@ -107,7 +107,7 @@ def _early_step(root: int, expert: int) -> np.float32:
     """Return the step of AdaGrad of a sum of gradients: where the number of a vector is, beside its beginning."""
     gradient = _early_gradient(root)
     rate = RATE_OF_VECTORS if expert == 0 else RATE_OF_VECTORS_2
-    return -np.divide(rate * gradient, np.sqrt(np.float32(SQUARES_AT_FIRST) + gradient * gradient))
+    return np.float32(-np.divide(rate * gradient, np.sqrt(np.float32(SQUARES_AT_FIRST) + gradient * gradient)))
 
 
 def early_steps(expert: int) -> Float32s:
