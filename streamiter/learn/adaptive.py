@@ -20,7 +20,7 @@ import numpy.typing as npt
 from streamiter.errors import ConfigurationError, ModelError, OtherModel, shortened
 from streamiter.learn.asked_questions import AskedScores
 from streamiter.learn.cell_columns import Categories
-from streamiter.learn.embeddings import Embeddings, check_task_of_embeddings
+from streamiter.learn.embeddings import ONE_MODEL_FOR_EACH_CLASS, Embeddings, check_task_of_embeddings
 from streamiter.learn.expert_weights import ExpertWeights, check_published, check_task, checked_rates, fitted
 from streamiter.learn.labels import FIRST_LABELS, Label, LabelKind, LabelPart, LabelReader, Labels, LearningTask
 from streamiter.learn.losses import LossName, PlainLoss, checked_loss, loss_of_validation
@@ -366,8 +366,9 @@ class AdaptiveLinearModel(RowColumns, Savable):
         if reading.kind == "classes" and self.embeddings is not None:
             _log.warning(
                 "%s: the labels are of several classes, for which there are no embeddings, so the model learns without "
-                "them; expected truth values, two labels or numbers",
+                "them; expected truth values, two labels or numbers: %s",
                 _NAME,
+                ONE_MODEL_FOR_EACH_CLASS,
             )
         if before is None:
             return predictions

@@ -3,8 +3,8 @@
 A row is the keys of its features, in ascending order, and its numeric columns. A *key* has the number of its field
 (10 bits), then 52 bits of the hash of field and text; all features of one field count as their mean. A feature has a
 weight w, and when it is admitted a vector v in the table (``parameter_server.storage.feature_steps``); before that it
-has the *common* vector of its field, which is not learned. The gradients of these first rows are added up, and make the
-first step of its own vector. The score of an expert is
+has the *common* vector of its field, which is not learned, and one step with the sum of its gradients, which is kept in
+4 bits for each number. This step is the first one of its own vector, too. The score of an expert is
 
     intercept + sum of w_f + sum of z_c · w_c + products + network
 
@@ -75,8 +75,7 @@ _LEHMER: Final = 2**31 - 1
 _SPREAD: Final = DEVIATION_OF_VECTORS * 3.0**0.5
 # A row of weight 1,000 is learned as one of this weight: a square of its slope would end the learning of its features.
 _SLOPE_MAX: Final = 100.0
-# Of a sum of gradients before admission, 4 bits have the root of its size, 0 to 7: with 8 bits losses are the same. The
-# step of a sum of 1 is .995 times the rate, so larger ones need no room.
+# With 8 bits losses were the same. The step of a sum of 1 is .995 times the rate, so larger ones need no room.
 _EARLY_MAX: Final = 7.0**2
 _EARLY_UNIT: Final = 1.0 / _EARLY_MAX
 # An error of numbers counts as at most so many deviations of the targets.
@@ -105,7 +104,7 @@ def _early_step(root: int, expert: int) -> np.float32:
     """Return the step of AdaGrad of a sum of gradients: where the number of a vector is, beside its beginning."""
     gradient = _early_gradient(root)
     rate = RATE_OF_VECTORS if expert == 0 else RATE_OF_VECTORS_2
-    return -np.divide(rate * gradient, np.sqrt(np.float32(SQUARES_AT_FIRST) + gradient * gradient))
+    return np.float32(-np.divide(rate * gradient, np.sqrt(np.float32(SQUARES_AT_FIRST) + gradient * gradient)))
 
 
 def early_steps(expert: int) -> Float32s:

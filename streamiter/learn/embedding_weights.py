@@ -284,9 +284,9 @@ class EmbeddingWeights:
         arrays.intercepts[self.experts :] = learned
         self._numbers()[:, 1] = learned
         if layers := experts[0]["layers"]:
-            first, inputs = np.asarray(layers[0]["weights"]), self.fields * self.embeddings.factors
-            arrays.weights_of_fields[:] = first[:inputs].ravel()
-            arrays.weights_of_numbers[:] = first[inputs:].ravel()
+            of_inputs, inputs = np.asarray(layers[0]["weights"]), self.fields * self.embeddings.factors
+            arrays.weights_of_fields[:] = of_inputs[:inputs].ravel()
+            arrays.weights_of_numbers[:] = of_inputs[inputs:].ravel()
             parts = [np.ravel(layers[0]["bias"])]
             for layer in layers[1:]:
                 parts += [np.ravel(layer["weights"]), np.ravel(layer["bias"])]
@@ -301,8 +301,8 @@ class EmbeddingWeights:
         early = np.zeros((len(row_of), self.embeddings.factors), np.int8)
         if len(given := np.asarray(published["early"], np.uint8)):
             early = given.view(np.int8)
-        squares = self._layout.SQUARES_AT_FIRST
-        self.table.start_from(published["keys"], row_of, weights, vectors, early, time_ms, squares)
+        first = self._layout.SQUARES_AT_FIRST
+        self.table.start_from(published["keys"], row_of, weights, vectors, early, time_ms, first)
 
     def state(self, *, frozen: bool = False) -> dict[str, Any]:
         """Return a copy of the state as plain data; a large table may be a piece of files, if it is ``frozen``."""

@@ -21,6 +21,8 @@ _FACTORS_MAX: Final = 256
 _UNITS_MAX: Final = 1_024
 _LAYERS_MAX: Final = 8
 
+ONE_MODEL_FOR_EACH_CLASS: Final = "train a model for each class, whose label says whether it came"
+
 
 @dataclass(frozen=True)
 class Embeddings(Admission):
@@ -34,7 +36,7 @@ class Embeddings(Admission):
     (``"wide and deep"``).
 
     A feature has a weight from its first learned row on. It gets a vector of its own when it is admitted; until then it
-    has the common one of its field. ``admit``, ``expire``, ``at_most`` and ``time`` are those of
+    has a rough one, of 4 bits for each number. ``admit``, ``expire``, ``at_most`` and ``time`` are those of
     :class:`~streamiter.parameter_server.Admission`. If labels come later, the time of a row is that of the question,
     without ``time=``.
 
@@ -114,9 +116,10 @@ def check_task_of_embeddings(
         raise ConfigurationError(f"{owner}(embeddings=): expected Embeddings(…), given {shortened(given)}")
     if task == "multiclass" or len(set(classes or ())) > 2 or other_loss is not None:
         shown = f"loss={other_loss!r}" if other_loss else f"task={task!r} and classes={shortened(classes)}"
+        remedy = "" if other_loss else f", or {ONE_MODEL_FOR_EACH_CLASS}"
         raise ConfigurationError(
             f"{owner}(embeddings=): expected truth values, two labels or numbers with the squared loss, given {shown}; "
-            "leave embeddings out"
+            f"leave embeddings out{remedy}"
         )
 
 

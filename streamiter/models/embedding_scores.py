@@ -112,7 +112,8 @@ class PublishedEmbeddings:
         factors: int = parameter_of(given, "factors", subject, "a whole number above 0", is_count)
         names: list[str] = parameter_of(given, "text_fields", subject, f"at most {FIELDS_MAX} names", _are_few_names)
         keys, admitted = (_keys(given, name, subject, len(names)) for name in ("keys", "admitted"))
-        early = _array(given, "early", subject, (len(keys) if len(given.get("early", ())) else 0, factors), np.uint8)
+        has_early = np.size(given.get("early", ())) > 0
+        early = _array(given, "early", subject, (len(keys) if has_early else 0, factors), np.uint8)
         experts = parameter_of(given, "experts", subject, "a list of experts", _are_objects)
         sizes = {
             "features": len(keys),

@@ -211,6 +211,7 @@ class KilledFollowers:
         self._is_at_end = False
 
     async def __aenter__(self) -> Self:
+        self._notes.parent.mkdir(parents=True, exist_ok=True)
         self._notes.touch()
         self._following = asyncio.ensure_future(self._follow_and_die())
         return self

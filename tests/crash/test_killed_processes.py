@@ -85,15 +85,20 @@ async def killed(case: Case, lives: Sequence[Life], *, partitions: int = PARTITI
         changed = [] if number else ["events"]
         settings = {**given, "processes": life.processes, "strikes": strikes, "changed_steps": changed}
         program = trainer(case, "killed", **settings)
+        before = program.record().committed_run
         async with running(program) as process:
             feeding = asyncio.create_task(feed.during(lambda process=process: process.is_over, len(lives) - number))
             for marker in markers:
                 await process.reaches(marker.exists)
             await feeding
             if program.folder.exists():  # The flow has state.
+                # The life before may have ended with as many strikes, and this one has not committed anything yet.
                 last = f"-{len(strikes)}"
                 await process.reaches(
-                    lambda program=program, last=last: (program.record().committed_run or "").endswith(last)
+                    lambda program=program, before=before, last=last: (
+                        (committed_run := program.record().committed_run or "") != before
+                        and committed_run.endswith(last)
+                    )
                 )
             else:
                 await feed.rest()

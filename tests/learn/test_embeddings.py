@@ -401,7 +401,7 @@ def test_users_who_like_items_are_learned() -> None:
 
 
 def test_admission_costs_little_where_users_come_and_go() -> None:
-    """What the first two rows of a user said was lost with ``admit=3``, a tenth of all rows: the loss was 3 % larger."""
+    """What the first two of a user's twenty rows said was lost with ``admit=3``: the loss was 3 % larger."""
     losses = []
     for admit in (1, 3):
         embeddings = Embeddings(kind="fm", factors=4, admit=admit, at_most="8 MB")

@@ -75,7 +75,8 @@ def test_a_table_is_a_dict_in_the_order_of_last_occurrences(given: History) -> N
         assert (feature.row and feature.row[:WIDTH]) == (rows[row - 1].tolist() if row else None)
     assert len(rows) == len(admitted)
     assert early.tolist() == [
-        [0] * EARLY if row else model.features[key].early for key, row in zip(keys.tolist(), row_of.tolist(), strict=True)
+        [0] * EARLY if row else model.features[key].early
+        for key, row in zip(keys.tolist(), row_of.tolist(), strict=True)
     ]
 
 
@@ -212,7 +213,9 @@ def test_errors_say_what_to_do() -> None:
     touch_all(table, [1, 2], [0, 0])
     state, before = table.state(), state_bytes(table)
     for other in ({"weights": state["rows"]}, {"rows": state["weights"]}):
-        with pytest.raises(OtherModel, match=r"bytes, \(\(2,\), \(4,\), \(0,\)\), given .*; make the table with the same"):
+        with pytest.raises(
+            OtherModel, match=r"bytes, \(\(2,\), \(4,\), \(0,\)\), given .*; make the table with the same"
+        ):
             table.restore(state | other)
     for damaged in (
         {"keys": [1]},

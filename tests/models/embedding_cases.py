@@ -109,7 +109,9 @@ def of_expert(
         rows = [] if feature is None else np.flatnonzero(given["admitted"] == given["keys"][feature])
         vector = expert["vectors"][rows[0]] if len(rows) else expert["commons"][field]
         if feature is not None and not len(rows) and len(given["early"]):
-            bits = [each % 16 if expert is given["experts"][0] else each // 16 for each in given["early"][feature].tolist()]
+            bits = [
+                each % 16 if expert is given["experts"][0] else each // 16 for each in given["early"][feature].tolist()
+            ]
             vector = vector.astype(float) + expert["early_steps"][bits]
         return np.append(0.0 if feature is None else expert["weights"][feature], vector.astype(float))
 

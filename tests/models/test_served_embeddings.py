@@ -85,6 +85,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"keys": np.array([0.5])}, r"'keys' as whole numbers of shape \(any\), given shape \(1,\) of float64"),
     ({"admitted": np.zeros((3, 1), int)}, r"'admitted' as whole numbers of shape \(any\), given shape \(3, 1\)"),
     ({"admitted": np.array([2, 2])}, "'admitted' in ascending order, of the fields 0 to 4, given"),
+    ({"early": 7}, r"'early' as whole numbers of shape \(7, 3\), given shape \(\) of int64"),
     ({"early": np.zeros((6, 3), int)}, r"'early' as whole numbers of shape \(7, 3\), given shape \(6, 3\)"),
     ({"scale": None}, "'scale' as a number, given None"),
     ({"experts": []}, r"'experts' as a list of experts, given \[\]"),

@@ -196,13 +196,7 @@ class FeatureTable:
 
     def entries(
         self,
-    ) -> tuple[
-        Integers,
-        npt.NDArray[np.int32],
-        npt.NDArray[np.float32],
-        npt.NDArray[np.float32],
-        npt.NDArray[np.int8],
-    ]:
+    ) -> tuple[Integers, npt.NDArray[np.int32], npt.NDArray[np.float32], npt.NDArray[np.float32], npt.NDArray[np.int8]]:
         """Return the keys of all features, ascending, the numbers of their rows, weights, the rows, and early bytes.
 
         A feature that is not admitted has row 0; the others count from 1 on in the order of their keys, and have early
