@@ -400,17 +400,18 @@ class ShapeEffects:
         shares = self._shares[column]
         low, high = self._ends(column)
         is_category = self.scores.shapes.kinds[column] == "category"
+        known = self._parts_of_time(field) if is_category else {}
         bins = []
         for at in np.flatnonzero(shares).tolist():
             ends = (None, None) if at == 0 or is_category else (_finite(low[at - 1]), _finite(high[at - 1]))
-            name = "missing" if at == 0 else self._texts_of(column, at, field) if is_category else _range(*ends)
+            name = "missing" if at == 0 else self._texts_of(column, at, known) if is_category else _range(*ends)
             bins.append(BinEffect(name, *ends, float(shares[at]), tuple(effects[at].tolist())))
         return ColumnEffect(field, _strength(shares, effects), tuple(bins))
 
-    def _texts_of(self, column: int, fine: int, field: str) -> str:
+    def _texts_of(self, column: int, fine: int, known: Mapping[int, str]) -> str:
         own = self.scores.places[self.scores.shapes.categories == column * FINE_BINS + fine]
-        if len(own) == 1 and (part := self._parts_of_time(field).get(int(own[0]))) is not None:
-            return part
+        if len(own) == 1 and int(own[0]) in known:
+            return known[int(own[0])]
         more = f" and {len(own) - 1:,} more" if len(own) > 1 else ""
         return f"place {own[0]}{more}" if len(own) else "a text"
 
