@@ -292,6 +292,11 @@ class Flow(FlowUnderConstruction):
             options["changed_steps"] = _checked_steps(self.name, options["changed_steps"])
         _check_checkpoints(self.name, options)
         if on is not None:
+            if not hasattr(on, "_run_flow"):
+                raise ConfigurationError(
+                    f"flow {self.name!r}: run() expected on= to be LocalProcesses(…) or Ray(…), given {shortened(on)}; "
+                    "write on=LocalProcesses(4) for four processes"
+                )
             running = on._run_flow(self, options, on_interrupt, without_figures)
         else:
             running = run_jobs(self.start, options, first=on_interrupt)

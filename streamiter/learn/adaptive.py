@@ -31,6 +31,7 @@ from streamiter.learn.rows import BadRows, row_weights
 from streamiter.models.documents import refused_state, state_in, with_state
 from streamiter.models.explanations import Effects, Explanation
 from streamiter.models.linear_predictor import LinearPredictor, probabilities_of_classes
+from streamiter.models.ranking import Candidates, RankedCandidate
 from streamiter.models.saved_objects import Savable
 from streamiter.operators.declared_state import NESTED, Form, declared
 from streamiter.operators.definitions import Definition, changes, or_another
@@ -257,6 +258,10 @@ class AdaptiveLinearModel(RowColumns, Savable):
     def explain(self, features: AnyFeatures) -> Explanation:
         """Return the score of each row as the sum of the parts of its fields, see ``LinearPredictor.explain``."""
         return LinearPredictor(self.parameters(state=False), _NAME).explain(features)
+
+    def top_k(self, row: Mapping[str, Any], candidates: Candidates, k: int = 10) -> list[RankedCandidate]:
+        """Return the ``k`` candidates with the largest predictions, see ``LinearPredictor.top_k``."""
+        return LinearPredictor(self.parameters(state=False), _NAME).top_k(row, candidates, k)
 
     def learn(self, features: AnyFeatures, labels: Labels, sample_weights: npt.ArrayLike | None = None) -> None:
         """Learn from each row, in order."""

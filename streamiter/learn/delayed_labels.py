@@ -6,6 +6,7 @@ is put in order, before the training reads it.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import itemgetter
@@ -23,6 +24,8 @@ from streamiter.learn.losses import LogLoss
 from streamiter.operators.timed.in_order import InOrder, SpansInOrder
 from streamiter.values.numbers import whole_number
 from streamiter.values.times import Seconds
+
+_log = logging.getLogger("streamiter.learn")
 
 Schedule = Literal["expected", "end", "weighted", "at once"]
 
@@ -225,5 +228,11 @@ def with_event_time(events: Stream, labels: DelayedLabels, named: Callable[[str]
             f"train_online(labels=): expected events with event time, given {events.name!r} without, and the clock "
             "would count all events of a backlog as events of the present; put .event_time(…) right behind "
             'flow.source(…), or write DelayedLabels(time="processing")'
+        )
+    if labels.time is None and labels.within_s is not None and events.is_bounded:
+        _log.warning(
+            "train_online(labels=): %r ends and has no event time, so the clock counts the wait of each question while "
+            'the events are read, all at once; put .event_time(…) before it, or write DelayedLabels(time="processing")',
+            events.name,
         )
     return events

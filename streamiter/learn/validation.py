@@ -499,6 +499,9 @@ def _added(first: Floats, second: Floats) -> Floats:
 
 # The calls of numpy take most of the time that it takes to count a mini-batch alone.
 _COUNTED_TOGETHER: Final = 10
+# In 10,000 rows even rare labels occur. A stream that ends is often a trial of a program, and short.
+_ROWS_WITH_SEVERAL_LABELS: Final = 10_000
+_ROWS_OF_A_TRIAL: Final = 100
 
 
 class Validate(DeclaredOperator):
@@ -521,6 +524,7 @@ class Validate(DeclaredOperator):
         self._report_every_s = report_every_s
         self._held: list[PredictedRows] = []
         """The mini-batches that are not counted yet; the sums do not depend on which of them are counted together."""
+        self._may_be_equal = True
 
     def open(self, context: Context) -> None:
         self._context, self._name = context, context.name
@@ -588,14 +592,24 @@ class Validate(DeclaredOperator):
         self._has_timer = False
         self._report(out)
 
-    def _report(self, out: Output) -> None:
+    def _report(self, out: Output, *, expected_rows: int = _ROWS_WITH_SEVERAL_LABELS) -> None:
         if self._validation is not None and self._since_report:
             self._count_held()
             self._since_report = 0
-            out.emit(self._validation.metrics())
+            metrics = self._validation.metrics()
+            out.emit(metrics)
+            if self._may_be_equal and metrics["count"] >= expected_rows:
+                self._may_be_equal = False
+                if metrics.get("baseline_loss") == 0.0:
+                    _log.warning(
+                        "step %r: expected several labels, given %d equal ones, from which nothing is learned; check "
+                        "label=, or target_of= and is_answer=",
+                        self._name,
+                        metrics["count"],
+                    )
 
     def finish(self, out: Output) -> None:
-        self._report(out)
+        self._report(out, expected_rows=_ROWS_OF_A_TRIAL)
 
     def snapshot(self) -> dict[str, Any]:
         self._count_held()

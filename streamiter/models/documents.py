@@ -255,6 +255,15 @@ def with_state(parameters: object, learner: str, state: Mapping[str, Any]) -> di
     return given | {STATE: head.encode() + content}
 
 
+def names_of(parameters: object) -> str:
+    """Return the names of parameters as a text; their arrays may have millions of numbers.
+
+    >>> names_of({"weights": [0.5], "intercept": 1.0})
+    '{weights, intercept}'
+    """
+    return f"{{{', '.join(parameters)}}}" if isinstance(parameters, dict) else shortened(parameters)
+
+
 def without_state(parameters: Parameters) -> Parameters:
     """Return parameters without the state of the learner: the part that predictions need."""
     if not isinstance(parameters, dict) or not isinstance(given := parameters.get(STATE), bytes):

@@ -16,7 +16,9 @@ import numpy as np
 
 from streamiter.models.shape_scores import BinnedRows, MemberScores, ShapeScores
 from streamiter.models.shapes import CELLS_OF_PAIR, COARSE_BINS, FINE_BINS, NO_EDGE, coarse_of
+from streamiter.values.field_kinds import PARTS, part_of
 from streamiter.values.helpers.notebooks import html_table, text_table, without_empty_columns
+from streamiter.values.named_rows import place_of_text
 from streamiter.values.numbers import Array, Floats, Indices
 
 SEVERAL_FIELDS: Final = "(several fields)"
@@ -71,7 +73,7 @@ class BinEffect:
     """What the values of one bin do to the score."""
 
     name: str
-    """The values, such as ``"5 to 7.5"``, ``"place 1234"`` for a hashed text, or ``"missing"``."""
+    """The values, such as ``"5 to 7.5"``, ``"place 1234"`` for a hashed text, ``"7"`` for an hour, or ``"missing"``."""
     low: float | None
     """The least number of the bin; None if there is none, or the column has no numbers."""
     high: float | None
@@ -297,11 +299,12 @@ def _all_with_all(first: Array, second: Array) -> Array:
 class ShapeEffects:
     """The effects of all members: of the linear one, with its ``weights`` by field and place, and of those with tables.
 
-    ``classes`` are those of the model.
+    ``classes`` are those of the model, and ``bits`` those of the places of texts.
     """
 
-    def __init__(self, scores: ShapeScores, weights: Floats, classes: list[Any] | None) -> None:
+    def __init__(self, scores: ShapeScores, weights: Floats, classes: list[Any] | None, bits: int) -> None:
         self.scores = scores
+        self._bits = bits
         self._weights = weights
         self._classes = classes
         rows = scores.shapes.rows.astype(np.float64)
@@ -397,17 +400,25 @@ class ShapeEffects:
         shares = self._shares[column]
         low, high = self._ends(column)
         is_category = self.scores.shapes.kinds[column] == "category"
+        known = self._parts_of_time(field) if is_category else {}
         bins = []
         for at in np.flatnonzero(shares).tolist():
             ends = (None, None) if at == 0 or is_category else (_finite(low[at - 1]), _finite(high[at - 1]))
-            name = "missing" if at == 0 else self._texts_of(column, at) if is_category else _range(*ends)
+            name = "missing" if at == 0 else self._texts_of(column, at, known) if is_category else _range(*ends)
             bins.append(BinEffect(name, *ends, float(shares[at]), tuple(effects[at].tolist())))
         return ColumnEffect(field, _strength(shares, effects), tuple(bins))
 
-    def _texts_of(self, column: int, fine: int) -> str:
+    def _texts_of(self, column: int, fine: int, known: Mapping[int, str]) -> str:
         own = self.scores.places[self.scores.shapes.categories == column * FINE_BINS + fine]
+        if len(own) == 1 and int(own[0]) in known:
+            return known[int(own[0])]
         more = f" and {len(own) - 1:,} more" if len(own) > 1 else ""
         return f"place {own[0]}{more}" if len(own) else "a text"
+
+    def _parts_of_time(self, field: str) -> dict[int, str]:
+        """Return the hours, weekdays or months of such a field by their places; texts of other fields are unknown."""
+        values = next((values for part, values in PARTS.items() if field.endswith(part_of("", part))), range(0))
+        return {place_of_text(field, str(value), self._bits): str(value) for value in values}
 
 
 def _strength(shares: Floats, effects: Floats) -> float:

@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 
 from streamiter.errors import ModelError
-from streamiter.models.documents import Parameters, array_of_numbers
+from streamiter.models.documents import Parameters, array_of_numbers, names_of
 from streamiter.models.explanations import Effects, Explanation, explanation_of
 from streamiter.models.ranking import Candidates, RankedCandidate, checked_candidates, divided, ranked
 from streamiter.models.saved_objects import Savable
@@ -73,6 +73,9 @@ class LinearPredictor(Savable):
             if "deviation" in fields:
                 shape = (len(self._weights),)
                 self._scaling = [array_of_numbers(fields, name, subject, shape) for name in ("mean", "deviation")]
+
+    def __repr__(self) -> str:
+        return f"LinearPredictor({names_of(self.get_params()['parameters'])})"
 
     @property
     def fields(self) -> frozenset[str]:

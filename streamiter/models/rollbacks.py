@@ -213,4 +213,6 @@ def _log_start(subject: str, update: ModelUpdate) -> None:
     assert update.since_rollback is not None
     how = "with its state" if update.has_state else "with new learning rates, since it carries no state"
     rank, rollback = shown_rank(update.rank), shown_rank(update.since_rollback)
-    _log.info("%s: training resumes from update %s, after the rollback %s, %s", subject, rank, rollback, how)
+    _log.info(
+        "%s: training resumes from update %s, after the rollback or promotion %s, %s", subject, rank, rollback, how
+    )

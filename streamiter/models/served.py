@@ -437,7 +437,8 @@ class WaitingCalls:
             raise NoModel(f"{self._subject}: no model yet, and {self._calls_max} calls wait for it already")
         future: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._futures[future] = None
-        timer = self._clock.call_later(timeout_s, lambda: _resolve(future, f"no model after {timeout_s:g} s"))
+        late = f"no model after {timeout_s:g} s; check the name, and whether its trainer has published"
+        timer = self._clock.call_later(timeout_s, lambda: _resolve(future, late))
         try:
             outcome = await future
         finally:

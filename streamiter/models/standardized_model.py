@@ -259,7 +259,7 @@ class StandardizedModel:
     def _shape_effects(self) -> ShapeEffects | None:
         if self._shapes is None:
             return None
-        return ShapeEffects(self._shapes, self._weights, self.classes)
+        return ShapeEffects(self._shapes, self._weights, self.classes, self._bits)
 
     @property
     def effects(self) -> Effects | None:

@@ -22,7 +22,7 @@ from typing import Any, Final
 import msgspec
 
 from streamiter.errors import ModelError, shortened
-from streamiter.models.documents import EMBEDDINGS, SHAPES, Parameters, without_state
+from streamiter.models.documents import EMBEDDINGS, SHAPES, Parameters, names_of, without_state
 from streamiter.topics.topic import Headers
 from streamiter.values.helpers.clock import Clock
 from streamiter.values.helpers.notebooks import html_facts
@@ -59,16 +59,11 @@ class ModelSnapshot(msgspec.Struct, frozen=True):
     the update gets a later version than that. None: the trainer follows no rollbacks."""
 
     def __repr__(self) -> str:
-        return f"ModelSnapshot(records={self.records}, parameters={_shown(self.parameters)}, metrics={self.metrics})"
+        return f"ModelSnapshot(records={self.records}, parameters={names_of(self.parameters)}, metrics={self.metrics})"
 
     def _repr_html_(self) -> str:
         """Return a table of the snapshot, for notebooks."""
         return _html("snapshot", {"epoch": self.epoch, "records": self.records}, self)
-
-
-def _shown(parameters: Any) -> str:
-    """Return the names of the parameters, whose arrays may have millions of numbers."""
-    return f"{{{', '.join(parameters)}}}" if isinstance(parameters, dict) else shortened(parameters)
 
 
 def _html(title: str, facts: dict[str, Any], of: ModelSnapshot | ModelUpdate) -> str:
@@ -119,7 +114,7 @@ class ModelUpdate:
     def __repr__(self) -> str:
         return (
             f"ModelUpdate({self.model!r} {self.generation}.{self.version}, records={self.records}, "
-            f"parameters={_shown(self.parameters)}, metrics={self.metrics})"
+            f"parameters={names_of(self.parameters)}, metrics={self.metrics})"
         )
 
     def age_s(self, clock: Clock) -> float:

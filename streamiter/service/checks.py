@@ -23,6 +23,7 @@ from streamiter.service.labels import label_of, milliseconds_of, shares_of_label
 from streamiter.service.learning import decoder_of
 from streamiter.service.proposal import TopicSample, sample_of_topic
 from streamiter.service.settings import (
+    ANSWERS_FIELD,
     HttpSettings,
     InputSettings,
     LabelSettings,
@@ -196,7 +197,7 @@ class SettingsCheck:
         """Check the fields by which questions and answers are joined: with a wrong one, no event is learned."""
         for part, field in (("key", label.key), ("time", label.time)):
             for noun, events in (("questions", questions), ("answers", answers)):
-                known = {name for event in events for name in event}
+                known = {name for event in events for name in event} - {ANSWERS_FIELD}
                 if events and field is not None and field not in known:
                     meant = did_you_mean(field, known) or f"; the fields are {', '.join(sorted(known))}"
                     message = f"expected a field of the newest {noun}, given none of the name {field!r}{meant}"

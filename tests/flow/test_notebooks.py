@@ -109,7 +109,7 @@ async def test_a_running_job_shows_its_statistics_of_this_moment() -> None:
         (lambda: ModelUpdate("m", 1, 7, None, 0, 9, {}, {"w": np.zeros(10**6)}), r"ModelUpdate\('m' 1\.7, .*{w}.*"),
         (lambda: learned().effects, r"field +strength .*"),
         (lambda: AdaptiveLinearModel(crosses=[("a", "b")]), r"AdaptiveLinearModel\(crosses=\[\('a', 'b'\)\]\)"),
-        (lambda: LinearPredictor({"weights": np.zeros(1000)}), r"LinearPredictor\({'weights': .*}\)"),
+        (lambda: LinearPredictor({"weights": np.zeros(1000)}), r"LinearPredictor\({weights}\)"),
         (lambda: ServedModel(topic("memory://models"), "ctr"), r"ServedModel\(model 'ctr' of memory://models\)"),
     ],
 )

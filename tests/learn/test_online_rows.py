@@ -411,6 +411,18 @@ def test_equal_labels_are_no_reason_for_a_warning() -> None:
         assert [far_above(comparison, given) for _ in range(5)] == [None] * 5
 
 
+def test_labels_that_are_all_equal_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    """A function of late labels looked for a field that no event had: the log loss was 0.006, as of a good model."""
+    caplog.set_level(logging.WARNING, "streamiter.learn")
+    trained([{"km": n, "late": n % 2 == 1} for n in range(300)], label="late")
+    assert caplog.messages == []
+    trained([{"km": n, "late": False} for n in range(300)], label="late", name="learn it")
+    assert caplog.messages == [
+        "step 'learn it: validate': expected several labels, given 300 equal ones, from which nothing is learned; "
+        "check label=, or target_of= and is_answer="
+    ]
+
+
 def test_a_field_that_no_record_has_is_told_once_with_similar_names(caplog: pytest.LogCaptureFixture) -> None:
     """A misspelt field was missing in each row, and the model learned without it for a month, silently."""
     caplog.set_level(logging.WARNING, "streamiter.learn")

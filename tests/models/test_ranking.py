@@ -78,6 +78,7 @@ def test_candidates_of_a_model_with_crosses_are_ranked_with_them() -> None:
     expected = predict([{"user": "u1", "item": item} for item in items])
     np.testing.assert_allclose([each.value for each in found], np.sort(expected)[::-1], rtol=1e-12)
     assert {each.candidate["item"] for each in found[:2]} == {"i1", "i3"}
+    assert model.top_k({"user": "u1"}, {"item": items}, k=5) == found
 
 
 @pytest.mark.parametrize(

@@ -129,7 +129,7 @@ async def test_waiting_ends_after_the_time_given() -> None:
         await asyncio.sleep(0)
         assert not waiting.done()
         clock.advance(0.1)
-        with pytest.raises(NoModel, match="no model after 5 s"):
+        with pytest.raises(NoModel, match="no model after 5 s; check the name"):
             await waiting
         assert served.statistics().waiting == 0
         assert clock.timers == 0

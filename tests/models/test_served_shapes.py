@@ -199,6 +199,9 @@ def test_what_is_served_is_the_prediction_of_the_learner(kind: str) -> None:
     assert effects is not None
     assert effects.columns[0].field in ("sky", "km")
     assert {each.name for each in effects.columns[0].bins} >= {"missing"}
+    # Of a time the texts are known: an hour was shown as "place 248754".
+    [hour] = [column for column in effects.columns if column.field == "at[hour]"]
+    assert {each.name for each in hour.bins} <= {"missing", *map(str, range(24))}
 
 
 def test_a_version_says_which_fields_matter() -> None:

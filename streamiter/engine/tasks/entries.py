@@ -249,9 +249,9 @@ def for_single(operator: Map | Filter, entry: Entry, out: Output, counts: EntryC
         counts.batches_in += 1
         try:
             made = function(batch[0])
-            if type(made) is CoroutineType:
-                refuse_coroutines([made])
             if not filters:
+                if type(made) is CoroutineType:
+                    refuse_coroutines([made])
                 batch = [made]
             elif not made:
                 return
