@@ -284,6 +284,17 @@ class TestEstimatedBytes:
         assert 50_000 <= estimated_bytes([(7, bytes(50_000))]) <= 50_200
         assert 50_000 <= estimated_bytes([["key", [bytes(50_000)]]]) <= 50_300
 
+    def test_counts_the_records_and_arrays_of_a_mini_batch(self) -> None:
+        """A mini-batch of documents counted as 0.1 MB, so 90,000 of them waited for a learner in channels of 4 MB."""
+        documents, features = [{"text": "x" * 10_000}] * 50, {"numbers": np.zeros((50, 8))[:], "readings": {}}
+        size = estimated_bytes([{"position": (0, 7), "records": documents, "features": features}])
+        assert 503_200 <= size <= 520_000
+        columns = Columns({"x": np.zeros(1_000)})
+        assert 8_000 <= estimated_bytes([{"position": (0, 7), "records": columns}]) <= 8_600
+        nested: dict[str, Any] = {}
+        nested["again"] = nested
+        assert estimated_bytes([nested]) == 6 * sys.getsizeof(nested)
+
     def test_counts_lists_in_lists_down_to_a_limit(self) -> None:
         """A thousand nested lists, or a list that contains itself, exceeded the depth of the stack."""
         nested: list[Any] = []

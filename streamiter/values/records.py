@@ -386,17 +386,25 @@ def estimated_bytes(batch: Batch) -> int:
     return sum(map(_record_bytes, looked_at)) * length // len(looked_at)
 
 
-_FLAT: Final = frozenset({int, float, str, bytes})
+_FLAT: Final = frozenset({int, float, str, bytes, bool, type(None)})
 """Types of records that hold no others."""
 
 # The estimate looks into lists in lists only to this depth: JSON may nest a thousand lists, and a list may contain
 # itself.
 _LEVELS: Final = 32
+# A mini-batch is a dict with the list of its records and the arrays of its features, and these are dicts again.
+_LEVELS_OF_DICTS: Final = 3
 
 
 def _record_bytes(record: Any, levels: int = _LEVELS) -> int:
     if type(record) is dict:  # The most common type of records.
-        return sum(map(sys.getsizeof, record.values()), sys.getsizeof(record))
+        values, size = record.values(), sys.getsizeof(record)
+        if not levels or _FLAT.issuperset(map(type, values)):
+            return sum(map(sys.getsizeof, values), size)
+        fewer = min(levels - 1, _LEVELS_OF_DICTS)
+        return size + sum(
+            [sys.getsizeof(value) if type(value) in _FLAT else _record_bytes(value, fewer) for value in values]
+        )
     if isinstance(record, (np.ndarray, Columns)):
         return record.nbytes
     size = sys.getsizeof(record)
