@@ -150,6 +150,15 @@ def challenger_step(name: str) -> str:
     return f"{CHALLENGER_STEPS}{name}"
 
 
+def learner_in_words(learn: LearnSettings) -> str:
+    """Return what learns, and from which fields: with others, earlier rows do not say which of two learners is better.
+
+    >>> learner_in_words(LearnSettings("classification", LabelSettings("late"), features={"km": "number"}))
+    "default {} of {'km': 'number'}"
+    """
+    return f"{learn.learner} {dict(learn.learner_settings)} of {learn.field_kinds if learn.features else learn.kinds}"
+
+
 _COMPARE: Final = ": compare"
 _CHAMPIONS: Final = (_COMPARE, ": model of the champion")
 """The ends of the names of a challenger's steps through which the versions of the champion pass."""

@@ -413,7 +413,7 @@ class Observations:
         """Note that the process has no job, or none any more, and predicts with what others publish."""
         self.job = None
         self.validation.clear()
-        self._worse_since_ms = None
+        self._worse_since_ms = self.window = None
         self.enter("following")
 
     def validated(self, metrics: dict[str, float], *, learner: str = "") -> None:

@@ -40,6 +40,7 @@ from streamiter.service.learning import (
     challenger_step,
     decoder_of,
     flow_without_challenger,
+    learner_in_words,
     rejections_of,
 )
 from streamiter.service.observations import LoopBlock
@@ -165,7 +166,8 @@ class OnlineLearningService(ServiceSurfaces):
         newest = self.flow.from_source(last, name=f"{step}: last version", parallelism=1)
         self.challenger = ServiceLearning(given).train(self.events, rollbacks, newest, beside=self.training)
         after = self.settings.challenger.after
-        served, own = challenged(self.training, self.challenger, rollbacks, after=after, name=step)
+        learners = [learner_in_words(each.learn) for each in (self.settings, given)]
+        served, own = challenged(self.training, self.challenger, rollbacks, after=after, name=step, learners=learners)
         own.publish_model(self._updates, model=given.name, changes=given.publish.changes, name=f"{step}: publish")
         validated = partial(self.observations.validated, learner=given.name)
         self.challenger.validation.map(validated, name=f"{step}: observe validation")
@@ -274,6 +276,10 @@ class OnlineLearningService(ServiceSurfaces):
             return False
         _log.warning("%s", error)
         self._leadership.leads = False
+        # The process that leads now has the challenger; what has stopped it here may not come again.
+        self._without_challenger = None
+        if self.observations.challenger is not None:
+            self.observations.challenger.stopped = None
         return True
 
     async def _work(self) -> int:
@@ -332,7 +338,8 @@ class OnlineLearningService(ServiceSurfaces):
         challenger = self.observations.challenger
         if challenger is None or challenger.stopped is not None or self._stops or not is_of_challenger(error):
             return False
-        challenger.stopped, self._without_challenger = str(error), flow_without_challenger(self.flow)
+        challenger.stopped = str(error.__cause__ or error)  # Without the record, which the log has.
+        self._without_challenger = flow_without_challenger(self.flow)
         _log.error("%s", error)
         _log.error(
             "the challenger %r has stopped; the service resumes from its last checkpoint without it, and tries it "

@@ -15,6 +15,7 @@ from cli.program import streamiter
 from service.test_service import answers, running, until
 from service.test_service_restarts import Place, rows
 from support.kafka_server import KafkaServer
+from support.waiting import PATIENCE_S
 
 from streamiter.errors import CheckpointError, JobFailed, ModelError
 from streamiter.learn import AdaptiveLinearModel
@@ -163,6 +164,25 @@ async def _answers_name_their_model(service: ServiceSurfaces, place: Duel) -> No
         text = (await client.get("/metrics")).text
         assert f'streamiter_challenger_rows_total{{model="{place.other}"}} 1300.0' in text
         assert f'streamiter_challenger_loss_difference{{bound="most",model="{place.other}"}} -0.' in text
+
+
+async def test_another_idea_under_the_same_name_is_compared_from_its_own_rows(tmp_path: Path) -> None:
+    """An idea was promoted that was worse: most of the rows that it was better in were of the idea before it."""
+    place, events = Duel(tmp_path), rows(2_000)
+    await place.create("flights", "updates")
+    compared = {}
+    for end, learn in ((500, NETWORK), (1_000, NETWORK), (1_500, {})):
+        await place.write(events[end - 500 : end])
+        service = OnlineLearningService(read_settings(place.with_challenger(learn)))
+        async with running(service):
+            async with asyncio.timeout(PATIENCE_S):
+                while (update := await last_update(topic(place.url("updates")), place.other)) is None or (
+                    update.records != end or "compared_rows" not in update.metrics
+                ):
+                    await asyncio.sleep(0.02)
+            compared[end] = update.metrics["compared_rows"]
+    # Of the first 500 rows of an idea, 200 only teach it.
+    assert compared == {500: 300, 1_000: 800, 1_500: 300}
 
 
 def test_what_to_do_is_told_when_the_settings_of_a_challenger_change() -> None:
