@@ -17,11 +17,12 @@ from service.test_service_restarts import Place, rows
 from support.kafka_server import KafkaServer
 from support.waiting import PATIENCE_S
 
-from streamiter.errors import CheckpointError, JobFailed, ModelError
+from streamiter.errors import CheckpointError, JobFailed, ModelError, ProducerFenced
 from streamiter.learn import AdaptiveLinearModel
 from streamiter.learn.challengers import ComparedRows
-from streamiter.models import find_update, last_update, model_updates, promote, roll_back
+from streamiter.models import ServedModel, find_update, last_update, model_updates, promote, roll_back
 from streamiter.service import OnlineLearningService, ServiceReplica, read_settings
+from streamiter.service.challenger import Challenger
 from streamiter.service.service import remedy_of
 from streamiter.service.surfaces import ServiceSurfaces
 from streamiter.topics import topic
@@ -183,6 +184,17 @@ async def test_another_idea_under_the_same_name_is_compared_from_its_own_rows(tm
             compared[end] = update.metrics["compared_rows"]
     # Of the first 500 rows of an idea, 200 only teach it.
     assert compared == {500: 300, 1_000: 800, 1_500: 300}
+
+
+def test_a_leader_that_is_fenced_tries_its_challenger_again(tmp_path: Path) -> None:
+    """After a take-over and back, a process left out a challenger that had learned elsewhere meanwhile."""
+    place = Duel(tmp_path)
+    given = place.with_challenger()
+    service = OnlineLearningService(read_settings({**given, "service": {"name": place.name, "standby": "7d"}}))
+    served = ServedModel(topic(place.url("updates")), place.other)
+    service.observations.challenger = Challenger(place.other, served, service.settings.challenger, "it has diverged")
+    assert service._is_standby_again(ProducerFenced("a newer run has claimed the flow"))
+    assert service.observations.challenger.stopped is None
 
 
 def test_what_to_do_is_told_when_the_settings_of_a_challenger_change() -> None:
