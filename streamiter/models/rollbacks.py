@@ -114,7 +114,11 @@ async def since_rollback(rollbacks: Rollbacks, context: Context) -> ModelSnapsho
         return None
     subject, rollback = _subject(rollbacks), shown_rank(update.since_rollback)
     if context.scope.get(ConsumerGroup, ConsumerGroup).ignores_positions(context.name):
-        _log.warning("%s: the rollback %s does not count, since the job starts without state", subject, rollback)
+        _log.warning(
+            "%s: the job starts without state, so from its initial parameters, and looks for no rollback such as %s",
+            subject,
+            rollback,
+        )
         return None
     _log_start(subject, update)
     return ModelSnapshot(update.parameters, update.records, since_rollback=update.since_rollback)

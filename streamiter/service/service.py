@@ -136,7 +136,7 @@ class OnlineLearningService(ServiceSurfaces):
         self.training.validation.map(self.observations.validated, name="observe validation")
         # One step, so that the drawing of the flow fits on the first screen of the page.
         shifts = self.training.drifts.union(self.training.fields)
-        shifts.map(self.observations.shifted, name="observe drifts")
+        shifts.map(self.observations.quality.shifted, name="observe drifts")
         self._without_challenger: Flow | None = None
         """The flow that runs since the challenger has failed; None: it has not."""
         self._traces = Traces()

@@ -163,12 +163,12 @@ async def test_a_leader_that_does_not_reach_its_checkpoints_lets_another_process
     async with running(first):
         await until(lambda: first.observations.role == "leader")
         counts: Any = {"first_row": 0, "rows": 500, "sampled": 500, "reference_rows": 500, "left_out": 0}
-        first.observations.watched({**counts, "name": "", "fields": []})
+        first.observations.quality.watched({**counts, "name": "", "fields": []})
         async with running(second):
             await until(lambda: second.observations.phase.phase == "running")
             await until(lambda: first.observations.phase.phase == "following")
             assert (first.observations.role, second.observations.role) == ("standby", "leader")
-            assert first.observations.window is None, "a standby watches no fields, and must not alert for ever"
+            assert first.observations.quality.window is None, "a standby watches no fields, and must not alert for ever"
 
 
 PROGRAM = (
