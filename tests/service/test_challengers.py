@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import httpx
 import numpy as np
@@ -20,12 +21,22 @@ from support.waiting import PATIENCE_S
 from streamiter.errors import CheckpointError, JobFailed, ModelError, ProducerFenced
 from streamiter.learn import AdaptiveLinearModel
 from streamiter.learn.challengers import ComparedRows
-from streamiter.models import ServedModel, find_update, last_update, model_updates, promote, roll_back
+from streamiter.models import (
+    ModelUpdate,
+    ServedModel,
+    find_update,
+    import_model,
+    initial_model,
+    last_update,
+    model_updates,
+    promote,
+    roll_back,
+)
 from streamiter.service import OnlineLearningService, ServiceReplica, read_settings
 from streamiter.service.challenger import Challenger
 from streamiter.service.service import remedy_of
 from streamiter.service.surfaces import ServiceSurfaces
-from streamiter.topics import topic
+from streamiter.topics import MemoryBroker, topic
 
 NETWORK = {"learner": "network", "settings": {"kind": "fm", "factors": 2}}
 
@@ -195,6 +206,19 @@ def test_a_leader_that_is_fenced_tries_its_challenger_again(tmp_path: Path) -> N
     service.observations.challenger = Challenger(place.other, served, service.settings.challenger, "it has diverged")
     assert service._is_standby_again(ProducerFenced("a newer run has claimed the flow"))
     assert service.observations.challenger.stopped is None
+
+
+async def test_a_start_whose_last_version_is_of_the_challenger_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    """A champion that lost its checkpoint began from nothing behind a promotion, and no line of the log told it."""
+    updates = MemoryBroker().topic("updates")
+    await updates.create()
+    parameters = {"learner": "late-b", "weights": np.ones(1)}
+    await import_model(updates, "late", ModelUpdate("late", 1, 1, None, 0, 300, {}, parameters))
+    source = initial_model(updates, model="late", default=None, learner="")()
+    source.open(cast(Any, SimpleNamespace(subtask_index=0)), None)
+    batch: Any = await source.read()
+    assert batch.records == [None]
+    assert "model 'late': the last version, 1.1, is of late-b: the service itself starts without" in caplog.text
 
 
 def test_what_to_do_is_told_when_the_settings_of_a_challenger_change() -> None:
