@@ -90,9 +90,15 @@ async def promote(
 
     None: the newest version. A service whose challenger it is publishes the versions of the challenger from then on.
     The parameters get the entries ``learner``, the challenger's name, and ``promoted``, the version. To go back, roll
-    back to a version of before.
+    back to a version of before. Raises NoSuchVersion for a version, or a model, that the topic does not have.
     """
     check_model_name(model)
+    if challenger == model:
+        raise ModelError(
+            f"model {model!r}: expected another model as its challenger, given the same name; to publish an "
+            "earlier version again, roll back to it"
+        )
+    await find_update(topic, model)  # Another name, such as a misspelt one, is that of no service.
     given = await find_update(topic, challenger, version)
     if not isinstance(given.parameters, dict):
         raise ModelError(f"model {challenger!r}: expected a version with named parameters to promote, given an array")

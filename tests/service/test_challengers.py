@@ -23,6 +23,7 @@ from streamiter.learn import AdaptiveLinearModel
 from streamiter.learn.challengers import ComparedRows
 from streamiter.models import (
     ModelUpdate,
+    NoSuchVersion,
     ServedModel,
     find_update,
     import_model,
@@ -218,6 +219,11 @@ async def test_a_start_whose_last_version_is_of_the_challenger_says_so(caplog: p
     source.open(cast(Any, SimpleNamespace(subtask_index=0)), None)
     batch: Any = await source.read()
     assert batch.records == [None]
+    # A misspelt name was promoted to a model that no service has, and the service itself to its own challenger.
+    with pytest.raises(NoSuchVersion, match="expected updates of model 'lat', given only of late"):
+        await promote(updates, "lat", "late")
+    with pytest.raises(ModelError, match="expected another model as its challenger"):
+        await promote(updates, "late", "late")
     assert "model 'late': the last version, 1.1, is of late-b: the service itself starts without" in caplog.text
 
 
