@@ -153,6 +153,7 @@ def challenger_step(name: str) -> str:
 def learner_in_words(learn: LearnSettings) -> str:
     """Return what learns, and from which fields: with others, earlier rows do not say which of two learners is better.
 
+    >>> from streamiter.service.settings import LabelSettings
     >>> learner_in_words(LearnSettings("classification", LabelSettings("late"), features={"km": "number"}))
     "default {} of {'km': 'number'}"
     """
