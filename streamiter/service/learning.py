@@ -26,6 +26,8 @@ from streamiter.learn import (
     sampled_negatives,
     train_online,
 )
+from streamiter.learn.delayed_labels import with_schedule
+from streamiter.learn.label_join import LabelJoin
 from streamiter.models import Rollbacks
 from streamiter.parameter_server.optimizers import Constant, Optimizer
 from streamiter.service.features import FeatureRows
@@ -108,6 +110,14 @@ class ServiceLearning:
             **options,
             **rejections,
         )
+
+    def make_ready(self) -> None:
+        """Import and compile what the training needs, which takes up to some seconds; another thread may call this."""
+        learn, model = self._settings.learn, self._make_model()()
+        if isinstance(model, AdaptiveLinearModel):
+            model.compile()
+        if learn.label.event is not None:
+            LabelJoin(with_schedule(delayed_labels_of(learn, self.features), model), is_timed=True)
 
     def apply(self, settings: ServiceSettings) -> None:
         """Take over when to publish, and the learning rate, from other settings of the same service."""

@@ -89,6 +89,8 @@ class OnlineLearningService(ServiceSurfaces):
     ) -> None:
         """``without_checkpoint``: start from the last version, and read the input from its ``start`` on."""
         self.learning = ServiceLearning(settings)
+        self._learnings = [self.learning]
+        """Those of the service and of its challenger."""
         super().__init__(
             settings,
             self.learning.features,
@@ -164,7 +166,8 @@ class OnlineLearningService(ServiceSurfaces):
         step, rollbacks = challenger_step(given.name), Rollbacks(self._updates, self.name, given.name)
         last = initial_model(self._updates, model=given.name, default=None)
         newest = self.flow.from_source(last, name=f"{step}: last version", parallelism=1)
-        self.challenger = ServiceLearning(given).train(self.events, rollbacks, newest, beside=self.training)
+        self._learnings.append(ServiceLearning(given))
+        self.challenger = self._learnings[-1].train(self.events, rollbacks, newest, beside=self.training)
         after = self.settings.challenger.after
         learners = [learner_in_words(each.learn) for each in (self.settings, given)]
         served, own = challenged(self.training, self.challenger, rollbacks, after=after, name=step, learners=learners)
@@ -264,11 +267,17 @@ class OnlineLearningService(ServiceSurfaces):
             self.observations.role = "standby"
             self.observations.follow()
             _log.info("a standby: it predicts, and learns as soon as no other process does")
+            # Otherwise the event loop would be blocked meanwhile, and the next standby would take over.
+            await asyncio.to_thread(self._make_ready)
             why = await self._leadership.win()
             if self._leadership.has_heard:  # Its checkpoints are newer than the wish to start without one.
                 self._restore = "last"
             self.observations.role = "leader"
             _log.info("the leader: it learns from now on, since %s", why)
+
+    def _make_ready(self) -> None:
+        for learning in self._learnings:
+            learning.make_ready()
 
     def _is_standby_again(self, error: StreamiterError) -> bool:
         """Whether another process has taken over, from which this one may take over again."""
