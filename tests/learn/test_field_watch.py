@@ -248,7 +248,13 @@ def test_an_owner_is_restored_in_the_middle_of_a_window():
 
 def test_a_watch_that_cannot_work_is_refused():
     """A model without fields was trained for a week, and no report came."""
-    for wrong, expected in (({"window": 99}, "at least 100"), ({"window": 300}, "0.2 of 300"), ({"ks": 0}, "above 0")):
+    small = r"FieldWatch\(window=\).* given 300 with sample=0.2"
+    for wrong, expected in (
+        ({"window": 99}, "at least 100"),
+        ({"window": 300}, small),
+        ({"ks": 0}, "above 0"),
+        ({"missing": 5}, "at most 1"),
+    ):
         with pytest.raises(ConfigurationError, match=expected):
             FieldWatch(**wrong)
     stream = Flow("refused").from_items([{"x": 1.0, "late": True}])
