@@ -7,6 +7,7 @@ the step that pairs the predictions of both learners, and passes on the versions
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import partial
 from typing import Any, Final, Literal, NamedTuple
@@ -23,7 +24,7 @@ from streamiter.learn.validation import PredictedRows
 from streamiter.models.reader import last_update
 from streamiter.models.rollbacks import Rollbacks
 from streamiter.models.update import LEARNER_ENTRY, NO_RANK, ModelSnapshot, Rank, learner_in, shown_rank
-from streamiter.operators.declared_state import NESTED, DeclaredState, declared
+from streamiter.operators.declared_state import COPIED, NESTED, DeclaredState, declared
 from streamiter.operators.definitions import Definition
 from streamiter.operators.operator import Context
 from streamiter.operators.output import Output
@@ -158,13 +159,20 @@ _TOLD_AGAIN_S: Final = 2.0
 
 
 def challenged(
-    champion: OnlineTraining, challenger: OnlineTraining, rollbacks: Rollbacks, *, after: int, name: str
+    champion: OnlineTraining,
+    challenger: OnlineTraining,
+    rollbacks: Rollbacks,
+    *,
+    after: int,
+    name: str,
+    learners: Sequence[str] = (),
 ) -> tuple[Stream, Stream]:
     """Compare two trainings, the second of which is beside the first; return two streams of versions.
 
     The first stream has those to publish under the name of the model: of the learner that the last rollback names. The
     second one has those of the challenger, with the fields of :class:`ComparedRows` as metrics. ``rollbacks`` are those
-    of the challenger: the name of the model, and its learner.
+    of the challenger: the name of the model, and its learner. ``learners`` are both in words: where
+    these are others than in a checkpoint, the comparison begins anew.
     """
     learner = str(rollbacks.learner)
     told = [
@@ -175,7 +183,7 @@ def challenged(
     compared = (
         told[0]
         .union(*told[1:])
-        .process(lambda: CompareChallenger(rollbacks, after), name=f"{name}: compare", parallelism=1)
+        .process(lambda: CompareChallenger(rollbacks, after, learners), name=f"{name}: compare", parallelism=1)
     )
     return compared, compared.side_output(CHALLENGER)
 
@@ -202,9 +210,12 @@ class CompareChallenger(SameRows):
     _since: tuple[int, int] = declared(NO_RANK)
     """The last rollback that the served learner follows."""
     _has_timer = declared(False)
+    _compared_learners: list[str] = declared(form=COPIED)
+    """Champion and challenger in words."""
 
-    def __init__(self, rollbacks: Rollbacks, after: int) -> None:
+    def __init__(self, rollbacks: Rollbacks, after: int, learners: Sequence[str] = ()) -> None:
         super().__init__(["", str(rollbacks.learner)])
+        self._compared_learners = list(learners)
         self._rollbacks = rollbacks
         self._after = after
         self._last: tuple[ModelSnapshot, int, float] | None = None
@@ -324,8 +335,11 @@ class CompareChallenger(SameRows):
         return {"kind": "compare challenger", "challenger": self._rollbacks.learner}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Restore the state; a rollback since then counts."""
-        found = self._since, self._served
+        """Restore the state; a rollback since then counts. Rows that other learners have predicted do not."""
+        found, learners = (self._since, self._served), self._compared_learners
         super().restore(state)
         self._since = (self._since[0], self._since[1])
         self._follow(*found)
+        if learners != self._compared_learners:
+            self._compared_learners, self._from = learners, None
+            self._losses, self._rows, self._cut, self._difference = [0.0, 0.0], 0, 0, MeanDifference()

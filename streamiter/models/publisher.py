@@ -196,6 +196,12 @@ class _InitialModelSource(Source):
         self._given = True
         update = await last_update(self._topic, self._model)
         if update is None or self._learner not in (None, learner_in(update.parameters)):
+            if update is not None:
+                given = learner_in(update.parameters) or "the service itself"
+                rank, own = shown_rank(update.rank), self._learner or "the service itself"
+                _log.warning(
+                    "model %r: the last version, %s, is of %s: %s starts without", self._model, rank, given, own
+                )
             return SourceBatch([self._default], {"given": True})
         parameters = update.parameters if self._state else without_state(update.parameters)
         _log.info(

@@ -90,9 +90,15 @@ async def promote(
 
     None: the newest version. A service whose challenger it is publishes the versions of the challenger from then on.
     The parameters get the entries ``learner``, the challenger's name, and ``promoted``, the version. To go back, roll
-    back to a version of before.
+    back to a version of before. Raises NoSuchVersion for a version, or a model, that the topic does not have.
     """
     check_model_name(model)
+    if challenger == model:
+        raise ModelError(
+            f"model {model!r}: expected another model as its challenger, given the same name; to publish an "
+            "earlier version again, roll back to it"
+        )
+    await find_update(topic, model)  # Another name, such as a misspelt one, is that of no service.
     given = await find_update(topic, challenger, version)
     if not isinstance(given.parameters, dict):
         raise ModelError(f"model {challenger!r}: expected a version with named parameters to promote, given an array")
@@ -114,7 +120,11 @@ async def since_rollback(rollbacks: Rollbacks, context: Context) -> ModelSnapsho
         return None
     subject, rollback = _subject(rollbacks), shown_rank(update.since_rollback)
     if context.scope.get(ConsumerGroup, ConsumerGroup).ignores_positions(context.name):
-        _log.warning("%s: the rollback %s does not count, since the job starts without state", subject, rollback)
+        _log.warning(
+            "%s: the job starts without state, so from its initial parameters, and looks for no rollback such as %s",
+            subject,
+            rollback,
+        )
         return None
     _log_start(subject, update)
     return ModelSnapshot(update.parameters, update.records, since_rollback=update.since_rollback)

@@ -169,7 +169,7 @@ class SettingsCheck:
             records = self._with_negatives(learn, records)
         if label.event is None:
             self._check_labels(learn, records, "records")
-            self._check_features(learn, records)
+            self._check_all_features(records)
             return
         answers = [record for record in records if record.get(label.event_field) == label.event]
         wanted = label.question
@@ -191,7 +191,7 @@ class SettingsCheck:
         if answers:
             self._check_labels(learn, [row for row in answers if row.get(label.field, 0) is not None], "answers")
         if questions:
-            self._check_features(learn, questions)
+            self._check_all_features(questions)
 
     def _check_key_and_time(self, label: LabelSettings, questions: Records, answers: Records) -> None:
         """Check the fields by which questions and answers are joined: with a wrong one, no event is learned."""
@@ -268,13 +268,19 @@ class SettingsCheck:
             found += f"; predictions are the probability of {model.reading.names[1]!r}"
         self._found["learn.label"] = found
 
-    def _check_features(self, learn: LearnSettings, records: Sequence[Mapping[str, Any]]) -> None:
+    def _check_all_features(self, records: Sequence[Mapping[str, Any]]) -> None:
+        """Check the features of the service, and those of its challenger."""
+        self._check_features(self._settings.learn, records, ("learn", "features"))
+        if (other := self._settings.challenger.file) is not None:
+            self._check_features(other.learn, records, ("challenger", "file", "learn", "features"))
+
+    def _check_features(self, learn: LearnSettings, records: Sequence[Mapping[str, Any]], path: KeyPath) -> None:
         features = FeatureRows(learn)
         known = {name for record in records for name in record}
         for name in sorted((features.fields or frozenset()) - known):
             meant = did_you_mean(name, known) or f"; the fields are {', '.join(sorted(known))}"
             message = f"expected a field of the newest records, given none{meant}"
-            self._document.refuse(("learn", "features", name), message)
+            self._document.refuse((*path, name), message)
         refused = 0
         try:
             features.check(list(records))
@@ -282,14 +288,14 @@ class SettingsCheck:
             refused = len(bad.rows)
             if refused > _REFUSED_SHARE * len(records):
                 reason = bad.reason.removeprefix("[learn] features: ").removeprefix("AdaptiveLinearModel: ")
-                self._document.refuse(("learn", "features"), f"{reason} ({refused:,} of {len(records):,} records)")
+                self._document.refuse(path, f"{reason} ({refused:,} of {len(records):,} records)")
                 return
         except ModelError as error:
-            self._document.refuse(("learn", "features"), str(error))
+            self._document.refuse(path, str(error))
             return
         names = sorted(features.fields or known - features.without)
         ending = f"; {refused:,} of {len(records):,} records are refused" if refused else ""
-        self._found["learn.features"] = f"{len(names)} fields: {', '.join(names[:_NAMES_SHOWN])}{ending}"
+        self._found[".".join(path)] = f"{len(names)} fields: {', '.join(names[:_NAMES_SHOWN])}{ending}"
 
 
 def _partitions(count: int) -> str:

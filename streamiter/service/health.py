@@ -13,7 +13,8 @@ from typing import Final
 
 from streamiter.engine.graph.statistics import JobStatistics, StalledTask
 from streamiter.errors import ModelError
-from streamiter.service.observations import Observations, Phase, QualityNow
+from streamiter.service.observations import Observations, Phase
+from streamiter.service.quality import QualityNow
 from streamiter.service.settings import HealthSettings
 
 # A checkpoint that fails, or that is slower than the interval, is followed by the next one. Five in a row are trouble.
@@ -97,8 +98,8 @@ def facts_of(observations: Observations, statistics: JobStatistics | None) -> He
             else None
         ),
         checkpoint_interval_s=observations.checkpoint_interval_s,
-        worse_s=observations.worse_s,
-        quality=observations.quality,
+        worse_s=observations.quality.worse_s,
+        quality=observations.quality.now,
         model_trouble=_model_trouble(observations),
         catching_up=None if observations.catching_up is None else observations.catching_up.shown,
         without_model_s=(

@@ -61,9 +61,15 @@ def check_learn(document: SettingsDocument, learn: dict[str, Any], *, has_answer
         document.expect(("learn", "weight"), "no weight with label.event", "leave one of them out")
     # A question may have a field of the label's name, and a field that a comparison reads may be known in time.
     name = label.value if label is not None and label.event is None else None
-    if isinstance(name, str) and (learn.get("features") or {}).get(name, "ignore") != "ignore":
-        path = ("learn", "features", name)
-        document.refuse(path, "expected fields without the field of the label, given it; leave it out")
+    crosses = document.value((*_SETTINGS, "crosses"))
+    crossed = {each for pair in crosses for each in pair} if _is_pairs(crosses) else set[str]()
+    for path, is_there in (
+        (("learn", "features", str(name)), (learn.get("features") or {}).get(name, "ignore") != "ignore"),
+        (("learn", "kinds", str(name)), name in learn.get("kinds", ())),
+        ((*_SETTINGS, "crosses"), name in crossed),
+    ):
+        if isinstance(name, str) and is_there:
+            document.refuse(path, "expected fields without the field of the label, given it; leave it out")
     if learn.get("kinds") and learn.get("features") is not None:
         document.expect(("learn", "kinds"), 'no kinds, unless features = "all"', "give them in features")
     if "negatives" in learn:
@@ -76,7 +82,6 @@ def check_learn(document: SettingsDocument, learn: dict[str, Any], *, has_answer
         if learner == "network":
             _check_network(document, learn)
         _check_ready_made(document, learn)
-        crossed = {name for pair in learn["learner_settings"].get("crosses", ()) for name in pair}
         kinds = learn.get("features")
         known = [name for name, kind in (kinds or {}).items() if kind in _CROSSED_KINDS]
         known += [part_of(name, part) for name, kind in (kinds or {}).items() if kind == "time" for part in _PARTS]
@@ -165,10 +170,14 @@ def _scales_of(value: Any) -> dict[str, float]:
     raise WrongValue("a table of fields with a scale above 0 for each", "write { distance = 0.001 }")
 
 
-def _crosses_of(value: Any) -> list[tuple[str, str]]:
-    if isinstance(value, list) and all(
+def _is_pairs(value: Any) -> bool:
+    return isinstance(value, list) and all(
         isinstance(pair, list) and len(pair) == 2 and all(isinstance(name, str) for name in pair) for pair in value
-    ):
+    )
+
+
+def _crosses_of(value: Any) -> list[tuple[str, str]]:
+    if _is_pairs(value):
         return [(first, second) for first, second in value]
     raise WrongValue("pairs of fields", 'write [["carrier", "dest"]]')
 

@@ -26,6 +26,8 @@ from streamiter.learn import (
     sampled_negatives,
     train_online,
 )
+from streamiter.learn.delayed_labels import with_schedule
+from streamiter.learn.label_join import LabelJoin
 from streamiter.models import Rollbacks
 from streamiter.parameter_server.optimizers import Constant, Optimizer
 from streamiter.service.features import FeatureRows
@@ -109,6 +111,14 @@ class ServiceLearning:
             **rejections,
         )
 
+    def make_ready(self) -> None:
+        """Import and compile what the training needs, which takes up to some seconds; another thread may call this."""
+        learn, model = self._settings.learn, self._make_model()()
+        if isinstance(model, AdaptiveLinearModel):
+            model.compile()
+        if learn.label.event is not None:
+            LabelJoin(with_schedule(delayed_labels_of(learn, self.features), model), is_timed=True)
+
     def apply(self, settings: ServiceSettings) -> None:
         """Take over when to publish, and the learning rate, from other settings of the same service."""
         self._schedule.change(every_s=settings.publish.every_s, records=settings.publish.records)
@@ -148,6 +158,16 @@ def challenger_step(name: str) -> str:
     'challenger late-flights-b'
     """
     return f"{CHALLENGER_STEPS}{name}"
+
+
+def learner_in_words(learn: LearnSettings) -> str:
+    """Return what learns, and from which fields: with others, earlier rows do not say which of two learners is better.
+
+    >>> from streamiter.service.settings import LabelSettings
+    >>> learner_in_words(LearnSettings("classification", LabelSettings("late"), features={"km": "number"}))
+    "default {} of {'km': 'number'}"
+    """
+    return f"{learn.learner} {dict(learn.learner_settings)} of {learn.field_kinds if learn.features else learn.kinds}"
 
 
 _COMPARE: Final = ": compare"

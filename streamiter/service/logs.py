@@ -100,7 +100,7 @@ def figures_of(observations: Observations, seconds: float) -> dict[str, float | 
     since_ms = observations.clock.now_ms() - 1000 * seconds
     rate = mean_rate([sample for sample in observations.samples if sample.at_ms >= since_ms])
     last = observations.samples[-1] if observations.samples else None
-    quality, model = observations.quality, observations.model
+    quality, model = observations.quality.now, observations.model
     return {
         "phase": observations.phase.phase,
         "events_per_s": None if rate is None else round(rate, 1),

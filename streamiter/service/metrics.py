@@ -248,8 +248,10 @@ def _challenger(challenger: Challenger) -> Iterator[Metric]:
 
 
 def _features(observations: Observations) -> Iterator[Metric]:
-    name, window = observations.name, observations.window
-    counts = (((name, str(is_shifted).lower()), count) for is_shifted, count in observations.window_counts.items())
+    name, window = observations.name, observations.quality.window
+    counts = (
+        ((name, str(is_shifted).lower()), count) for is_shifted, count in observations.quality.window_counts.items()
+    )
     yield _counter("feature_windows", "Windows of rows, by whether a field has shifted.", ("model", "shifted"), counts)
     if window is None:
         return
@@ -278,7 +280,7 @@ def _model(observations: Observations) -> Iterator[Metric]:
         yield _gauge("model_published_timestamp_seconds", "When this version was made.", labels, at_s)
         if (figures := EmbeddingFigures.of(update.parameters)) is not None:
             yield from _embeddings(name, figures)
-    metrics = observations.validation[-1].metrics if observations.validation else {}
+    metrics = observations.quality.reports[-1].metrics if observations.quality.reports else {}
     of_probabilities = {
         "log_loss": ("loss", "The mean log loss of predictions that were made before learning."),
         "auc": ("auc", "The area under the ROC curve."),
@@ -295,8 +297,8 @@ def _model(observations: Observations) -> Iterator[Metric]:
             yield _gauge(f"model_{family}", text, ("model", "window"), rows)
     if metrics:
         text = "For how many seconds predictions have been worse than always predicting the mean of the labels."
-        yield _gauge("model_worse_seconds", text, ("model",), [((name,), observations.worse_s)])
-    drifts = (((name, detector), count) for detector, count in observations.drift_counts.items())
+        yield _gauge("model_worse_seconds", text, ("model",), [((name,), observations.quality.worse_s)])
+    drifts = (((name, detector), count) for detector, count in observations.quality.drift_counts.items())
     yield _counter("drift", "Drifts that a detector has found.", ("model", "detector"), drifts)
     yield from _features(observations)
     predicted = (((name, outcome), count) for outcome, count in observations.predictions.items())

@@ -6,22 +6,19 @@ of the job. Every list has a fixed length.
 
 from __future__ import annotations
 
-import logging
-import math
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 from streamiter.engine.graph.statistics import CheckpointStatistics, Histogram, JobState, JobStatistics, TaskStatistics
 from streamiter.errors import shortened
-from streamiter.learn.field_watch import FieldReport
 from streamiter.models.update import learner_in
 from streamiter.models.versions import ModelVersion
 from streamiter.operators import DeadLetter, Origin
+from streamiter.service.quality import ModelQuality
 from streamiter.service.settings import HealthSettings
-from streamiter.values.field_profiles import ComparedField
 from streamiter.values.helpers.clock import Clock, SystemClock
 from streamiter.values.origins import BatchOrigin
 
@@ -30,8 +27,6 @@ if TYPE_CHECKING:
     from streamiter.models import ModelUpdate, ServedModel
     from streamiter.service.challenger import Challenger
     from streamiter.service.prediction_log import PredictionLog
-
-_log = logging.getLogger("streamiter.service")
 
 Phase = JobState | Literal["starting", "restoring", "waiting", "stopping", "following"]
 """The state of the job, or ``starting``: it opens its topics; ``restoring``: it reads the state of a checkpoint;
@@ -51,13 +46,6 @@ _RATE_SAMPLES: Final = 60
 REJECTED_MAX: Final = 50
 CHECKPOINTS_MAX: Final = 20
 VERSIONS_MAX: Final = 20
-FIELDS_SHOWN_MAX: Final = 50
-_FIELDS_NAMED: Final = 10
-# Each is a mark in the chart of the page.
-DRIFTS_MAX: Final = 100
-# Fewer rows say little about a model; and a model of labels that nothing predicts is as good as their mean, not better.
-_JUDGED_ROWS: Final = 1_000
-_WORSE: Final = 1.02
 # Weights of now are compared with those of one to two minutes ago: at each second, few would have moved.
 _COMPARED_MS: Final = 60_000
 # The loop is asked ten times a second, so that a delay of a tenth of a second is seen at its full length.
@@ -165,67 +153,6 @@ class HistoryProgress:
         since_s, left_then = self._left[0]
         per_s = (left_then - left) / (now_s - since_s) if now_s > since_s else 0.0
         return HistoryRead(read / (read + left), left / per_s if per_s > 0 else None)
-
-
-@dataclass(frozen=True, slots=True)
-class ValidationReport:
-    """Metrics of progressive validation."""
-
-    at_ms: int
-    metrics: dict[str, float]
-    """See :class:`~streamiter.learn.ProgressiveValidation`."""
-
-
-@dataclass(frozen=True, slots=True)
-class QualityNow:
-    """The quality of predictions that were made before learning, over the newest rows."""
-
-    measure: Literal["log loss", "RMSE", "loss"]
-    loss: float | None
-    baseline: float | None
-    """The loss of always predicting the mean of the same labels."""
-    auc: float | None
-    rows: float | None
-    """The number of rows in this window."""
-    at_ms: int
-
-    @property
-    def is_worse(self) -> bool:
-        """Whether always predicting the mean of the labels would clearly have been better."""
-        if self.loss is None or self.baseline is None or (self.rows or 0.0) < _JUDGED_ROWS:
-            return False
-        return self.loss > _WORSE * self.baseline
-
-
-@dataclass(frozen=True, slots=True)
-class DriftFound:
-    """A drift that a detector has found."""
-
-    at_ms: int
-    row: int
-    """The number of labelled rows until then."""
-    old_loss: float
-    new_loss: float
-    detector: str
-
-
-@dataclass(frozen=True, slots=True)
-class WatchedWindow:
-    """The fields of the last window of rows, compared with the reference."""
-
-    at_ms: int
-    shifted: int
-    """The number of fields that have shifted."""
-    count: int
-    """The number of fields that are watched."""
-    report: FieldReport
-    """The fields that have moved most come first; at most 50."""
-
-
-def _moved(field: ComparedField) -> tuple[int, float, float]:
-    """Return how much a field has moved, to sort by."""
-    of_limit = (field["psi"] or 0.0) / (field["psi_limit"] or 1.0)
-    return len(field["shifted"]), of_limit, abs(field["missing"] - field["missing_before"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -346,16 +273,8 @@ class Observations:
         self._history = HistoryProgress()
         self.rates: tuple[TaskRates, ...] = ()
         """The work of each task at the last sample; empty while it is not known."""
-        self.validation: deque[ValidationReport] = deque(maxlen=HISTORY)
-        self._worse_since_ms: int | None = None
-        """Since when all reports have told that predictions are worse than the mean of the labels."""
-        self.drifts: deque[DriftFound] = deque(maxlen=DRIFTS_MAX)
-        self.drift_counts: Counter[str] = Counter()
-        """The number of drifts by detector, since the start of the process."""
-        self.window: WatchedWindow | None = None
-        """The last window of rows whose fields were compared; None before the first one."""
-        self.window_counts: Counter[bool] = Counter()
-        """The number of windows since the start of the process, by whether a field had shifted."""
+        self.quality = ModelQuality(self.clock, HISTORY)
+        """How good its predictions are, and which fields have shifted."""
         self.rejected: deque[RejectedRecord] = deque(maxlen=REJECTED_MAX)
         self.versions: deque[ModelVersion] = deque(maxlen=VERSIONS_MAX)
         """Those that were read from the topic; of several in a second the last one."""
@@ -387,17 +306,6 @@ class Observations:
         return None if self.served is None else self.served.update
 
     @property
-    def quality(self) -> QualityNow | None:
-        """The quality of the newest predictions; None before the first report."""
-        return quality_of(self.validation[-1]) if self.validation else None
-
-    @property
-    def worse_s(self) -> float:
-        """For how many seconds reports have told that predictions are worse than the mean of the labels."""
-        since_ms = self._worse_since_ms
-        return 0.0 if since_ms is None or not self.validation else (self.validation[-1].at_ms - since_ms) / 1000
-
-    @property
     def seconds_in_phase(self) -> float:
         """How long the service has been in its phase."""
         return self.clock.monotonic_s() - self.phase.since_s
@@ -412,47 +320,14 @@ class Observations:
     def follow(self) -> None:
         """Note that the process has no job, or none any more, and predicts with what others publish."""
         self.job = None
-        self.validation.clear()
-        self._worse_since_ms = None
+        self.quality.forget()
         self.enter("following")
 
     def validated(self, metrics: dict[str, float], *, learner: str = "") -> None:
-        """Note a report of progressive validation; of several in a second the last one is kept.
-
-        Where there is a challenger, reports of the ``learner`` whose versions are served count.
-        """
+        """Note a report of progressive validation; where there is a challenger, of the learner that is served."""
         if self.challenger is not None and self.model is not None and learner_in(self.model.parameters) != learner:
             return
-        report = ValidationReport(self.clock.now_ms(), metrics)
-        if self.validation and report.at_ms // 1000 == self.validation[-1].at_ms // 1000:
-            self.validation.pop()
-        self.validation.append(report)
-        if not quality_of(report).is_worse:
-            self._worse_since_ms = None
-        elif self._worse_since_ms is None:
-            self._worse_since_ms = report.at_ms
-
-    def shifted(self, event: Any) -> None:
-        """Note a ``DriftEvent`` or a ``FieldReport``."""
-        (self.drifted if "detector" in event else self.watched)(event)
-
-    def drifted(self, event: Any) -> None:
-        """Note a ``DriftEvent``."""
-        self.drifts.append(DriftFound(self.clock.now_ms(), **event))
-        self.drift_counts[event["detector"]] += 1
-
-    def watched(self, report: FieldReport) -> None:
-        """Note a report; the log names the fields that have shifted, where these are others than before."""
-        fields = sorted(report["fields"], key=_moved, reverse=True)
-        shifted = {each["field"]: each["shifted"] for each in fields if each["shifted"]}
-        before = (
-            [] if self.window is None else [each["field"] for each in self.window.report["fields"] if each["shifted"]]
-        )
-        shown: FieldReport = {**report, "fields": fields[:FIELDS_SHOWN_MAX]}
-        self.window = WatchedWindow(self.clock.now_ms(), len(shifted), len(fields), shown)
-        self.window_counts[bool(shifted)] += 1
-        if new := [f"{field!r} ({', '.join(shifted[field])})" for field in shifted if field not in before]:
-            _log.warning("fields have other values than in the reference: %s", ", ".join(new[:_FIELDS_NAMED]))
+        self.quality.reported(metrics)
 
     def refused(self, letter: DeadLetter) -> None:
         """Note a record that a step has skipped, or written to a topic of dead letters; threads may call this, too."""
@@ -534,23 +409,6 @@ def mean_rate(samples: Sequence[Sample]) -> float | None:
     if not samples or samples[-1].events_per_s is None:
         return None
     return fmean(each.events_per_s for each in samples if each.events_per_s is not None)
-
-
-def quality_of(report: ValidationReport) -> QualityNow:
-    """Return the quality over the window of a report.
-
-    >>> quality_of(ValidationReport(0, {"window_loss": 2.0, "window_mae": 1.0})).loss
-    2.0
-    """
-    metrics = report.metrics
-    loss, baseline = metrics.get("window_loss"), metrics.get("window_baseline_loss")
-    measure: Literal["log loss", "RMSE", "loss"] = "loss" if "window_mae" in metrics else "log loss"
-    squared = metrics.get("window_squared_error")
-    # The loss of numbers is half of the squared error, unless the settings name another one.
-    if measure == "loss" and (squared is None or loss is None or math.isclose(2.0 * loss, squared, rel_tol=1e-9)):
-        loss, baseline = (None if each is None else (2.0 * each) ** 0.5 for each in (loss, baseline))
-        measure = "RMSE"
-    return QualityNow(measure, loss, baseline, metrics.get("window_auc"), metrics.get("window_count"), report.at_ms)
 
 
 def _events(tasks: Sequence[TaskStatistics]) -> int:

@@ -25,18 +25,14 @@ from streamiter.service.challenger import ChallengerNow
 from streamiter.service.health import HealthProblem, facts_of, liveness, readiness
 from streamiter.service.observations import (
     CheckpointSeen,
-    DriftFound,
     Observations,
     ProcessRole,
-    QualityNow,
     RejectedRecord,
     Sample,
     TaskRates,
-    ValidationReport,
-    WatchedWindow,
     mean_rate,
-    quality_of,
 )
+from streamiter.service.quality import DriftFound, QualityNow, ValidationReport, WatchedWindow, quality_of
 
 # Points of a chart that is 600 pixels wide and shows an hour.
 _POINT_MS: Final = 5_000
@@ -230,7 +226,7 @@ def page_state(observations: Observations) -> PageState:
     'Not ready: starting, 0.0 s'
     """
     statistics, phase = observations.statistics(), observations.phase
-    facts, quality = facts_of(observations, statistics), observations.quality
+    facts, quality = facts_of(observations, statistics), observations.quality.now
     level, sentence, problems = _verdict(liveness(facts), readiness(facts), quality)
     if level == "well" and phase.phase == "following":
         sentence = f"All is well: this {observations.role} predicts with the newest version of the service"
@@ -360,7 +356,7 @@ def page_history(observations: Observations) -> PageHistory:
     def point_of(each: Sample | ValidationReport) -> int:
         return each.at_ms // _POINT_MS
 
-    reports = {point: quality_of(list(group)[-1]) for point, group in groupby(observations.validation, point_of)}
+    reports = {point: quality_of(list(group)[-1]) for point, group in groupby(observations.quality.reports, point_of)}
     rows = []
     for point, group in groupby(observations.samples, point_of):
         samples = list(group)
@@ -387,8 +383,8 @@ def page_details(observations: Observations, weights: ModelDifference | None, ef
         effects=effects,
         embeddings=None if observations.model is None else EmbeddingFigures.of(observations.model.parameters),
         versions=tuple(observations.versions)[::-1],
-        drifts=tuple(observations.drifts)[::-1],
-        fields=observations.window,
+        drifts=tuple(observations.quality.drifts)[::-1],
+        fields=observations.quality.window,
         checkpoints=tuple(observations.checkpoints)[::-1],
         checkpoints_given_up=None if checkpoints is None else checkpoints.given_up,
         dead_letters=tuple(observations.rejected)[::-1],

@@ -40,6 +40,7 @@ from streamiter.service.learning import (
     challenger_step,
     decoder_of,
     flow_without_challenger,
+    learner_in_words,
     rejections_of,
 )
 from streamiter.service.observations import LoopBlock
@@ -88,6 +89,8 @@ class OnlineLearningService(ServiceSurfaces):
     ) -> None:
         """``without_checkpoint``: start from the last version, and read the input from its ``start`` on."""
         self.learning = ServiceLearning(settings)
+        self._learnings = [self.learning]
+        """Those of the service and of its challenger."""
         super().__init__(
             settings,
             self.learning.features,
@@ -135,7 +138,7 @@ class OnlineLearningService(ServiceSurfaces):
         self.training.validation.map(self.observations.validated, name="observe validation")
         # One step, so that the drawing of the flow fits on the first screen of the page.
         shifts = self.training.drifts.union(self.training.fields)
-        shifts.map(self.observations.shifted, name="observe drifts")
+        shifts.map(self.observations.quality.shifted, name="observe drifts")
         self._without_challenger: Flow | None = None
         """The flow that runs since the challenger has failed; None: it has not."""
         self._traces = Traces()
@@ -163,9 +166,11 @@ class OnlineLearningService(ServiceSurfaces):
         step, rollbacks = challenger_step(given.name), Rollbacks(self._updates, self.name, given.name)
         last = initial_model(self._updates, model=given.name, default=None)
         newest = self.flow.from_source(last, name=f"{step}: last version", parallelism=1)
-        self.challenger = ServiceLearning(given).train(self.events, rollbacks, newest, beside=self.training)
+        self._learnings.append(ServiceLearning(given))
+        self.challenger = self._learnings[-1].train(self.events, rollbacks, newest, beside=self.training)
         after = self.settings.challenger.after
-        served, own = challenged(self.training, self.challenger, rollbacks, after=after, name=step)
+        learners = [learner_in_words(each.learn) for each in (self.settings, given)]
+        served, own = challenged(self.training, self.challenger, rollbacks, after=after, name=step, learners=learners)
         own.publish_model(self._updates, model=given.name, changes=given.publish.changes, name=f"{step}: publish")
         validated = partial(self.observations.validated, learner=given.name)
         self.challenger.validation.map(validated, name=f"{step}: observe validation")
@@ -262,11 +267,17 @@ class OnlineLearningService(ServiceSurfaces):
             self.observations.role = "standby"
             self.observations.follow()
             _log.info("a standby: it predicts, and learns as soon as no other process does")
+            # Otherwise the event loop would be blocked meanwhile, and the next standby would take over.
+            await asyncio.to_thread(self._make_ready)
             why = await self._leadership.win()
             if self._leadership.has_heard:  # Its checkpoints are newer than the wish to start without one.
                 self._restore = "last"
             self.observations.role = "leader"
             _log.info("the leader: it learns from now on, since %s", why)
+
+    def _make_ready(self) -> None:
+        for learning in self._learnings:
+            learning.make_ready()
 
     def _is_standby_again(self, error: StreamiterError) -> bool:
         """Whether another process has taken over, from which this one may take over again."""
@@ -274,6 +285,10 @@ class OnlineLearningService(ServiceSurfaces):
             return False
         _log.warning("%s", error)
         self._leadership.leads = False
+        # The process that leads now has the challenger; what has stopped it here may not come again.
+        self._without_challenger = None
+        if self.observations.challenger is not None:
+            self.observations.challenger.stopped = None
         return True
 
     async def _work(self) -> int:
@@ -332,7 +347,8 @@ class OnlineLearningService(ServiceSurfaces):
         challenger = self.observations.challenger
         if challenger is None or challenger.stopped is not None or self._stops or not is_of_challenger(error):
             return False
-        challenger.stopped, self._without_challenger = str(error), flow_without_challenger(self.flow)
+        challenger.stopped = str(error.__cause__ or error)  # Without the record, which the log has.
+        self._without_challenger = flow_without_challenger(self.flow)
         _log.error("%s", error)
         _log.error(
             "the challenger %r has stopped; the service resumes from its last checkpoint without it, and tries it "

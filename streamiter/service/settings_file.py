@@ -107,7 +107,8 @@ def _keys_of(table: str, document: SettingsDocument) -> Mapping[str, Setting]:
         "topic": Setting(_instead("then", "names the topic behind the history")),
         "start": Setting(_instead("at", "says where the topic begins behind the history")),
     }
-    return {**keys, **instead} | {"then": Setting(keys["topic"].parse, "topic", is_required="topic" not in names)}
+    then = Setting(keys["topic"].parse, "topic", is_required="topic" not in names)
+    return {**keys, **instead, "then": then}
 
 
 def _instead(key: str, does: str) -> Parser:

@@ -272,15 +272,17 @@ def test_the_last_rollback_says_whose_versions_are_served() -> None:
 async def test_a_start_finds_the_learner_that_was_promoted() -> None:
     """After a start without a checkpoint the champion was served again, or the versions of nobody."""
     models, clock = await made(MemoryBroker(), "models"), SystemClock()
-    encoder = ModelUpdateEncoder("b", 1, clock=clock)
-    await write(models, encoder.encode([ModelSnapshot({"weights": np.zeros(2)}, 7)]))
+    for name in ("late", "b"):
+        await write(
+            models, ModelUpdateEncoder(name, 1, clock=clock).encode([ModelSnapshot({"weights": np.zeros(2)}, 7)])
+        )
     promoted = await promote(models, "late", "b", "1.1")
-    assert (promoted.rank, promoted.parameters["learner"], promoted.parameters["promoted"]) == ((1, 1), "b", "1.1")
+    assert (promoted.rank, promoted.parameters["learner"], promoted.parameters["promoted"]) == ((2, 1), "b", "1.1")
     context, heard = cast(Any, SimpleNamespace(clock=clock)), Heard()
     operator = CompareChallenger(Rollbacks(models, "late", "b"), after=0)
     await operator.open(context)
-    for told in (versioned("", 8), versioned("b", 9, (1, 1))):
+    for told in (versioned("", 8), versioned("b", 9, (2, 1))):
         operator.process(cast(Any, told), cast(Any, heard))
     assert [model.records for model in heard.reports] == [9]
-    with pytest.raises(ModelError, match=r"given 1\.1, of 'b'; name the file of that one in \[challenger\]"):
+    with pytest.raises(ModelError, match=r"given 2\.1, of 'b'; name the file of that one in \[challenger\]"):
         await CompareChallenger(Rollbacks(models, "late", "c"), after=0).open(context)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import httpx
 import numpy as np
@@ -15,15 +16,28 @@ from cli.program import streamiter
 from service.test_service import answers, running, until
 from service.test_service_restarts import Place, rows
 from support.kafka_server import KafkaServer
+from support.waiting import PATIENCE_S
 
-from streamiter.errors import CheckpointError, JobFailed, ModelError
+from streamiter.errors import CheckpointError, JobFailed, ModelError, ProducerFenced
 from streamiter.learn import AdaptiveLinearModel
 from streamiter.learn.challengers import ComparedRows
-from streamiter.models import find_update, last_update, model_updates, promote, roll_back
+from streamiter.models import (
+    ModelUpdate,
+    NoSuchVersion,
+    ServedModel,
+    find_update,
+    import_model,
+    initial_model,
+    last_update,
+    model_updates,
+    promote,
+    roll_back,
+)
 from streamiter.service import OnlineLearningService, ServiceReplica, read_settings
+from streamiter.service.challenger import Challenger
 from streamiter.service.service import remedy_of
 from streamiter.service.surfaces import ServiceSurfaces
-from streamiter.topics import topic
+from streamiter.topics import MemoryBroker, topic
 
 NETWORK = {"learner": "network", "settings": {"kind": "fm", "factors": 2}}
 
@@ -163,6 +177,54 @@ async def _answers_name_their_model(service: ServiceSurfaces, place: Duel) -> No
         text = (await client.get("/metrics")).text
         assert f'streamiter_challenger_rows_total{{model="{place.other}"}} 1300.0' in text
         assert f'streamiter_challenger_loss_difference{{bound="most",model="{place.other}"}} -0.' in text
+
+
+async def test_another_idea_under_the_same_name_is_compared_from_its_own_rows(tmp_path: Path) -> None:
+    """An idea was promoted that was worse: most of the rows that it was better in were of the idea before it."""
+    place, events = Duel(tmp_path), rows(2_000)
+    await place.create("flights", "updates")
+    compared = {}
+    for end, learn in ((500, NETWORK), (1_000, NETWORK), (1_500, {})):
+        await place.write(events[end - 500 : end])
+        service = OnlineLearningService(read_settings(place.with_challenger(learn)))
+        async with running(service):
+            async with asyncio.timeout(PATIENCE_S):
+                while (update := await last_update(topic(place.url("updates")), place.other)) is None or (
+                    update.records != end or "compared_rows" not in update.metrics
+                ):
+                    await asyncio.sleep(0.02)
+            compared[end] = update.metrics["compared_rows"]
+    # Of the first 500 rows of an idea, 200 only teach it.
+    assert compared == {500: 300, 1_000: 800, 1_500: 300}
+
+
+def test_a_leader_that_is_fenced_tries_its_challenger_again(tmp_path: Path) -> None:
+    """After a take-over and back, a process left out a challenger that had learned elsewhere meanwhile."""
+    place = Duel(tmp_path)
+    given = place.with_challenger()
+    service = OnlineLearningService(read_settings({**given, "service": {"name": place.name, "standby": "7d"}}))
+    served = ServedModel(topic(place.url("updates")), place.other)
+    service.observations.challenger = Challenger(place.other, served, service.settings.challenger, "it has diverged")
+    assert service._is_standby_again(ProducerFenced("a newer run has claimed the flow"))
+    assert service.observations.challenger.stopped is None
+
+
+async def test_a_start_whose_last_version_is_of_the_challenger_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    """A champion that lost its checkpoint began from nothing behind a promotion, and no line of the log told it."""
+    updates = MemoryBroker().topic("updates")
+    await updates.create()
+    parameters = {"learner": "late-b", "weights": np.ones(1)}
+    await import_model(updates, "late", ModelUpdate("late", 1, 1, None, 0, 300, {}, parameters))
+    source = initial_model(updates, model="late", default=None, learner="")()
+    source.open(cast(Any, SimpleNamespace(subtask_index=0)), None)
+    batch: Any = await source.read()
+    assert batch.records == [None]
+    # A misspelt name was promoted to a model that no service has, and the service itself to its own challenger.
+    with pytest.raises(NoSuchVersion, match="expected updates of model 'lat', given only of late"):
+        await promote(updates, "lat", "late")
+    with pytest.raises(ModelError, match="expected another model as its challenger"):
+        await promote(updates, "late", "late")
+    assert "model 'late': the last version, 1.1, is of late-b: the service itself starts without" in caplog.text
 
 
 def test_what_to_do_is_told_when_the_settings_of_a_challenger_change() -> None:

@@ -226,6 +226,19 @@ async def test_what_does_not_fit_is_told_with_its_line(case: Case, given: dict[s
     assert problem.startswith("f:")
 
 
+async def test_the_features_of_a_challenger_are_checked_too(case: Case) -> None:
+    """A misspelt field of the challenger was missing in all rows, and the idea was given up."""
+    await case.write(*({"late": n % 2, "km": n, "town": "Rome"} for n in range(9)))
+    second = case.folder / "second.toml"
+    given = {"url": case.url, "folder": case.folder, "label": '{ field = "late" }', "answers": ""}
+    more = f'[challenger]\nfile = "{second}"\n'
+    second.write_text(FILE.format(**given, features='{ km = "number" }').replace('"s"', '"s-b"'))
+    assert (await case.found(more=more))["challenger.file.learn.features"] == "1 fields: km"
+    second.write_text(second.read_text().replace("km", "kms"))
+    [problem] = await case.refused(more=more)
+    assert problem.startswith("f:10: challenger.file.learn.features.kms: expected a field of the newest records, given")
+
+
 async def test_an_object_store_is_asked(case: Case, s3_url: str) -> None:
     """A misspelt bucket was a folder for the check, and the service did not start."""
     await case.write({"late": 1, "km": 1})

@@ -18,7 +18,8 @@ from streamiter.engine.graph.statistics import StalledTask
 from streamiter.engine.plan.job_settings import ChannelLimits
 from streamiter.models import ServedModel
 from streamiter.service.health import HealthFacts, SourceFacts, facts_of, liveness, readiness
-from streamiter.service.observations import LoopBlock, Observations, QualityNow
+from streamiter.service.observations import LoopBlock, Observations
+from streamiter.service.quality import QualityNow
 from streamiter.service.settings import HealthSettings
 from streamiter.testing import VirtualClock
 from streamiter.topics import TopicWriter

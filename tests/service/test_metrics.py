@@ -123,8 +123,8 @@ async def test_the_metrics_are_valid_and_have_the_names_of_the_documents(accept:
     async with learning() as observations:
         observations.predicted(0.001, predicted=3)
         observations.requested("/predict", 200)
-        observations.drifted({"row": 4000, "old_loss": 0.1, "new_loss": 0.2, "detector": "ADWIN"})
-        while not (observations.validation and observations.rejected):
+        observations.quality.drifted({"row": 4000, "old_loss": 0.1, "new_loss": 0.2, "detector": "ADWIN"})
+        while not (observations.quality.reports and observations.rejected):
             await asyncio.sleep(0.01)
         found = families(observations, accept)
     labels = {sample.name: set(sample.labels) for family in found for sample in family.samples}

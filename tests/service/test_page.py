@@ -31,8 +31,9 @@ from streamiter.learn.field_watch import WatchedFields
 from streamiter.models import ModelSnapshot, ModelUpdateEncoder, ServedModel
 from streamiter.service.challenger import Challenger
 from streamiter.service.http import serving
-from streamiter.service.observations import Observations, RejectedRecord, ValidationReport
+from streamiter.service.observations import Observations, RejectedRecord
 from streamiter.service.page_documents import page_history, page_state
+from streamiter.service.quality import ValidationReport
 from streamiter.service.service import OnlineLearningService
 from streamiter.service.settings import (
     ChallengerSettings,
@@ -283,7 +284,7 @@ async def test_the_page_marks_the_fields_that_have_shifted(chromium: Browser) ->
     rows[400:] = [row | {"n7": None, "sky": "snow" if n % 9 == 0 else "sun"} for n, row in enumerate(rows[400:])]
     [report] = watched.add(reader.rows(rows))
     async with case() as service, AsyncExitStack() as stack:
-        service.observations.watched(report)
+        service.observations.quality.watched(report)
         visited = await stack.enter_async_context(visit(chromium, service.address))
         await visited.says("#fields-window", "2 of 61 have shifted in rows 400 to 799, compared with 400 rows")
         marks = visited.page.locator("#fields .shifted")
@@ -456,7 +457,7 @@ def test_the_history_has_a_point_for_each_five_seconds() -> None:
         clock.ms = 1_000 * second
         observations.sample()
         if second != 7:
-            observations.validation.append(ValidationReport(clock.ms, {"window_loss": 0.1 * second}))
+            observations.quality.reports.append(ValidationReport(clock.ms, {"window_loss": 0.1 * second}))
     history = page_history(observations)
     assert history.at_ms == (0, 5_000, 10_000)
     assert history.loss == (pytest.approx(0.4), pytest.approx(0.9), pytest.approx(1.1))

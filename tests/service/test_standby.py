@@ -25,7 +25,9 @@ from streamiter.engine.storage.snapshot import CheckpointId
 from streamiter.errors import StoreUnavailable
 from streamiter.models import last_update
 from streamiter.models.update import Rank, UpdateHeaders
+from streamiter.service import OnlineLearningService, read_settings
 from streamiter.service.leadership import LEADERS, Leadership
+from streamiter.service.learning import ServiceLearning
 from streamiter.testing import VirtualClock
 from streamiter.topics import MemoryBroker, OutgoingBatch, ReadRequest, topic
 from streamiter.topics.memory import MemoryReader
@@ -162,10 +164,34 @@ async def test_a_leader_that_does_not_reach_its_checkpoints_lets_another_process
     monkeypatch.setattr(first, "_start", fails)
     async with running(first):
         await until(lambda: first.observations.role == "leader")
+        counts: Any = {"first_row": 0, "rows": 500, "sampled": 500, "reference_rows": 500, "left_out": 0}
+        first.observations.quality.watched({**counts, "name": "", "fields": []})
         async with running(second):
             await until(lambda: second.observations.phase.phase == "running")
             await until(lambda: first.observations.phase.phase == "following")
             assert (first.observations.role, second.observations.role) == ("standby", "leader")
+            assert first.observations.quality.window is None, "a standby watches no fields, and must not alert for ever"
+
+
+async def test_a_standby_compiles_before_it_leads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A standby that had taken over imported Numba for seconds, in which the next one heard no sign of life."""
+    order, make_ready = [], ServiceLearning.make_ready
+
+    def ready(learning: ServiceLearning) -> None:
+        make_ready(learning)
+        order.append("ready")
+
+    async def win(_: Leadership) -> str:
+        order.append("leads")
+        return "no other process has led before"
+
+    monkeypatch.setattr(ServiceLearning, "make_ready", ready)
+    monkeypatch.setattr(Leadership, "win", win)
+    label = {"event": "arrival", "key": "flight", "value": "delay > 15", "within": "1h", "otherwise": False}
+    settings = Place(tmp_path).settings(service={"standby": "7d"})
+    learn = {"kind": "classification", "label": label}
+    await OnlineLearningService(read_settings({**settings, "learn": learn}))._lead()
+    assert order == ["ready", "leads"]
 
 
 PROGRAM = (

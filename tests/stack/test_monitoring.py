@@ -55,7 +55,7 @@ async def _scraped(folder: Path, label_of: object, embeddings: Embeddings | None
     training = train_online(
         source, label="y", report_every=500, drift=PageHinkley(), watch=watch, embeddings=embeddings
     )
-    training.fields.map(observations.watched)
+    training.fields.map(observations.quality.watched)
     training.models.publish_model(updates, model="clicks")
     training.validation.map(observations.validated)
     compared = {each.name: 0.1 for each in fields(ComparedRows)}
@@ -69,7 +69,7 @@ async def _scraped(folder: Path, label_of: object, embeddings: Embeddings | None
         observations.job = job = await flow.start(checkpoints=Checkpoints(folder, interval_s=0.1))
         await job.wait()
         await served.ready()
-        observations.drifted({"row": 1, "old_loss": 0.1, "new_loss": 0.2, "detector": "PageHinkley"})
+        observations.quality.drifted({"row": 1, "old_loss": 0.1, "new_loss": 0.2, "detector": "PageHinkley"})
         observations.predicted(0.001, predicted=1)
         observations.requested("/predict", 200)
         observations.catching_up = HistoryRead(0.4, 60.0)
