@@ -216,9 +216,6 @@ class FilesTopic(Topic):
         """Delete the files, and their folder if it is empty then."""
         await asyncio.to_thread(self._files.delete)
 
-    def __repr__(self) -> str:
-        return f"FilesTopic({self.url!r})"
-
 
 class FileSet:
     """The files of a topic, one for each partition: finds, opens, creates and deletes them. Every call blocks."""
