@@ -7,6 +7,7 @@ deletes the files, each of which is a partition; all of it blocks, so it runs in
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import csv
 import io
 import os
@@ -379,7 +380,5 @@ def _header_line(columns: tuple[str, ...], delimiter: str) -> bytes:
 def _check_header(path: Path, layout: FileLayout) -> None:
     """Read the first chunk, which raises if the header of the file is not the expected one."""
     partition = LinesPartition(0, file_state(path), layout)
-    try:
+    with contextlib.closing(partition):
         partition.fill()
-    finally:
-        partition.close()

@@ -9,6 +9,7 @@ line never is one.
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import logging
 import os
@@ -179,11 +180,9 @@ def mend_members(handle: int, path: Path, size_bytes: int, begin: int) -> bool:
 def _last_byte(path: Path, size_bytes: int, begin: int) -> bytes:
     members = GzipChunks(PlainChunks(FileState(path, size_bytes, 0), _STEP_BYTES, begin=begin), path, _STEP_BYTES)
     last = b"\n"
-    try:
+    with contextlib.closing(members):
         while chunk := members.read():
             last = chunk[-1:]
-    finally:
-        members.close()
     return last
 
 

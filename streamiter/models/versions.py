@@ -281,13 +281,11 @@ async def _publish_again(
             await writer.write(encoder.encode([model], rollback_to=rollback_to, replaces=True))
             await writer.flush()
         timer = clock.call_later(_LOG_AFTER_S, lambda: _log.warning(_WAITING, topic.url, update.model))
-        try:
+        async with closed_after(timer.cancel):
             async for written in updates:
                 if written.rank >= (run.generation, 1):
                     is_this = written.rank == (run.generation, 1) and written.rollback_to == rollback_to
                     return written if is_this else None
-        finally:
-            timer.cancel()
     return None
 
 
