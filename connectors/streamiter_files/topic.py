@@ -27,6 +27,7 @@ from streamiter.topics.connecting import (
 from streamiter.topics.formats import Json, Text
 from streamiter.topics.topic import Connector, Decoder, Encoder, ReadRequest, Topic, TopicDescription, TopicWriter
 from streamiter.topics.urls import options_from, shown_url
+from streamiter.values.helpers.closing import close_now, undone_on_failure
 from streamiter.values.helpers.importing import need_package
 from streamiter_files.chunks import file_identity, file_state, has_identity
 from streamiter_files.csv_format import Csv
@@ -281,13 +282,9 @@ class FileSet:
         files = self._files_so_far() or new_files(self._path, [], 1, self._options.format)
         layout = self.layout(files)
         opened: list[AppendFile] = []
-        try:
+        with undone_on_failure(lambda: close_now(file.close for file in opened)):
             for path in files:
                 opened.append(self._append_file(path, layout))  # noqa: PERF401 - a failure closes the opened ones
-        except BaseException:
-            for file in opened:
-                file.close()
-            raise
         return opened, layout.format.comment
 
     def _append_file(self, path: Path, layout: FileLayout) -> AppendFile:

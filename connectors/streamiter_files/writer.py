@@ -24,7 +24,7 @@ import orjson
 from streamiter.errors import RecordTooLarge, TopicError, TopicNotFound
 from streamiter.topics.connecting import check_outgoing, closed_error, spread
 from streamiter.topics.topic import OutgoingBatch, TopicWriter
-from streamiter.values.helpers.closing import close_now, closed_after
+from streamiter.values.helpers.closing import close_now, closed_after, undone_on_failure
 from streamiter.values.helpers.files import locked, sync_folder
 from streamiter_files.chunks import (
     MAX_RECORD_BYTES,
@@ -231,11 +231,8 @@ class AppendFile:
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK
         with file_errors(path):
             self._handle = os.open(path, flags, 0o666)
-        try:
+        with undone_on_failure(lambda: os.close(self._handle)):
             self._begin()
-        except BaseException:
-            os.close(self._handle)
-            raise
 
     def _begin(self) -> None:
         with file_errors(self._path):
