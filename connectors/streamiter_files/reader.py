@@ -7,6 +7,7 @@ A `LinesPartition` turns the chunks of one file into batches of records with off
 from __future__ import annotations
 
 import abc
+import contextlib
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -285,12 +286,10 @@ def count_records(state: FileState, layout: FileLayout) -> int:
     """Read the whole file, and return its number of records."""
     partition = LinesPartition(0, state, layout)
     records = 0
-    try:
+    with contextlib.closing(partition):
         while not partition.is_ended:
             partition.fill()
             records += len(partition.take(1 << 30)) if partition.has_records else 0
-    finally:
-        partition.close()
     return records
 
 

@@ -20,6 +20,7 @@ from streamiter.errors import ConfigurationError, EncodeError, TopicError
 from streamiter.topics.connecting import closed_error
 from streamiter.topics.dead_letters import dead_letter_value
 from streamiter.topics.topic import OutgoingBatch, TopicBatch, TopicWriter
+from streamiter.values.helpers.closing import undone_on_failure
 from streamiter.values.helpers.files import is_free, sync_folder
 from streamiter.values.helpers.importing import need_package
 from streamiter.values.records import Batch, Columns, estimated_bytes, rows_of_table
@@ -170,14 +171,11 @@ class _ArrowUnits:
         import pyarrow
 
         self._mapped = pyarrow.memory_map(str(path))
-        try:
+        with undone_on_failure(self._mapped.close):
             self._file = pyarrow.ipc.open_file(self._mapped)
             self._columns = _chosen(self._file.schema.names, columns, path)
             batches = map(self._file.get_batch, range(self._file.num_record_batches))
             self.lengths: list[int] = [batch.num_rows for batch in batches]
-        except BaseException:
-            self._mapped.close()
-            raise
 
     def read(self, number: int) -> Any:
         """Return a unit as a table."""

@@ -7,6 +7,7 @@ deletes the files, each of which is a partition; all of it blocks, so it runs in
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import csv
 import io
 import os
@@ -26,6 +27,7 @@ from streamiter.topics.connecting import (
 from streamiter.topics.formats import Json, Text
 from streamiter.topics.topic import Connector, Decoder, Encoder, ReadRequest, Topic, TopicDescription, TopicWriter
 from streamiter.topics.urls import options_from, shown_url
+from streamiter.values.helpers.closing import close_now, undone_on_failure
 from streamiter.values.helpers.importing import need_package
 from streamiter_files.chunks import file_identity, file_state, has_identity
 from streamiter_files.csv_format import Csv
@@ -216,9 +218,6 @@ class FilesTopic(Topic):
         """Delete the files, and their folder if it is empty then."""
         await asyncio.to_thread(self._files.delete)
 
-    def __repr__(self) -> str:
-        return f"FilesTopic({self.url!r})"
-
 
 class FileSet:
     """The files of a topic, one for each partition: finds, opens, creates and deletes them. Every call blocks."""
@@ -283,13 +282,9 @@ class FileSet:
         files = self._files_so_far() or new_files(self._path, [], 1, self._options.format)
         layout = self.layout(files)
         opened: list[AppendFile] = []
-        try:
+        with undone_on_failure(lambda: close_now(file.close for file in opened)):
             for path in files:
                 opened.append(self._append_file(path, layout))  # noqa: PERF401 - a failure closes the opened ones
-        except BaseException:
-            for file in opened:
-                file.close()
-            raise
         return opened, layout.format.comment
 
     def _append_file(self, path: Path, layout: FileLayout) -> AppendFile:
@@ -382,7 +377,5 @@ def _header_line(columns: tuple[str, ...], delimiter: str) -> bytes:
 def _check_header(path: Path, layout: FileLayout) -> None:
     """Read the first chunk, which raises if the header of the file is not the expected one."""
     partition = LinesPartition(0, file_state(path), layout)
-    try:
+    with contextlib.closing(partition):
         partition.fill()
-    finally:
-        partition.close()

@@ -9,6 +9,7 @@ line never is one.
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import logging
 import os
@@ -23,7 +24,7 @@ import orjson
 from streamiter.errors import RecordTooLarge, TopicError, TopicNotFound
 from streamiter.topics.connecting import check_outgoing, closed_error, spread
 from streamiter.topics.topic import OutgoingBatch, TopicWriter
-from streamiter.values.helpers.closing import close_now, closed_after
+from streamiter.values.helpers.closing import close_now, closed_after, undone_on_failure
 from streamiter.values.helpers.files import locked, sync_folder
 from streamiter_files.chunks import (
     MAX_RECORD_BYTES,
@@ -179,11 +180,9 @@ def mend_members(handle: int, path: Path, size_bytes: int, begin: int) -> bool:
 def _last_byte(path: Path, size_bytes: int, begin: int) -> bytes:
     members = GzipChunks(PlainChunks(FileState(path, size_bytes, 0), _STEP_BYTES, begin=begin), path, _STEP_BYTES)
     last = b"\n"
-    try:
+    with contextlib.closing(members):
         while chunk := members.read():
             last = chunk[-1:]
-    finally:
-        members.close()
     return last
 
 
@@ -232,11 +231,8 @@ class AppendFile:
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK
         with file_errors(path):
             self._handle = os.open(path, flags, 0o666)
-        try:
+        with undone_on_failure(lambda: os.close(self._handle)):
             self._begin()
-        except BaseException:
-            os.close(self._handle)
-            raise
 
     def _begin(self) -> None:
         with file_errors(self._path):

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import re
 import ssl
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 from urllib.parse import parse_qsl, unquote, urlencode
@@ -127,6 +127,11 @@ class KafkaOptions:
         return self.security_protocol.startswith("SASL")
 
     @property
+    def uses_tokens(self) -> bool:
+        """Whether the login is by OAUTHBEARER."""
+        return self.uses_sasl and self.sasl_mechanism == "OAUTHBEARER"
+
+    @property
     def uses_tls(self) -> bool:
         """Whether the connection is encrypted."""
         return self.security_protocol.endswith("SSL")
@@ -183,66 +188,50 @@ class KafkaOptions:
         return self.hide_secrets(reason)
 
     def _check_security(self, subject: str) -> None:
-        for name in ("sasl_username", "sasl_password", "ssl_password", "sasl_oauth_client_secret"):
-            if not _is_text(getattr(self, name) or ""):
-                raise ConfigurationError(
-                    f"{subject}: expected {name} to be a text in UTF-8 without NUL characters, given another one"
-                )
-        has_name, has_password = self.sasl_username is not None, self.sasl_password is not None
-        self._check_tokens(subject)
-        if self.uses_sasl and self.sasl_mechanism == "OAUTHBEARER":
-            if has_name or has_password:
-                raise ConfigurationError(
-                    f"{subject}: expected no sasl_username and sasl_password with OAUTHBEARER, whose tokens name "
-                    "the user"
-                )
-        elif self.uses_sasl and not (has_name and has_password):
-            raise ConfigurationError(
-                f"{subject}: expected sasl_username and sasl_password with {self.security_protocol}"
-            )
-        if not self.uses_sasl and (has_name or has_password):
-            raise ConfigurationError(
-                f"{subject}: expected security_protocol SASL_SSL or SASL_PLAINTEXT with sasl_username and "
-                f"sasl_password, given {self.security_protocol}"
-            )
-        files = [self.ssl_cafile, self.ssl_certfile, self.ssl_keyfile]
-        if not self.uses_tls and any(file is not None for file in files):
-            raise ConfigurationError(
-                f"{subject}: expected security_protocol SSL or SASL_SSL with ssl_cafile, ssl_certfile or "
-                f"ssl_keyfile, given {self.security_protocol}"
-            )
+        """Raise ConfigurationError for the first rule between several options that these options break."""
+        if (rule := next((rule for is_broken, rule in self._rules() if is_broken), None)) is not None:
+            raise ConfigurationError(f"{subject}: expected {rule}")
 
-    def _check_tokens(self, subject: str) -> None:
-        """Refuse options of tokens without OAUTHBEARER, and another number of sources of tokens than one."""
+    def _rules(self) -> Iterator[tuple[bool, str]]:
+        """Yield whether a rule is broken, and what it expects: refused options in one order, whatever their values."""
+        for name in ("sasl_username", "sasl_password", "ssl_password", "sasl_oauth_client_secret"):
+            is_text = _is_text(getattr(self, name) or "")
+            yield not is_text, f"{name} to be a text in UTF-8 without NUL characters, given another one"
+        sasl, given = "security_protocol SASL_SSL or SASL_PLAINTEXT", f"given {self.security_protocol}"
         client = (self.sasl_oauth_client_id, self.sasl_oauth_client_secret)
-        of_endpoint = (*client, self.sasl_oauth_scope, self.sasl_oauth_cafile)
-        sources = (self.sasl_oauth_token_file, self.sasl_oauth_token_endpoint, self.sasl_oauth_token_provider)
-        given = sum(source is not None for source in sources)
-        if not (self.uses_sasl and self.sasl_mechanism == "OAUTHBEARER"):
-            if given or any(option is not None for option in of_endpoint):
-                raise ConfigurationError(
-                    f"{subject}: expected security_protocol SASL_SSL or SASL_PLAINTEXT and sasl_mechanism OAUTHBEARER "
-                    f"with the options sasl_oauth_…, given {self.security_protocol} and {self.sasl_mechanism}"
-                )
-            return
-        if given != 1:
-            raise ConfigurationError(
-                f"{subject}: expected one of sasl_oauth_token_file, sasl_oauth_token_endpoint and "
-                f"sasl_oauth_token_provider with OAUTHBEARER, given {given or 'none'}"
-            )
-        has_endpoint = self.sasl_oauth_token_endpoint is not None
-        if has_endpoint != (None not in client) or (not has_endpoint and any(each is not None for each in of_endpoint)):
-            raise ConfigurationError(
-                f"{subject}: expected sasl_oauth_client_id and sasl_oauth_client_secret together with "
-                "sasl_oauth_token_endpoint, given a part of them"
-            )
-        if self.sasl_oauth_token_provider is not None and not callable(
-            getattr(self.sasl_oauth_token_provider, "token", None)
-        ):
-            raise ConfigurationError(
-                f"{subject}: expected sasl_oauth_token_provider to be an object with a method token(), given "
-                "another one"
-            )
+        of_endpoint = _count(*client, self.sasl_oauth_scope, self.sasl_oauth_cafile)
+        endpoint, provider = self.sasl_oauth_token_endpoint, self.sasl_oauth_token_provider
+        sources, uses_tokens = _count(self.sasl_oauth_token_file, endpoint, provider), self.uses_tokens
+        yield (
+            not uses_tokens and sources + of_endpoint > 0,
+            f"{sasl} and sasl_mechanism OAUTHBEARER with the options sasl_oauth_…, {given} and {self.sasl_mechanism}",
+        )
+        yield (
+            uses_tokens and sources != 1,
+            "one of sasl_oauth_token_file, sasl_oauth_token_endpoint and sasl_oauth_token_provider with OAUTHBEARER, "
+            f"given {sources or 'none'}",
+        )
+        yield (
+            _count(*client) != 2 if endpoint is not None else of_endpoint > 0,
+            "sasl_oauth_client_id and sasl_oauth_client_secret together with sasl_oauth_token_endpoint, given a part of"
+            " them",
+        )
+        yield (
+            provider is not None and not callable(getattr(provider, "token", None)),
+            "sasl_oauth_token_provider to be an object with a method token(), given another one",
+        )
+        login, both = _count(self.sasl_username, self.sasl_password), "sasl_username and sasl_password"
+        yield uses_tokens and login > 0, f"no {both} with OAUTHBEARER, whose tokens name the user"
+        yield self.uses_sasl and not uses_tokens and login != 2, f"{both} with {self.security_protocol}"
+        yield not self.uses_sasl and login > 0, f"{sasl} with {both}, {given}"
+        files = _count(self.ssl_cafile, self.ssl_certfile, self.ssl_keyfile)
+        rule = f"security_protocol SSL or SASL_SSL with ssl_cafile, ssl_certfile or ssl_keyfile, {given}"
+        yield not self.uses_tls and files > 0, rule
+
+
+def _count(*options: object) -> int:
+    """Return how many of the options are given."""
+    return sum(option is not None for option in options)
 
 
 def _is_text(text: str) -> bool:

@@ -217,9 +217,6 @@ class KafkaTopic(Topic):
     def _cluster(self) -> BrokerConnections:
         return BrokerConnections(self._address.servers, self.options, f"topic {self.name!r}")
 
-    def __repr__(self) -> str:
-        return f"KafkaTopic({self.url!r})"
-
 
 # Not one of Kafka's settings, but the name that every other tool uses.
 _REPLICATION: Final = "replication.factor"

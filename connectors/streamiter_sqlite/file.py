@@ -31,7 +31,7 @@ from urllib.parse import quote
 
 from streamiter.errors import StorageFull, TopicDenied, TopicError, TopicNotFound, TopicUnavailable
 from streamiter.values.helpers.clock import Clock, SystemClock
-from streamiter.values.helpers.closing import close_each, note_unclosed
+from streamiter.values.helpers.closing import close_each, note_unclosed, undone_on_failure
 from streamiter.values.helpers.files import advice_for
 
 
@@ -204,12 +204,9 @@ def connect_to_file(path: Path, *, create: bool, synchronous: str, lock_timeout_
         timeout=lock_timeout_s,
         isolation_level=None,  # transactions begin with an explicit BEGIN
     )
-    try:
+    with undone_on_failure(connection.close):
         _prepare(connection, path, create=create)
         connection.execute(f"PRAGMA synchronous = {synchronous}")
-    except BaseException:
-        connection.close()
-        raise
     return connection
 
 

@@ -222,9 +222,6 @@ class SqliteTopic(Topic):
         async with closed_after(database.close):
             yield database
 
-    def __repr__(self) -> str:
-        return f"SqliteTopic({self.url!r})"
-
 
 def _describe(connection: sqlite3.Connection, name: str) -> TopicDescription:
     with read_transaction(connection):

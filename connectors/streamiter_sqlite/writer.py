@@ -22,7 +22,7 @@ from streamiter.errors import ProducerFenced, TopicError, TransactionExpired
 from streamiter.topics.connecting import TransactionState, check_outgoing, check_record_sizes, closed_error, spread
 from streamiter.topics.topic import OutgoingBatch, Topic, TopicWriter, Transactions
 from streamiter.values.helpers.clock import Clock
-from streamiter.values.helpers.closing import closed_after
+from streamiter.values.helpers.closing import closed_after, undone_on_failure
 from streamiter.values.helpers.files import uninterrupted
 from streamiter_sqlite.file import DamagedFile, SqliteDatabase, SqliteOptions, checked_numbers, write_transaction
 from streamiter_sqlite.log import (
@@ -210,11 +210,8 @@ class SqliteTransactions(Transactions):
 
     async def _commit(self, transaction: OpenTransaction) -> None:
         gathered = transaction.take()
-        try:
+        with undone_on_failure(lambda: transaction.put_back(gathered)):
             await self._as_owner(commit, transaction.topics, gathered, self._options.clock.now_ms())
-        except BaseException:
-            transaction.put_back(gathered)
-            raise
         self._state.end()
 
     async def _opened(self) -> OpenTransaction:
@@ -251,11 +248,8 @@ class SqliteTransactions(Transactions):
     async def _stage(self, transaction: OpenTransaction) -> None:
         """Move the gathered records from memory into the file."""
         gathered = transaction.take()
-        try:
+        with undone_on_failure(lambda: transaction.put_back(gathered)):
             await self._as_owner(stage, gathered, transaction.deadline_ms)
-        except BaseException:
-            transaction.put_back(gathered)
-            raise
 
     async def _discard(self) -> None:
         await self._as_owner(discard)

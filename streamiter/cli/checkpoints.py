@@ -241,10 +241,8 @@ def show(store: Store, flow: FlowName = None, checkpoint: CheckpointOption = Non
     folder = one_folder(store, flow)
     listed = _chosen(folder.flow, listed_checkpoints(folder), checkpoint)
     snapshot = listed.folder.peek(listed.id)
-    try:
+    with contextlib.closing(snapshot):
         document, fields = _document(listed, snapshot), _fields(listed, snapshot)
-    finally:
-        snapshot.close()
     if as_json:
         print_json(document)
     else:

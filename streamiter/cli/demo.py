@@ -37,6 +37,7 @@ from streamiter.models import ModelSnapshot, ServedModel, last_update
 from streamiter.service.observations import Observations
 from streamiter.topics import Headers, OutgoingBatch, ReadRequest, Topic, topic
 from streamiter.values.helpers.clock import Clock
+from streamiter.values.helpers.closing import closed_after
 
 
 def run_demo(
@@ -394,7 +395,7 @@ async def write_flights(
     await topics.create()
     header = msgspec.json.encode(written)
     transactions = await topics.flights.open_transactions(_TRANSACTIONAL_ID, timeout_s=_WRITING_TIMEOUT_S)
-    try:
+    async with closed_after(transactions.close):
         await transactions.begin()
         count = 0
         for batch in events.batches():
@@ -402,8 +403,6 @@ async def write_flights(
             count += len(batch)
             on_written(count)
         await transactions.commit()
-    finally:
-        await transactions.close()
 
 
 def _with_header(batch: OutgoingBatch, header: bytes) -> OutgoingBatch:
@@ -442,11 +441,9 @@ async def found_events(topics: DemoTopics) -> WrittenEvents | None:
 
 async def _first_headers(flights: Topic) -> Headers:
     reader = await flights.open_reader(ReadRequest(start="earliest", stop="latest", max_records=1))
-    try:
+    async with closed_after(reader.close):
         batch = await reader.read()
         return () if batch is None else batch.headers[0]
-    finally:
-        await reader.close()
 
 
 def _not_ours(flights: Topic, given: str) -> ConfigurationError:

@@ -27,6 +27,7 @@ from streamiter.service.observations import SAMPLE_S, Observations
 from streamiter.service.settings import HttpSettings
 from streamiter.topics import OutgoingBatch, Topic, topic
 from streamiter.values.helpers.clock import SystemClock
+from streamiter.values.helpers.closing import closed_after
 
 MODEL: Final = "late-flights"
 
@@ -171,14 +172,12 @@ async def _replay(flights: Topic, count: int | None, rate: int) -> None:
     # They are read, and made, in a thread: the loop has a service to run.
     pieces = await asyncio.to_thread(lambda: _pieces(FlightEvents("delayed", count), written, size))
     writer = await flights.open_writer()
-    try:
+    async with closed_after(writer.close):
         due_s = clock.monotonic_s()
         while True:
             await writer.write(OutgoingBatch(await asyncio.to_thread(next, pieces)))
             due_s = max(due_s + size / rate, clock.monotonic_s() - 1.0)
             await clock.sleep(max(0.0, due_s - clock.monotonic_s()))
-    finally:
-        await writer.close()
 
 
 def _pieces(events: FlightEvents, first: int, size: int) -> Iterator[list[bytes | None]]:

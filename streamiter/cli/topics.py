@@ -36,6 +36,7 @@ from streamiter.topics import (
 )
 from streamiter.topics.connecting import last_records
 from streamiter.topics.urls import shown_url
+from streamiter.values.helpers.closing import closed_after
 from streamiter.values.records import Columns
 
 TopicUrl = Annotated[
@@ -347,13 +348,11 @@ async def _tail(source: Topic, follow: bool, count: int, show: Callable[[TopicRe
     description = await source.describe()
     start = last_records(description.offsets, count)
     reader = await source.open_reader(ReadRequest(start=start, stop=None if follow else "latest"))
-    try:
+    async with closed_after(reader.close):
         while (batch := await reader.read()) is not None:
             for record in batch.records():
                 show(record)
             sys.stdout.flush()
-    finally:
-        await reader.close()
 
 
 def _print_record(record: TopicRecord) -> None:

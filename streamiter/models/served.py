@@ -23,6 +23,7 @@ from streamiter.models.reader import ModelUpdates
 from streamiter.models.update import NO_RANK, ModelUpdate, check_model_name, shown_rank
 from streamiter.topics.topic import Topic
 from streamiter.values.helpers.clock import Clock, SystemClock
+from streamiter.values.helpers.closing import closed_after
 from streamiter.values.helpers.files import in_thread
 from streamiter.values.helpers.notebooks import html_facts
 from streamiter.values.times import Seconds, in_seconds
@@ -345,9 +346,8 @@ class Follower:
 
     async def searched(self, timeout_s: float) -> None:
         """Wait until the newest update was found, or the topic was searched and has none; at most for this time."""
-        timer = self._clock.call_later(timeout_s, self._searched_or_late.set)
-        await self._searched_or_late.wait()
-        timer.cancel()
+        async with closed_after(self._clock.call_later(timeout_s, self._searched_or_late.set).cancel):
+            await self._searched_or_late.wait()
 
     @property
     def is_started(self) -> bool:
@@ -439,11 +439,8 @@ class WaitingCalls:
         self._futures[future] = None
         late = f"no model after {timeout_s:g} s; check the name, and whether its trainer has published"
         timer = self._clock.call_later(timeout_s, lambda: _resolve(future, late))
-        try:
+        async with closed_after(timer.cancel, lambda: self._futures.pop(future)):
             outcome = await future
-        finally:
-            timer.cancel()
-            del self._futures[future]
         if outcome != _RELEASED:
             raise NoModel(f"{self._subject}: {outcome}")
 

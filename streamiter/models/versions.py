@@ -284,14 +284,12 @@ async def _publish_again(
             await writer.write(records)
             await writer.flush()
         timer = clock.call_later(_LOG_AFTER_S, lambda: _log.warning(_WAITING, topic.url, update.model))
-        try:
+        async with closed_after(timer.cancel):
             async for written in updates:
                 if written.rank >= own.rank:
                     names = ("rank", "rollback_to", "since_rollback", "created_at_ms")
                     is_this = all(getattr(written, name) == getattr(own, name) for name in names)
                     return written if is_this else None
-        finally:
-            timer.cancel()
     return None
 
 

@@ -102,11 +102,9 @@ class Leadership:
     async def _signs(self, reader: TopicReader, until_s: float | None) -> list[SignOfLife]:
         """Return the next signs of life of this service; none if none come until then."""
         reading = asyncio.ensure_future(reader.read())
-        try:
+        async with closed_after(reading.cancel):
             await in_time(asyncio.wait([reading]), self._clock, until_s)
             batch = reading.result() if reading.done() else None
-        finally:
-            reading.cancel()
         return [] if batch is None else _signs_in(batch.keys, batch.values, self._service.encode())
 
     async def tell(self) -> None:

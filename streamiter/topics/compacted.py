@@ -184,12 +184,9 @@ async def _last_in(reading: BackwardReading, topic: str, key: bytes, clock: Cloc
             key,
         )
 
-    timer = clock.call_later(_LOG_AFTER_S, tell_of_waiting)
-    try:
+    async with closed_after(clock.call_later(_LOG_AFTER_S, tell_of_waiting).cancel):
         while not found and not reading.is_at_beginning:
             await reading.read_window(take)
-    finally:
-        timer.cancel()
     return found[0] if found else None
 
 

@@ -135,9 +135,6 @@ class MemoryTopic(Topic):
     async def delete(self) -> None:
         self._store.delete(self._name)
 
-    def __repr__(self) -> str:
-        return f"MemoryTopic({self._name!r})"
-
 
 class MemoryReader(TopicReader):
     """Reads its share of the partitions of a topic in memory; waits for records without polling."""

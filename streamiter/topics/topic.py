@@ -144,6 +144,9 @@ class Topic(abc.ABC):
     async def delete(self) -> None:
         """Delete the topic and all its records."""
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.url!r})"
+
 
 @dataclass(frozen=True, slots=True)
 class TopicDescription:

@@ -334,4 +334,6 @@ def test_rollbacks_are_given_as_topic_and_model() -> None:
     """A topic alone was accepted, and the first rollback ended the job."""
     with pytest.raises(GraphError) as refused:
         online(Flow("f").from_items([]), label="y", rollbacks=MemoryBroker().topic("m"))  # type: ignore[arg-type]
-    assert "train_online(rollbacks=): expected Rollbacks(topic, model), given MemoryTopic('m')" in str(refused.value)
+    assert "train_online(rollbacks=): expected Rollbacks(topic, model), given MemoryTopic('memory://m')" in str(
+        refused.value
+    )

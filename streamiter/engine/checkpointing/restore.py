@@ -36,6 +36,7 @@ from streamiter.operators.operator import Operator, known_of
 from streamiter.topics.source_and_sink import TopicSink
 from streamiter.values.deferred import FRAME_FILE, PlainValue
 from streamiter.values.helpers.clock import Clock
+from streamiter.values.helpers.closing import undone_on_failure
 from streamiter.values.plain_data import PlainData
 
 
@@ -363,11 +364,8 @@ class JobRestore:
         if on_restore is not None:
             on_restore(self.checkpoint.number)
         snapshot = await self._opened(self.checkpoint, stored)
-        try:
+        with undone_on_failure(snapshot.close):
             return snapshot, self._dropped(snapshot.header, tasks)
-        except BaseException:
-            snapshot.close()
-            raise
 
     def _dropped(self, header: SnapshotHeader, tasks: Sequence[Task]) -> dict[str, bool]:
         tied = {

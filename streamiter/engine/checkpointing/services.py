@@ -28,7 +28,7 @@ from streamiter.engine.tasks.task_barriers import (
 from streamiter.errors import GraphError
 from streamiter.operators.services import Service
 from streamiter.values.deferred import PlainValue
-from streamiter.values.helpers.closing import close_each
+from streamiter.values.helpers.closing import close_each, undone_on_failure
 from streamiter.values.plain_data import PlainData
 
 
@@ -171,16 +171,13 @@ class JobServices:
         It has the part of each service that is in this process, with the number of the process in its name.
         """
         parts: dict[str, list[SnapshotPart]] = {}
-        try:
+        with undone_on_failure(lambda: release_parts(part for of_service in parts.values() for part in of_service)):
             for service in self._tasks:
                 state = await service.take_state(checkpoint)
                 if state is None:
                     continue
                 name = PartName(SERVICE, service.name, self._process)
                 parts[service_key(service.name)] = [encode_part(name, state, self._plain_data)]
-        except BaseException:
-            release_parts(part for of_service in parts.values() for part in of_service)
-            raise
         return parts
 
     def statistics(self) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from streamiter.engine.tasks.task_barriers import TakenParts, release_taken
 from streamiter.errors import CheckpointError
 from streamiter.values.deferred import PlainValue
 from streamiter.values.helpers.clock import Clock, in_time
+from streamiter.values.helpers.closing import undone_on_failure
 
 FIRST_CHECKPOINT: Final = 1
 
@@ -122,11 +123,8 @@ class JobBarriers:
     async def _align_workers(self, due_s: float | None) -> None:
         """Wait until all workers of parameter servers stop at one clock. Raises WorkersApart at ``due_s``."""
         services = self._follower.services
-        try:
+        with undone_on_failure(services.resume_reading):
             have_stopped = await in_time(services.stop_reading(), self._clock, due_s)
-        except BaseException:
-            services.resume_reading()
-            raise
         if not have_stopped:
             behind = services.behind()
             services.resume_reading()

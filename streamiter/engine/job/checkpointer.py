@@ -45,7 +45,7 @@ from streamiter.engine.tasks.failures import reason_in
 from streamiter.engine.tasks.task_barriers import release_taken
 from streamiter.errors import CheckpointError, ProducerFenced, StorageFull, StoreUnavailable, StreamiterError
 from streamiter.topics.source_and_sink import Outputs
-from streamiter.values.helpers.closing import close_all
+from streamiter.values.helpers.closing import close_all, undone_on_failure
 from streamiter.values.plain_data import PlainData
 
 _log = logging.getLogger("streamiter.job")
@@ -340,11 +340,8 @@ class Checkpointer:
 
     async def _still_waits(self, sent: SentBarrier) -> bool:
         """Return whether nothing was read up to this barrier: then the last checkpoint, which knows the end, stays."""
-        try:
+        with undone_on_failure(lambda: release_taken(sent.parts)):
             is_same = await self._barriers.positions_at(sent) == self._ends_at
-        except BaseException:
-            release_taken(sent.parts)
-            raise
         if not is_same:
             self._ends_at = None
             return False

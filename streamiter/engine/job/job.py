@@ -35,7 +35,7 @@ from streamiter.engine.tasks.failures import first_failure
 from streamiter.errors import CheckpointError, ConfigurationError, StreamiterError
 from streamiter.operators.keyed_state import independent_copy
 from streamiter.values.deferred import PlainValue
-from streamiter.values.helpers.closing import close_each, note_unclosed
+from streamiter.values.helpers.closing import close_each, closed_after, note_unclosed
 from streamiter.values.numbers import one_of
 from streamiter.values.plain_data import PlainData
 from streamiter.values.plain_errors import error_from_plain
@@ -286,10 +286,8 @@ class Job:
         So the process ends before a supervisor kills it. While they answer, the last checkpoint may take any time.
         """
         aborting = asyncio.create_task(self._abort_if_unanswered(), name="abort without servers")
-        try:
+        async with closed_after(aborting.cancel):
             await self.stop(mode)
-        finally:
-            aborting.cancel()
 
     async def _abort_if_unanswered(self) -> None:
         since_s = self._clock.monotonic_s()

@@ -60,6 +60,7 @@ from streamiter.errors import GraphError, PlainDataError, user_line
 from streamiter.operators.source import Collect, collected_parts
 from streamiter.values.deferred import PlainValue
 from streamiter.values.helpers.clock import Clock, SystemClock
+from streamiter.values.helpers.closing import closed_after
 from streamiter.values.helpers.importing import IS_LOADING
 from streamiter.values.plain_data import PlainData
 from streamiter.values.plain_errors import error_to_plain
@@ -253,10 +254,8 @@ class _Process:
         else:
             self._tell("runs", job.statistics().checkpoints is not None)
             telling = asyncio.create_task(self._tell_statistics(job), name="tell statistics")
-            try:
+            async with closed_after(telling.cancel):
                 statistics = await job.wait()
-            finally:
-                telling.cancel()
         if statistics.state != "aborted":
             self._tell_collected(own, plain_data)
         self._tell("finished", None if self._settings.number else msgspec.msgpack.encode(statistics))

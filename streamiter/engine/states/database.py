@@ -348,10 +348,8 @@ def opened(folder: Path, *, owner: str) -> Iterator[Rdict]:
         rows = Rdict(str(folder), DatabaseMemory(_MEMTABLE_BYTES).options(), access_type=AccessType.read_only(False))
     except Exception as error:
         raise explained(error, owner, folder) from error
-    try:
+    with contextlib.closing(rows):
         yield rows
-    finally:
-        rows.close()
 
 
 def rows_in(rows: Rdict, begin: bytes, end: bytes) -> Iterator[StoredRow]:

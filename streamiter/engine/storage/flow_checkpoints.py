@@ -27,6 +27,7 @@ from streamiter.engine.storage.snapshot import CheckpointId, Damage, OtherFormat
 from streamiter.engine.storage.snapshot_file import SnapshotWriter, StoredSnapshot, size_and_crc32
 from streamiter.errors import CheckpointError, ConfigurationError, InternalError, StreamiterError
 from streamiter.values.deferred import DeferredFiles, LocalFile
+from streamiter.values.helpers.closing import undone_on_failure
 
 RECORD_NAME: Final = "record.json"
 
@@ -338,13 +339,10 @@ class FlowCheckpoints:
                     f"{'choose one of these, or ' if there else ''}give the store that the last run had"
                 )
             snapshot = StoredSnapshot(opener(self._name_of(checkpoint)), self._blobs.place, (self._blobs, self._folder))
-        try:
+        with undone_on_failure(snapshot.close):
             snapshot.check_identity(self.flow, checkpoint)
             for other in snapshot.others if with_others else ():
                 snapshot.add(other, self._opened_parts(checkpoint, other.process, opener))
-        except BaseException:
-            snapshot.close()
-            raise
         return snapshot
 
     def _opened_parts(

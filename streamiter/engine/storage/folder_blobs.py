@@ -18,6 +18,7 @@ from typing import IO, BinaryIO, Final
 
 from streamiter.engine.storage.blobs import Blob, BlobReader, Blobs, missing
 from streamiter.errors import CheckpointError
+from streamiter.values.helpers.closing import undone_on_failure
 from streamiter.values.helpers.files import (
     NOT_ALLOWED,
     advice_for,
@@ -97,12 +98,9 @@ class FolderBlobs(Blobs):
 
         # Emptied only after it is locked, so that the file of another writer is not changed.
         handle = os.open(self.root / f"{name}{_PARTIAL}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        try:
+        with undone_on_failure(lambda: os.close(handle)):
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.ftruncate(handle, 0)
-        except BaseException:
-            os.close(handle)
-            raise
         return open(handle, "wb", buffering=_BUFFER_BYTES)  # It closes the handle if there is no memory.
 
     def complete(self, file: BinaryIO) -> None:

@@ -25,6 +25,7 @@ from streamiter.engine.storage.blobs import Blob, BlobChanged, BlobReader, Blobs
 from streamiter.engine.storage.folder_blobs import FileReader
 from streamiter.errors import ConfigurationError, StoreUnavailable
 from streamiter.topics.urls import options_from, shown_url
+from streamiter.values.helpers.closing import undone_on_failure
 from streamiter.values.helpers.files import errors_of_writing
 
 if TYPE_CHECKING:
@@ -228,15 +229,12 @@ class ObjectBlobs(Blobs):
 
     def open(self, name: str) -> BlobReader:
         file = _temporary_file()
-        try:
+        with undone_on_failure(file.close):
             reader, offset = self.peek(name), 0
             while piece := reader.read(offset, _PART_BYTES):
                 file.write(piece)
                 offset += len(piece)
             file.flush()
-        except BaseException:
-            file.close()
-            raise
         return FileReader(self.place_of(name), file)
 
     def peek(self, name: str) -> BlobReader:

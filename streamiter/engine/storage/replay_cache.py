@@ -18,6 +18,7 @@ import numpy.typing as npt
 from streamiter.engine.storage.disk_queue import BATCH_PLACE_BYTES, QueuedItem, SpillLog, memory_bytes
 from streamiter.errors import PlainDataError
 from streamiter.values.deferred import PlainValue
+from streamiter.values.helpers.closing import undone_on_failure
 from streamiter.values.records import (
     Batch,
     Columns,
@@ -158,12 +159,9 @@ class ReplayCache(SpillLog):
             return
         self._write_open()
         count = self._disk.count
-        try:
+        with undone_on_failure(lambda: self._disk.cut(count)):
             for piece in _pieces_of(batch):
                 self._spill(self._disk.encode(piece))
-        except BaseException:
-            self._disk.cut(count)
-            raise
 
     def _add_to_open(self, batch: Batch) -> None:
         # Encoded already now, so that a batch that cannot be encoded is refused itself, not a later one.

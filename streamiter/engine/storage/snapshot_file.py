@@ -34,7 +34,7 @@ from streamiter.engine.storage.snapshot import (
     unpack_trailer,
 )
 from streamiter.errors import CheckpointError, InternalError
-from streamiter.values.helpers.closing import close_now
+from streamiter.values.helpers.closing import close_now, undone_on_failure
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -62,12 +62,8 @@ class StoredSnapshot:
         self._root = root
         self._shared = shared
         self._added: list[StoredSnapshot] = []
-        try:
-            with self._explained_damage():
-                self._manifest, self._manifest_crc32 = self._read_manifest()
-        except BaseException:
-            reader.close()
-            raise
+        with undone_on_failure(reader.close), self._explained_damage():
+            self._manifest, self._manifest_crc32 = self._read_manifest()
         self.header: SnapshotHeader = self._manifest.header
         self._parts = {part.name: part for part in self._manifest.parts}
 

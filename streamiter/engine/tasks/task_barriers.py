@@ -34,6 +34,7 @@ from streamiter.operators.output import RecordFailure
 from streamiter.operators.services import ServiceWorker
 from streamiter.operators.source import Positions
 from streamiter.values.deferred import Deferred, PlainValue, release_all
+from streamiter.values.helpers.closing import undone_on_failure
 from streamiter.values.plain_data import PlainData
 from streamiter.values.records import CheckpointBarrier, Control
 
@@ -228,12 +229,9 @@ def encode_task(
     parts: list[SnapshotPart] = []
     of_task = {key: value for key, value in state.items() if key != "operators"}
     pieces = [(PartName(STEP, step, subtask), of_step) for step, of_step in state["operators"].items()]
-    try:
+    with undone_on_failure(lambda: release_all(state)):
         for name, piece in (*pieces, (PartName(TASK, first_step, subtask), of_task)):
             parts.append(encode_part(name, piece, plain_data))
-    except BaseException:
-        release_all(state)
-        raise
     return parts
 
 

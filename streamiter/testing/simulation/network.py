@@ -323,9 +323,6 @@ class SimulatedTopic(Topic):
     async def size_limit(self) -> SizeLimit | None:
         return await self._stored.size_limit()
 
-    def __repr__(self) -> str:
-        return f"SimulatedTopic({self.name!r})"
-
 
 class SimulatedReader(TopicReader):
     """A reader that returns the batches of another reader, later and in smaller pieces."""

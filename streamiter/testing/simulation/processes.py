@@ -27,6 +27,7 @@ from streamiter.testing.simulation.event_loop import Shuffle, SimulatedEventLoop
 from streamiter.testing.simulation.network import NetworkConnection, SimulatedTopics
 from streamiter.testing.simulation.world import World
 from streamiter.values.deferred import PlainValue
+from streamiter.values.helpers.closing import closed_after
 from streamiter.values.plain_data import PlainData
 
 # A program starts within a second, and the host says a little later that one has ended.
@@ -185,10 +186,8 @@ class SimulatedHost:
         await self._clock.sleep(self._random.random() * _START_S_MAX)
         late = asyncio.create_task(self._come_late(settings), name="a connection of an old attempt")
         options = self._options_of(process, settings.job_options())
-        try:
+        async with closed_after(late.cancel):
             await run_part(settings, lambda: self._load(process), options)
-        finally:
-            late.cancel()
 
     async def _come_late(self, settings: ProcessSettings) -> None:
         """Connect to a process as one of the attempt before would do; it must be refused."""

@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import final
 
@@ -80,6 +80,16 @@ class closed_after(contextlib.AbstractAsyncContextManager[None]):  # noqa: N801 
             await close_all(self._closing)
         else:
             note_unclosed(error, await close_each(self._closing))
+
+
+@contextlib.contextmanager
+def undone_on_failure(undo: Callable[[], object]) -> Iterator[None]:
+    """Where the body fails, undo what was begun before it, and raise the failure."""
+    try:
+        yield
+    except BaseException:
+        undo()
+        raise
 
 
 def _raise_first(errors: Sequence[Exception]) -> None:

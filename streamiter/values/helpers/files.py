@@ -21,6 +21,7 @@ from types import MappingProxyType
 from typing import IO, Final, ParamSpec, TypeVar
 
 from streamiter.errors import CheckpointError, ConfigurationError, StorageFull
+from streamiter.values.helpers.closing import undone_on_failure
 
 # A full disk, a full quota, a limit on the size of files (RLIMIT_FSIZE).
 FULL_DISK: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
@@ -112,11 +113,8 @@ def shared(path: Path) -> IO[bytes]:
     import fcntl
 
     handle = open(path, "ab")  # noqa: SIM115 the caller closes it
-    try:
+    with undone_on_failure(handle.close):
         fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BaseException:
-        handle.close()
-        raise
     return handle
 
 
