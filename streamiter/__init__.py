@@ -26,7 +26,31 @@ if TYPE_CHECKING:
 else:
     from streamiter.values.helpers.lazy import lazy_names
 
-    __getattr__, __dir__ = lazy_names(__name__)
+    __getattr__, __dir__ = lazy_names(
+        __name__,
+        {
+            "streamiter.engine.storage.store": "Checkpoints",
+            "streamiter.flow.flow": "Flow connect",
+            "streamiter.flow.keyed_stream": "KeyedStream",
+            "streamiter.flow.stream": "Stream",
+            "streamiter.iteration.api": "iterate_bounded_streams_until_termination iterate_unbounded_streams",
+            "streamiter.iteration.config": "IterationBodyResult IterationConfig OperatorLifeCycle",
+            "streamiter.iteration.loop": "for_each_round",
+            "streamiter.iteration.marked_streams": "feedback_through replayed",
+            "streamiter.iteration.stamping": "epochs_every",
+            "streamiter.operators.operator": "IterationListener Operator",
+            "streamiter.operators.timed.aggregates": "fold quantile",
+            "streamiter.operators.timed.kinds": "calendar hopping session sliding tumbling",
+            "streamiter.operators.timed.windowing": "WindowResult",
+            "streamiter.engine.processes.local": "LocalProcesses",
+            "streamiter.engine.processes.on_ray": "Ray",
+            "streamiter.values.records": "Columns OutputTag",
+            "streamiter.engine.graph.feedback": "FeedbackLimits",
+            "streamiter.engine.states.rocks_state": "RocksState",
+            "streamiter.topics.formats": "Json",
+            "streamiter.topics.urls": "topic",
+        },
+    )
 
 __all__ = [
     "Checkpoints",

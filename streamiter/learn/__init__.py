@@ -87,7 +87,40 @@ if TYPE_CHECKING:
 else:
     from streamiter.values.helpers.lazy import lazy_names
 
-    __getattr__, __dir__ = lazy_names(__name__)
+    __getattr__, __dir__ = lazy_names(
+        __name__,
+        {
+            "streamiter.learn.adaptive": "AdaptiveLinearModel",
+            "streamiter.learn.centroids": "OnlineKMeans",
+            "streamiter.learn.clustering": "KMeans k_means",
+            "streamiter.learn.comparison": "ComparedMetrics ComparisonTable OnlineComparison compare_online",
+            "streamiter.learn.decision_tree": "DecisionTree",
+            "streamiter.learn.delayed_labels": "DelayedLabels",
+            "streamiter.learn.drift": "ADWIN DriftEvent DriftWatch PageHinkley",
+            "streamiter.learn.embeddings": "Embeddings",
+            "streamiter.learn.field_watch": "FieldReport FieldWatch",
+            "streamiter.learn.features": "FeatureHasher StandardScaler online_standard_scaler scaled",
+            "streamiter.learn.foreign_models": "ForeignModel",
+            "streamiter.learn.gradients": "Gradient",
+            "streamiter.learn.item_sets": "ItemSet apriori",
+            "streamiter.learn.linear": "LinearModel",
+            "streamiter.learn.losses": "HingeLoss HuberLoss LogLoss PoissonLoss QuantileLoss SquaredLoss",
+            "streamiter.learn.model_owner": "PublishSchedule",
+            "streamiter.learn.negatives": "sampled_negatives",
+            "streamiter.learn.on_parameter_server": "k_means_on_parameter_server train_on_parameter_server",
+            "streamiter.learn.online": "OnlineTraining train_online",
+            "streamiter.learn.online_centroids": "online_k_means",
+            "streamiter.learn.regression": "Fit LinearRegression LogisticRegression OfflineTraining train_offline",
+            "streamiter.learn.rows": "BadRows Examples",
+            # They need scikit-learn, so they are not in `__all__`.
+            "streamiter.learn.scikit_learn": "OnlineClassifier OnlineRegressor",
+            "streamiter.learn.server_training": "ParameterServerTraining ParameterServerWorker",
+            "streamiter.learn.validation": "PredictedRows ProgressiveValidation",
+            "streamiter.parameter_server.optimizers": "FTRL SGD AdaDelta AdaGrad Adam Constant Correction "
+            "GradientDescent Inverse InverseSquareRoot LearningRate Momentum Optimizer RMSProp WarmRestarts",
+            "streamiter.values.sparse_rows": "SparseRows",
+        },
+    )
 
 __all__ = [
     "ADWIN",

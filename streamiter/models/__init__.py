@@ -54,7 +54,20 @@ else:
     from streamiter.values.helpers.lazy import lazy_names
 
     # What publishes is a step of the engine.
-    __getattr__, __dir__ = lazy_names(__name__)
+    __getattr__, __dir__ = lazy_names(
+        __name__,
+        {
+            "streamiter.models.differences": "ModelDifference ScaleChange WeightChange model_comparison "
+            "model_difference",
+            "streamiter.models.linear_predictor": "LinearPredictor",
+            "streamiter.models.publisher": "EncoderState InitialModel ModelPublisher ModelUpdateEncoder RunStart "
+            "initial_model next_run",
+            "streamiter.models.ranking": "Candidates RankedCandidate",
+            "streamiter.models.rollbacks": "Rollbacks RollbackWatch import_model promote",
+            "streamiter.models.versions": "ModelVersion NoSuchVersion exported find_update model_names model_versions "
+            "read_model roll_back",
+        },
+    )
 
 __all__ = [
     "Candidates",

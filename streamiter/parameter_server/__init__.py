@@ -17,6 +17,16 @@ else:
     from streamiter.values.helpers.lazy import lazy_names
 
     # Learners without a server import the optimizers from here.
-    __getattr__, __dir__ = lazy_names(__name__)
+    __getattr__, __dir__ = lazy_names(
+        __name__,
+        {
+            "streamiter.parameter_server.admission": "Admission",
+            "streamiter.parameter_server.client": "Client",
+            "streamiter.parameter_server.consistency": "ASP BSP SSP Consistency",
+            "streamiter.parameter_server.matrix": "Matrix",
+            "streamiter.parameter_server.psf": "psf",
+            "streamiter.parameter_server.server": "ParameterServer",
+        },
+    )
 
 __all__ = ["ASP", "BSP", "SSP", "Admission", "Client", "Consistency", "Matrix", "ParameterServer", "psf"]

@@ -40,7 +40,17 @@ if TYPE_CHECKING:
 else:
     from streamiter.values.helpers.lazy import lazy_names
 
-    __getattr__, __dir__ = lazy_names(__name__)
+    __getattr__, __dir__ = lazy_names(
+        __name__,
+        {
+            "streamiter.topics.formats": "Json Raw Text Typed WithMetadata",
+            "streamiter.topics.json_columns": "JsonColumns",
+            "streamiter.topics.memory": "MemoryBroker MemoryConnector MemoryTopic",
+            "streamiter.topics.protobuf_format": "Protobuf",
+            "streamiter.topics.schema_formats": "Avro JsonSchema",
+            "streamiter.topics.schema_registry": "SchemaReference SchemaRegistry",
+        },
+    )
 
 __all__ = [
     "Avro",

@@ -3,45 +3,34 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from functools import cache
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
 
 
-def lazy_names(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return ``__getattr__`` and ``__dir__`` of a package, for the names that it imports ``if TYPE_CHECKING``.
+def lazy_names(package: str, modules: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Return ``__getattr__`` and ``__dir__`` of a package, from its modules and their names, separated by spaces.
 
-    The list for type checkers is the only list: it is read from the package's source when a name is first looked up.
+    A module whose only name is its own is a public module of the package.
 
-    >>> get, _ = lazy_names("streamiter")
+    >>> get, _ = lazy_names("streamiter", {"streamiter.values.records": "Columns OutputTag"})
     >>> get("OutputTag").__name__
     'OutputTag'
     """
-
-    @cache
-    def module_of() -> dict[str, str]:
-        import ast
-        from pathlib import Path
-
-        source = ast.parse(Path(str(sys.modules[package].__file__)).read_text("utf-8"))
-        block = next(each for each in source.body if isinstance(each, ast.If))
-        imports = [each for each in block.body if isinstance(each, ast.ImportFrom)]
-        return {name.name: str(each.module) for each in imports for name in each.names}
+    module_of = {name: module for module, names in modules.items() for name in names.split()}
 
     def get(name: str) -> Any:
         if name == "__version__":
             from importlib.metadata import version
 
             return version(package)
-        if name not in module_of():
+        if name not in module_of:
             from streamiter.errors import no_attribute
 
-            raise no_attribute(f"module {package!r}", name, module_of())
-        module = module_of()[name]
-        # A public module of the package is imported from the package itself.
-        value = import_module(f"{package}.{name}") if module == package else getattr(import_module(module), name)
+            raise no_attribute(f"module {package!r}", name, module_of)
+        module = import_module(module_of[name])
+        value = module if module.__name__ == f"{package}.{name}" else getattr(module, name)
         setattr(sys.modules[package], name, value)
         return value
 
-    return get, lambda: sorted({*vars(sys.modules[package]), *module_of()})
+    return get, lambda: sorted({*vars(sys.modules[package]), *module_of})
