@@ -18,6 +18,7 @@ import pytest
 from checkpoints.snapshots import CONTENT, Frames, header, ids, save, save_and_commit
 from checkpoints.store_contract import MakeStore, StoreContract, check_independence
 from support.s3_server import S3Server
+from support.waiting import PATIENCE_S
 from typer.testing import CliRunner
 
 from streamiter.cli.app import app
@@ -189,8 +190,9 @@ def test_a_refusal_is_told_without_the_key(
     """The answer of the server, with the id of the key in it, was in the log of each pod; or an outage in the middle of
     a snapshot was taken for a damaged checkpoint, and the job advised to start from an older one.
     """
+    patience_s = 1 if status == 503 else PATIENCE_S  # Only 503 is asked for again, as long as this.
     with served(type("AnswersSo", (Answers,), {"status": status})) as address:
-        flow = FlowCheckpoints(blobs_at(f"s3://state/clicks?endpoint={address}&give_up_after_s=0.1"), "clicks")
+        flow = FlowCheckpoints(blobs_at(f"s3://state/clicks?endpoint={address}&give_up_after_s={patience_s}"), "clicks")
         with pytest.raises(kind, match=said) as refused:
             flow.record() if call == "record" else getattr(flow, call)(CheckpointId(1, "a"))
     assert "AKIA" not in "".join(traceback.format_exception(refused.value))

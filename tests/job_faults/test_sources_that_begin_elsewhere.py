@@ -202,14 +202,14 @@ async def test_positions_that_were_abandoned_once_are_kept_by_a_restart(
     await topics.numbers.create()
     store = HeldStore(tmp_path / "kept")
     store.may_save.set()
-    kept = Checkpoints(store, interval_s=0.1, alignment_timeout_s=0.5, transaction_timeout_s=1.0)
+    kept = Checkpoints(store, interval_s=0.1, alignment_timeout_s=0.5, transaction_timeout_s=3.0)
     service = serve(sums_flow("sums", topics), kept, changed_steps=["numbers"])
     await write(topics.numbers, 30, 60)
     await until_committed(topics.sums, 60)
     store.may_save.clear()
     store.saves.clear()
     await service.until(store.saves.is_set)
-    await asyncio.sleep(1.0)  # The transaction has its own timeout, on its own clock.
+    await asyncio.sleep(3.0)  # The transaction has its own timeout, on its own clock.
     store.may_save.set()
     await service.until(lambda: len(service.jobs) == 2)
     await write(topics.numbers, 60, 90)
