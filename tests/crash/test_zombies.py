@@ -10,11 +10,11 @@ from typing import Final
 
 import pytest
 from crash.cases import MINI_BATCH, PIECE_EVENTS, Case, kafka_case, sqlite_case, trainer, training_pieces
-from crash.outcome import committed
 from crash.places import KAFKA_COMMIT, Place
 from crash.programs import Process, running
 from crash.training import MODEL
 from support.waiting import PATIENCE_S
+from topics.topic_case import content
 
 from streamiter.models import model_updates
 
@@ -44,7 +44,7 @@ async def write(case: Case, start: int, stop: int) -> None:
 
 async def seen(case: Case) -> list[int]:
     """Return the events that are counted in committed outputs."""
-    return [int(record.value or b"") for record in await committed(case.topic("read-killed"))]
+    return [int(record.value or b"") for record in await content(case.topic("read-killed"))]
 
 
 async def until_seen(case: Case, event_count: int) -> None:

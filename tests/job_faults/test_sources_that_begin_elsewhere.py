@@ -18,15 +18,6 @@ from streamiter.topics import MemoryBroker, OutgoingBatch, Topic, TopicReader, t
 from streamiter.topics.memory import MemoryReader
 
 
-@pytest.fixture
-async def topics() -> Topics:
-    """Return topics in memory."""
-    broker = MemoryBroker()
-    made = Topics.same(broker.topic("numbers"), broker.topic("sums"))
-    await made.create()
-    return made
-
-
 async def counted(serve: Serve, topics: Topics, folder: Path, start: int, stop: int) -> None:
     """Run the flow with these numbers, and take a checkpoint after them."""
     await write(topics.numbers, start, stop)

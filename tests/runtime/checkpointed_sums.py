@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ async def written(topic: Topic) -> list[Any]:
     return values
 
 
-async def write(topic: Topic, values: range) -> None:
+async def write(topic: Topic, values: Iterable[Any]) -> None:
     writer = await topic.open_writer()
     await writer.write(OutgoingBatch([orjson.dumps(value) for value in values]))
     await writer.close()
