@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from html.parser import HTMLParser
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from playwright.async_api import Browser
 from support.chromium import chromium, visit
 
 from streamiter import Flow
 from streamiter.learn import SGD, AdaptiveLinearModel, LinearRegression
 from streamiter.models import ModelUpdate, ServedModel
 from streamiter.topics import topic
+
+if TYPE_CHECKING:
+    from playwright.async_api import Browser
 
 __all__ = ["chromium"]
 
