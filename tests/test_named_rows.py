@@ -1,7 +1,5 @@
 """Records become rows of numbers and hashed features, as a simple model of each value says."""
 
-from __future__ import annotations
-
 import math
 from random import Random
 from typing import Any

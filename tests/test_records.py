@@ -1,7 +1,5 @@
 """Batches of records, and the origins that they carry."""
 
-from __future__ import annotations
-
 import itertools
 import sys
 from collections.abc import Callable

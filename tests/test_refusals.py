@@ -3,8 +3,6 @@
 ``PYTHONPATH=tests python tests/test_refusals.py`` writes the texts as they are now.
 """
 
-from __future__ import annotations
-
 import collections
 import dataclasses
 import datetime

@@ -1,7 +1,5 @@
 """Flows that are stopped at any point and resume with another parallelism."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import random

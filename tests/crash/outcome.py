@@ -1,7 +1,5 @@
 """Read the committed records at the end, and check them."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from topics.topic_case import content

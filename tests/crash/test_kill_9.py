@@ -3,8 +3,6 @@
 ``STREAMITER_SOAK_SEED`` chooses the moments, and ``STREAMITER_CRASH_KILLS`` is the number of kills in a soak test.
 """
 
-from __future__ import annotations
-
 import asyncio
 import importlib
 import itertools

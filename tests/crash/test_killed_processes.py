@@ -1,7 +1,5 @@
 """A flow in several processes, or on a Ray cluster, of which some are killed has the outputs of one never killed."""
 
-from __future__ import annotations
-
 import asyncio
 import importlib
 import operator

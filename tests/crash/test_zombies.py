@@ -1,7 +1,5 @@
 """A run that was replaced while it was frozen ends with an error, and writes no record."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 import signal

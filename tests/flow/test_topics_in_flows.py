@@ -1,7 +1,5 @@
 """Flows read from topics and write to topics, with bad values and dead letters."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

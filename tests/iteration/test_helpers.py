@@ -1,7 +1,5 @@
 """The helpers for algorithms in iterations: errors of wrong use, and results with uneven epochs."""
 
-from __future__ import annotations
-
 import re
 from fractions import Fraction
 from typing import Any

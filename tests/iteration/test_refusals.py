@@ -3,8 +3,6 @@
 ``PYTHONPATH=tests python tests/iteration/test_refusals.py`` writes the texts as they are now.
 """
 
-from __future__ import annotations
-
 import inspect
 import re
 from pathlib import Path

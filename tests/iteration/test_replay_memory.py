@@ -1,7 +1,5 @@
 """Replayed data beyond the memory limit: the same results, within the limit."""
 
-from __future__ import annotations
-
 import asyncio
 import subprocess
 import sys

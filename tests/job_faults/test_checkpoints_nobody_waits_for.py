@@ -1,7 +1,5 @@
 """Checkpoints whose caller no longer waits."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Sources that abandon their positions, or whose positions have changed: the other steps keep their state."""
 
-from __future__ import annotations
-
 import asyncio
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Topics on a real broker keep the contract of topics, and flows keep what they keep with topics in memory."""
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import json

@@ -1,7 +1,5 @@
 """Centroids follow a stream with the right numbers, start and restore, and skip records that are no points."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

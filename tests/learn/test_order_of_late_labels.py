@@ -1,7 +1,5 @@
 """Late labels in event time: questions, answers and ends of waits are handled one by one, whatever the batches are."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

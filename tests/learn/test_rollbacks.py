@@ -1,7 +1,5 @@
 """A trainer takes over rollbacks of its model, whichever way it learns."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from collections.abc import Callable

@@ -3,8 +3,6 @@
 scikit-learn is imported in the tests: its import takes longer than to collect all tests of learners.
 """
 
-from __future__ import annotations
-
 import pickle
 import subprocess
 import sys

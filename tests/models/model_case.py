@@ -1,7 +1,5 @@
 """Tests of models share this code: a clock, short functions that write updates, and the compaction of a topic."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Awaitable, Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """The encoder counts versions, refuses bad models, restores its state, and writes chunks under keys for compaction."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from models.model_case import ManualClock, decoded, encoder, large, large_update, same

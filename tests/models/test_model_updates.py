@@ -1,7 +1,5 @@
 """A reader that follows a model handles order, repetitions, superseded writers, chunks, damage and closing."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 from dataclasses import replace

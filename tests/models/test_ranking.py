@@ -1,7 +1,5 @@
 """The best of many candidates for a row."""
 
-from __future__ import annotations
-
 from typing import Any, get_args
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A flow of running sums with checkpoints, and its topics in memory."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any

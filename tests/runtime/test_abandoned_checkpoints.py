@@ -1,7 +1,5 @@
 """Abandoned checkpoints: they have no effect, and no task waits for them."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The OpenAPI document is valid, and says what the server does: real answers fit its schemas."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from pathlib import Path
