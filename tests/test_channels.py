@@ -1,7 +1,5 @@
 """The bounded channel between two tasks keeps its order and its limits, and wakes both tasks."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import deque
 from random import Random

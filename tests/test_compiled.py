@@ -1,7 +1,5 @@
 """Functions are compiled where Numba is installed, also where the compiled code cannot be stored."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import pickle

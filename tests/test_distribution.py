@@ -1,7 +1,5 @@
 """The archives for the package index have their metadata, page and licence, and can be installed."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import subprocess

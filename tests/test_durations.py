@@ -1,7 +1,5 @@
 """Each option in seconds takes a ``timedelta`` as well, with the same effect."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import importlib

@@ -1,7 +1,5 @@
 """Texts in arrays have the hashes of the same texts in lists."""
 
-from __future__ import annotations
-
 from random import Random
 
 import numpy as np

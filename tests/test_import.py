@@ -1,7 +1,5 @@
 """Importing the names of streamiter imports nothing heavy and starts nothing; a follower of models imports less."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

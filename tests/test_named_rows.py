@@ -1,7 +1,5 @@
 """Records become rows of numbers and hashed features, as a simple model of each value says."""
 
-from __future__ import annotations
-
 import math
 from random import Random
 from typing import Any
@@ -11,7 +9,7 @@ import pytest
 from support.examples import random_examples
 
 from streamiter import Columns
-from streamiter.errors import ConfigurationError, ModelError
+from streamiter.errors import ModelError
 from streamiter.learn import BadRows
 from streamiter.values.field_kinds import HUGE
 from streamiter.values.named_rows import ABSENT, FieldReader, NamedRows, hash_of, named_matrix
@@ -206,23 +204,3 @@ def test_a_value_that_is_no_feature_names_its_rows_and_field(records: Any, rows:
     assert caught.value.rows == rows
     with pytest.raises(ModelError, match=f"^FieldReader: {message}"):
         FieldReader(bits=BITS).rows(records)
-
-
-@pytest.mark.parametrize(
-    ("fields", "batch", "message"),
-    [
-        (None, [{"a": 1, 7: 2}], "expected texts as names of fields, given 7"),
-        (["a", "c"], Columns({"a": np.ones(1), "b": np.ones(1)}), "expected the fields 'a', 'c', given Columns without "
-         "'c'; they have 'a', 'b'"),
-        (None, Columns({"a": np.array([1], dtype="m8[s]")}), "expected numbers, texts or times in the field 'a', "
-         r"given timedelta64\[s\]; convert it before"),
-        (None, np.ones((2, 2)), r"(?s:expected records with named fields .dicts, Columns or a table., given .*); give "
-         "features= as a function that returns a matrix or SparseRows"),
-    ],
-    ids=["names", "fields", "durations", "matrix"],
-)  # fmt: skip
-def test_a_batch_that_has_no_such_fields_is_refused(fields: Any, batch: Any, message: str) -> None:
-    """A misspelt field was missing in each row, and the model learned without it."""
-    # A field that is configured wrongly is no fault of single rows.
-    with pytest.raises(ConfigurationError if fields else ModelError, match=f"^FieldReader: {message}"):
-        FieldReader(fields, bits=BITS).rows(batch)

@@ -3,8 +3,6 @@
 ``PYTHONPATH=tests python tests/test_public_names.py`` writes the names as they are now, to be read in a review.
 """
 
-from __future__ import annotations
-
 import importlib
 import textwrap
 import typing

@@ -1,7 +1,5 @@
 """Batches of records, and the origins that they carry."""
 
-from __future__ import annotations
-
 import itertools
 import sys
 from collections.abc import Callable
@@ -87,16 +85,6 @@ class TestColumns:
         with pytest.raises(ValueError, match="expected one or more arrays of one length") as caught:
             Columns(arrays)
         assert str(caught.value).endswith(f"given {given_lengths}")
-
-    def test_an_unknown_column_is_reported_with_the_known_ones(self) -> None:
-        """The error about a misspelt field did not list the fields."""
-        with pytest.raises(KeyError, match=r"no column 'z'; there are x, y"):
-            Columns({"x": [1], "y": [2]})["z"]
-
-    def test_a_missing_row_is_an_index_error(self) -> None:
-        """Code that counts to the end of a batch never stopped."""
-        with pytest.raises(IndexError):
-            Columns({"x": [1]})[1]
 
     def test_equality_looks_at_names_order_types_and_values(self) -> None:
         """A test of a flow took a batch of floats for an equal batch of integers."""

@@ -8,7 +8,7 @@ from scipy import sparse
 
 from streamiter import Flow
 from streamiter.errors import ModelError
-from streamiter.learn import KMeans, LogisticRegression
+from streamiter.learn import LogisticRegression
 from streamiter.values.sparse_rows import SparseRows
 
 WIDTH = 7
@@ -88,35 +88,6 @@ def test_rows_are_chosen_by_positions_or_by_a_mask(which):
     assert not np.shares_memory(rows[chosen].values, rows.values)  # no few rows keep all of them alive
 
 
-@pytest.mark.parametrize(
-    ("which", "message"),
-    [
-        (3, "expected a row from -3 to 2, given 3"),
-        (-4, "expected a row from -3 to 2, given -4"),
-        ([3], "out of bounds"),
-        ([True, False], "boolean index"),
-        ("0", "expected the number of a row, a slice, a list of numbers of rows or a mask, given 0"),
-        (0.0, "given 0.0"),
-        ([0.5], r"given \[0.5\]"),
-        (True, "given True"),
-        (np.zeros((1, 1), dtype=int), r"given \[\[0\]\]"),
-        ((slice(0, 1), 0), "expected the number of a row"),
-    ],
-)
-def test_an_index_of_no_rows_is_refused(which, message):
-    """A wrong index became a number by numpy's arithmetic, and gave rows that do not exist."""
-    with pytest.raises(IndexError, match=message):
-        built([[(0, 1.0)], [], [(6, 4.0)]])[which]
-
-
-def test_sparse_rows_are_never_made_dense_silently():
-    """Tuples of equal lengths were a cube to numpy, and a matrix of 2**18 columns needed 2 MB for each row."""
-    rows = SparseRows.from_rows([([1], [1.0]), ([2], [1.0])], 4)
-    for function in (np.asarray, np.sum, lambda given: KMeans(clusters=2).fit(given)):
-        with pytest.raises(ModelError, match=r"write .to_dense\(\) for the matrix"):
-            function(rows)
-
-
 @given(sparse_rows)
 def test_products_are_those_of_the_matrix(rows):
     """A product differed from the product of the matrix. The sums are exact, because all numbers are whole."""
@@ -153,29 +124,6 @@ def test_dense_rows_keep_zeros_only_when_asked():
     matrix = [[0.0, 1.0], [0.0, 0.0]]
     assert list(SparseRows.from_dense(matrix).rows()) == [([1], [1.0]), ([], [])]
     assert list(SparseRows.from_dense(matrix, keep_zeros=True).rows())[1] == ([0, 1], [0.0, 0.0])
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: SparseRows([0, 1], [8], [1.0], 8), r"indices from 0 to 7 \(width 8\), given 8 in row 0; give a"),
-        (lambda: SparseRows([0, 0, 0, 2], [1, -1], [1.0, 1.0], 8), "given -1 in row 2"),
-        (lambda: SparseRows([0, 2], [1, 2], [1.0], 8), r"given 2 indices but values of shape \(1,\)"),
-        (lambda: SparseRows([0, 1], [1, 2], [1.0, 1.0], 8), "ascend from 0 to the number of values, 2"),
-        (lambda: SparseRows([0, 2, 1, 2], [1, 2], [1.0, 1.0], 8), "expected indptr to ascend"),
-        (lambda: SparseRows([0, 1], [1.5], [1.0], 8), "expected indices as a list of integers"),
-        (lambda: SparseRows.from_rows([([1], [1.0]), ([1, 2], [1.0])], 8), "row 1, given 1 for 2"),
-        (lambda: SparseRows.from_dense([1.0, 2.0]), r"expected a matrix \(rows, features\), given shape \(2,\)"),
-        (
-            lambda: SparseRows.concatenate([SparseRows([0], [], [], 4), SparseRows([0], [], [], 8)]),
-            r"expected parts of one width, given \[4, 8\]",
-        ),
-    ],
-)
-def test_impossible_rows_are_refused(make, message):
-    """An index beyond the width read the memory of another model, or counted from the end."""
-    with pytest.raises(ModelError, match=message):
-        make()
 
 
 @pytest.mark.parametrize("kind", [sparse.csr_array, sparse.csc_matrix, sparse.coo_array, sparse.lil_array])

@@ -1,7 +1,5 @@
 """The words of the project, and the tree of exceptions at the top of ``streamiter/errors.py``."""
 
-from __future__ import annotations
-
 import ast
 import functools
 import re

@@ -1,7 +1,5 @@
 """Fixtures of stores in a directory."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Deferred state as a store returns it, and the files that hold it."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """Snapshots to store, and their content when it is read."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 

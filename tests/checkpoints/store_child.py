@@ -3,8 +3,6 @@
 ``store_child.py <work> <folder or URL> <run>``; it prints its results on stdout.
 """
 
-from __future__ import annotations
-
 import asyncio
 import resource
 import sys

@@ -4,8 +4,6 @@ A store's test module has a fixture ``make_store``: each call makes a store of t
 would.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Iterator
 from typing import Any

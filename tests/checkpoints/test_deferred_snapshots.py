@@ -1,7 +1,5 @@
 """A snapshot of a cache or queue, read later while the job continues, has its original content."""
 
-from __future__ import annotations
-
 import gc
 import pathlib
 import subprocess

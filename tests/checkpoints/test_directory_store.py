@@ -1,7 +1,5 @@
 """The store in a directory: the contract, the directory, and several processes that use it at the same time."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import threading

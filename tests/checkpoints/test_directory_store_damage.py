@@ -1,7 +1,5 @@
 """The store in a directory with damaged, renamed or lost files."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import zlib

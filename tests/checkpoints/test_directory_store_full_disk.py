@@ -1,7 +1,5 @@
 """The store in a directory on a disk that is full or read-only."""
 
-from __future__ import annotations
-
 import contextlib
 import subprocess
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """A snapshot of several processes has a file of each process: it exists as a whole or not at all."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """The runs and commits in a store, and the checkpoint for a restart, compared with the whole history."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any

@@ -106,12 +106,6 @@ def test_an_invalid_key_is_refused_with_the_reason(key, reason):
             function(key)
 
 
-def test_a_bad_key_among_others_is_shown():
-    """One bad key in a batch of thousands was not named, so the caller could not name the record."""
-    with pytest.raises(PlainDataError, match=r"^key 1\.5: "):
-        check_keys([1, "a", 1.5, 2.5])
-
-
 @pytest.mark.parametrize("keys", [[1, "a", b"b"], [(1, "a"), (b"c",)], []])
 def test_normal_keys_are_returned_without_a_copy(keys):
     """The check copied the keys in every batch of a keyed step."""
@@ -121,21 +115,6 @@ def test_normal_keys_are_returned_without_a_copy(keys):
 def test_other_keys_are_normalized_in_order():
     """One column of numpy integers made the keys different, or changed their order."""
     assert repr(check_keys([np.int64(1), "a", (np.str_("b"), (np.int8(2),))])) == repr([1, "a", ("b", (2,))])
-
-
-def nested(levels):
-    key = ()
-    for _ in range(levels):
-        key = (key,)
-    return key
-
-
-def test_a_key_too_deep_is_refused():
-    """The error was the packer's or Python's, without a remedy."""
-    wanted = "^key: expected one that its encoding can hold, given one too deep or too long [(]RecursionError[)]; use"
-    for levels in (5000, 100_000):
-        with pytest.raises(PlainDataError, match=wanted):
-            encode_key(nested(levels))
 
 
 def keys_and_groups(random):
@@ -171,12 +150,6 @@ def test_an_array_of_invalid_keys_is_refused(dtype):
     """A column of floats was hashed by its bits."""
     with pytest.raises(PlainDataError, match=r"^key "):
         key_groups(np.zeros(3, dtype))
-
-
-def test_an_array_of_two_axes_is_refused():
-    """With two axes it is unclear which number is the key, and an array was accepted."""
-    with pytest.raises(PlainDataError, match=r"one axis, given one of shape \(2, 3\)"):
-        key_groups(np.zeros((2, 3), int))
 
 
 STABLE = [

@@ -1,7 +1,5 @@
 """The store in memory fulfils the contract, and its content outlives event loops."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

@@ -1,7 +1,5 @@
 """The store of checkpoints in an object store, with a real S3 server."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

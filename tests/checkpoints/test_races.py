@@ -3,8 +3,6 @@
 The blobs here have no lock, as an object store. Each request is one turn, and a seed decides about the order of turns.
 """
 
-from __future__ import annotations
-
 import contextlib
 import queue
 import threading

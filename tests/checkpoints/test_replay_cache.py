@@ -1,7 +1,5 @@
 """The replay cache returns its batches in order, unchanged, as often as needed, within its limits."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import itertools

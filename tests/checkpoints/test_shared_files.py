@@ -1,7 +1,5 @@
 """Files that several checkpoints share: which of them pruning removes, and how stores keep them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from random import Random

@@ -1,7 +1,5 @@
 """The file of a snapshot: every kind of damage is reported, and no damaged content is returned."""
 
-from __future__ import annotations
-
 import json
 import struct
 import zlib

@@ -1,7 +1,5 @@
 """The names of files that a store makes from the names of flows and runs."""
 
-from __future__ import annotations
-
 import os
 from random import Random
 

@@ -1,7 +1,5 @@
 """The stores in a folder and in an object store, with processes that are killed, race, or have little memory."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

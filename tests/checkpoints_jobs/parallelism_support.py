@@ -1,7 +1,5 @@
 """Flows that are stopped at any point and resume with another parallelism."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import random
@@ -14,6 +12,7 @@ import orjson
 import pytest
 from iteration.iteration_support import SMALL, ended, run_shuffled
 from processes.linked_jobs import abort, piped_jobs
+from runtime.checkpointed_sums import written
 from support.waiting import PATIENCE_S
 
 from streamiter import Checkpoints, Flow, Stream
@@ -41,16 +40,6 @@ NUMBERS = 100
 PARTITIONS = 3
 
 MakeFlow = Callable[[MemoryBroker, int], Flow]
-
-
-async def written(topic: Topic) -> list[Any]:
-    """Return the records that a reader of committed records receives now."""
-    reader = await topic.open_reader(ReadRequest(stop="latest"))
-    values: list[Any] = []
-    while (batch := await reader.read()) is not None:
-        values += [orjson.loads(value) for value in batch.values if value is not None]
-    await reader.close()
-    return values
 
 
 async def write(topic: Topic, values: Sequence[Any], *, partitions: int = 1) -> None:

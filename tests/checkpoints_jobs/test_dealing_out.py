@@ -1,7 +1,5 @@
 """Redistributed state: nothing is lost or doubled, and each record is at the subtask that receives it in the flow."""
 
-from __future__ import annotations
-
 from collections import Counter
 from random import Random
 from typing import Any

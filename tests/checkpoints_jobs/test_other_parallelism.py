@@ -1,7 +1,5 @@
 """A job that resumes with another parallelism has the same result as a job that was never stopped."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A loop that resumes with another parallelism has the same result as a loop that was never stopped."""
 
-from __future__ import annotations
-
 from collections import Counter
 from typing import Any
 

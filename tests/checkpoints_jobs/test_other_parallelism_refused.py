@@ -1,7 +1,5 @@
 """An error explains why a job cannot resume with another parallelism, and what to do."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from typing import Any

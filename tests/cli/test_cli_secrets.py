@@ -1,7 +1,5 @@
 """No command shows a secret: all that it prints, draws, counts and stores is searched for the given secrets."""
 
-from __future__ import annotations
-
 import asyncio
 import sys
 from collections.abc import Callable, Iterator

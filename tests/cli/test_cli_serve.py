@@ -1,7 +1,5 @@
 """``streamiter serve`` writes a file for a topic on a real broker, checks it, and runs its service."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

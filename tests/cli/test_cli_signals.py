@@ -1,7 +1,5 @@
 """Ctrl-C and SIGTERM end every command while it waits, also in a script's background, where Ctrl-C is ignored."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """`streamiter train` trains a network, and `streamiter predict` predicts with it."""
 
-from __future__ import annotations
-
 import json
 import re
 import signal

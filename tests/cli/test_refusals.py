@@ -3,8 +3,6 @@
 ``PYTHONPATH=tests python tests/cli/test_refusals.py`` writes the texts as they are now.
 """
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Consumers in other languages follow a model on a real broker, and predict the same numbers as Python."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

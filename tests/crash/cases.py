@@ -1,7 +1,5 @@
 """The programs that the tests kill, and the events that the programs read."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Events that arrive in small pieces."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Sequence
 from typing import Final

@@ -1,7 +1,5 @@
 """Kill a program several times while events arrive, in each way in which a process dies, and restart it each time."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import itertools

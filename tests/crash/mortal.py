@@ -5,8 +5,6 @@ FUNCTION, with the names of `places.py`. Everything up to this call is real, als
 the broker.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib
 import inspect

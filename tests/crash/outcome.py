@@ -1,13 +1,13 @@
 """Read the committed records at the end, and check them."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
-from streamiter.models import model_updates
-from streamiter.topics import ReadRequest, Topic, TopicRecord
+from topics.topic_case import content
 
-__all__ = ["Update", "check_counted_once", "committed", "updates_in"]
+from streamiter.models import model_updates
+from streamiter.topics import Topic
+
+__all__ = ["Update", "check_counted_once", "updates_in"]
 
 # The headers of an update that contain times.
 _TIMES = ("created_at",)
@@ -21,21 +21,11 @@ class Update(NamedTuple):
     headers: tuple[tuple[str, bytes], ...]
 
 
-async def committed(topic: Topic) -> list[TopicRecord]:
-    """Return all records, partition by partition."""
-    reader = await topic.open_reader(ReadRequest(stop="latest"))
-    records: list[TopicRecord] = []
-    while (batch := await reader.read()) is not None:
-        records += batch.records()
-    await reader.close()
-    return sorted(records, key=lambda record: (record.partition, record.offset))
-
-
 async def updates_in(topic: Topic) -> list[Update]:
     """Return all records of a topic of updates."""
     return [
         Update(record.key, record.value, tuple(each for each in record.headers if each[0] not in _TIMES))
-        for record in await committed(topic)
+        for record in await content(topic)
     ]
 
 

@@ -3,8 +3,6 @@
 A timer would hit such a moment once in a thousand kills; `mortal.py`, which wraps the function, hits it each time.
 """
 
-from __future__ import annotations
-
 from typing import Final, Literal, NamedTuple
 
 __all__ = [

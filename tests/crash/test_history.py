@@ -1,7 +1,5 @@
 """A flow that reads a history and then a topic is killed around the switch: nothing is missing, doubled, reordered."""
 
-from __future__ import annotations
-
 import signal
 from pathlib import Path
 from random import Random

@@ -3,8 +3,6 @@
 ``STREAMITER_SOAK_SEED`` chooses the moments, and ``STREAMITER_CRASH_KILLS`` is the number of kills in a soak test.
 """
 
-from __future__ import annotations
-
 import importlib
 import operator
 import os
@@ -27,10 +25,11 @@ from crash.cases import (
 from crash.feed import Feed
 from crash.follower import noted
 from crash.lives import KilledFollowers, KilledProgram
-from crash.outcome import check_counted_once, committed, updates_in
+from crash.outcome import check_counted_once, updates_in
 from crash.places import CHECKPOINT, KAFKA_COMMIT, RESTORE, SHUTDOWN, SQLITE_COMMIT, STORE_COMMIT, Place
 from crash.programs import Program, running
 from crash.training import KEYS, MODEL, PAIR_MS, WINDOW_MS
+from topics.topic_case import content
 
 from streamiter.models import last_update, model_updates
 from streamiter.topics import Topic
@@ -140,7 +139,7 @@ async def check_synchronous(case: Case, kills: int) -> None:
     expected = await updates_in(case.topic("updates-whole"))
     assert len(expected) == events // MINI_BATCH
     assert await updates_in(case.topic("updates-killed")) == expected
-    read = [record.value for record in await committed(case.topic("read-killed"))]
+    read = [record.value for record in await content(case.topic("read-killed"))]
     assert read == [str(number).encode() for number in range(events)]
 
 
@@ -152,7 +151,7 @@ async def check_asynchronous(case: Case, kills: int) -> None:
     options = {"mode": "asynchronous", "parallelism": 2}
     await killed_training(case, events, options, partitions=PARTITIONS).kill_and_finish(kills)
     await check_counted_once(case.topic("updates-killed"), "model", events)
-    read = sorted(int(record.value or b"") for record in await committed(case.topic("read-killed")))
+    read = sorted(int(record.value or b"") for record in await content(case.topic("read-killed")))
     assert read == list(range(events))
 
 
@@ -188,9 +187,9 @@ async def check_sums_on_disk(case: Case, kills: int) -> None:
     options = {"mode": "asynchronous", "parallelism": 1, "kind": "sums", "on_disk": True}
     await killed_training(case, events, options).kill_and_finish(kills)
     await ended(trainer(case, "whole", **{**options, "on_disk": False}, stop="latest"))
-    expected = [record.value for record in await committed(case.topic("read-whole"))]
+    expected = [record.value for record in await content(case.topic("read-whole"))]
     assert len(expected) == events
-    assert [record.value for record in await committed(case.topic("read-killed"))] == expected
+    assert [record.value for record in await content(case.topic("read-killed"))] == expected
     assert list((case.folder / "state").glob("*/run-*")) == []
 
 
@@ -203,9 +202,9 @@ async def check_windows(case: Case, kills: int, *, on_disk: bool = False) -> Non
     expected: dict[tuple[int, int], list[int]] = {}
     for number in range(events):
         expected.setdefault((number % KEYS, number // WINDOW_MS * WINDOW_MS), []).append(number)
-    windows = [orjson.loads(record.value or b"") for record in await committed(case.topic("read-killed"))]
+    windows = [orjson.loads(record.value or b"") for record in await content(case.topic("read-killed"))]
     assert sorted(windows) == sorted([*window, len(inside), sum(inside)] for window, inside in expected.items())
-    pairs = [orjson.loads(record.value or b"") for record in await committed(case.topic("updates-killed"))]
+    pairs = [orjson.loads(record.value or b"") for record in await content(case.topic("updates-killed"))]
     later = range(0, PAIR_MS + 1, KEYS)
     assert sorted(pairs) == [[number, number + ms] for number in range(events) for ms in later if number + ms < events]
 
@@ -227,7 +226,7 @@ async def check_changes(case: Case, kills: int, kind: str = "changes") -> None:
     last = await last_update(case.topic("updates-killed"), MODEL)
     assert last is not None
     assert noted(last.records, last.parameters) == list(expected.values())[-1]
-    headers = [dict(record.headers) for record in await committed(case.topic("updates-killed"))]
+    headers = [dict(record.headers) for record in await content(case.topic("updates-killed"))]
     assert sum("follows" in each for each in headers) > events // MINI_BATCH // 2
 
 

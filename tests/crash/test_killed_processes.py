@@ -1,7 +1,5 @@
 """A flow in several processes, or on a Ray cluster, of which some are killed has the outputs of one never killed."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import importlib
@@ -19,7 +17,7 @@ import pytest
 from crash.cases import PIECE_EVENTS, Case, kafka_case, trainer, training_pieces
 from crash.feed import Feed
 from crash.lives import KilledFollowers
-from crash.outcome import check_counted_once, committed
+from crash.outcome import check_counted_once
 from crash.places import KAFKA_COMMIT, Place
 from crash.programs import running
 from crash.test_kill_9 import models_in, seed
@@ -27,6 +25,7 @@ from crash.training import MODEL
 from support.ray_fixtures import TESTS, children, raylet_of
 from support.soak import in_soak
 from support.waiting import PATIENCE_S
+from topics.topic_case import content
 
 from streamiter.topics import OutgoingBatch
 
@@ -103,7 +102,7 @@ async def killed(case: Case, lives: Sequence[Life], *, partitions: int = PARTITI
             else:
                 await feed.rest()
                 async with asyncio.timeout(PATIENCE_S):
-                    while len(await committed(case.topic("read-killed"))) < EVENTS:
+                    while len(await content(case.topic("read-killed"))) < EVENTS:
                         await asyncio.sleep(_POLL_S)
             process.send(signal.SIGKILL if life.kills_program else signal.SIGTERM)
             code, printed = await process.ends()
@@ -119,7 +118,7 @@ async def killed(case: Case, lives: Sequence[Life], *, partitions: int = PARTITI
 async def check_sums(case: Case) -> None:
     """Check the running sums: one for each event, in order, and the last of all events."""
     sums = defaultdict(list)
-    for record in await committed(case.topic("read-killed")):
+    for record in await content(case.topic("read-killed")):
         key, count, total = orjson.loads(record.value or b"")
         sums[key].append((count, total))
     for key in range(7):
@@ -129,7 +128,7 @@ async def check_sums(case: Case) -> None:
 
 
 async def read_numbers(case: Case) -> list[int]:
-    return [int(record.value or b"") for record in await committed(case.topic("read-killed"))]
+    return [int(record.value or b"") for record in await content(case.topic("read-killed"))]
 
 
 async def check_order(case: Case) -> None:
@@ -167,7 +166,7 @@ def notes_of(case: Case) -> Path:
 
 
 async def check_counts(case: Case) -> None:
-    read = [orjson.loads(record.value or b"") for record in await committed(case.topic("read-killed"))]
+    read = [orjson.loads(record.value or b"") for record in await content(case.topic("read-killed"))]
     assert sorted(number for number, _ in read) == list(range(EVENTS))
     assert max(count for _, count in read) == EVENTS
 
@@ -201,7 +200,7 @@ async def test_a_join_that_waits_for_an_endless_table_survives_the_loss_of_a_pro
     await writer.write(OutgoingBatch(changes))
     await writer.close()
     await killed(kafka, [Life([(OTHER_TAKES, 1), (READS_ON, 1)], kills_program=True)], kind="table")
-    found = [orjson.loads(record.value or b"") for record in await committed(kafka.topic("read-killed"))]
+    found = [orjson.loads(record.value or b"") for record in await content(kafka.topic("read-killed"))]
     last = {n % 7: n for n in range(30_000)}
     assert sorted(found) == [[n, last[n % 7]] for n in range(EVENTS)]
 

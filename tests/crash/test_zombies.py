@@ -1,7 +1,5 @@
 """A run that was replaced while it was frozen ends with an error, and writes no record."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 import signal
@@ -10,11 +8,11 @@ from typing import Final
 
 import pytest
 from crash.cases import MINI_BATCH, PIECE_EVENTS, Case, kafka_case, sqlite_case, trainer, training_pieces
-from crash.outcome import committed
 from crash.places import KAFKA_COMMIT, Place
 from crash.programs import Process, running
 from crash.training import MODEL
 from support.waiting import PATIENCE_S
+from topics.topic_case import content
 
 from streamiter.models import model_updates
 
@@ -44,7 +42,7 @@ async def write(case: Case, start: int, stop: int) -> None:
 
 async def seen(case: Case) -> list[int]:
     """Return the events that are counted in committed outputs."""
-    return [int(record.value or b"") for record in await committed(case.topic("read-killed"))]
+    return [int(record.value or b"") for record in await content(case.topic("read-killed"))]
 
 
 async def until_seen(case: Case, event_count: int) -> None:

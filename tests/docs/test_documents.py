@@ -1,7 +1,5 @@
 """The code in the documents runs, the names in them exist, and their tables are complete."""
 
-from __future__ import annotations
-
 import ast
 import builtins
 import dataclasses

@@ -1,7 +1,5 @@
 """The messages in docs/loop-problems.md are the messages of the engine."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

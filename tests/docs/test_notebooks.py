@@ -1,7 +1,5 @@
 """The notebooks of the documents run in a kernel, and print what is stored in them."""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

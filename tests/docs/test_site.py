@@ -1,7 +1,5 @@
 """The website: its navigation, its links, and that every public name is on a page. ``make site`` builds it."""
 
-from __future__ import annotations
-
 import ast
 import functools
 import importlib

@@ -1,7 +1,5 @@
 """The connectors on which the main job runs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 ``rolled_back_trainer.py EVENTS UPDATES FOLDER``: the topics of the rows and of the updates, the checkpoints.
 """
 
-from __future__ import annotations
-
 import sys
 
 from streamiter import Checkpoints, Flow, topic

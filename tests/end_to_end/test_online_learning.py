@@ -1,7 +1,5 @@
 """The main job reads events from a topic, learns, and publishes updates, with which a consumer predicts."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from typing import Any

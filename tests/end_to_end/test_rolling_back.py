@@ -1,7 +1,5 @@
 """A model is rolled back while its trainer runs, and while it is dead: the trainer resumes from the old state."""
 
-from __future__ import annotations
-
 import itertools
 import sys
 from contextlib import AbstractAsyncContextManager

@@ -1,7 +1,5 @@
 """A topic fails under a running job: the job ends with flow, step and reason, and leaves no task behind."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass

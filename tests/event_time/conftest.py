@@ -1,7 +1,5 @@
 """The backends of the states of windows and joins."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

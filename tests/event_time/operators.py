@@ -1,7 +1,5 @@
 """Operators of the tests of event time."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from streamiter import Operator

@@ -1,7 +1,5 @@
 """Runs windows and joins as pure data: each record, and then the event-time watermark that follows from it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from typing import Any
 from zoneinfo import ZoneInfo

@@ -5,8 +5,6 @@ an event-time watermark follows each batch, and precedes each record that it mak
 state at any of these places.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Aggregates of windows, and of ranges by blocks."""
 
-from __future__ import annotations
-
 import operator
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable

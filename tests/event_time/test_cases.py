@@ -4,8 +4,6 @@ After each action of a case the job comes to rest, in virtual time. So the resul
 them, and their order is that of the flow.
 """
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Files that follow each other in time: event time goes on with each file."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

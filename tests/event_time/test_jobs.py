@@ -1,7 +1,5 @@
 """Event time in running flows: which timestamp a record has, when timers fire, and what users are told."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """The kinds of windows, the days, weeks and months of time zones, and values that are read as timestamps."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from datetime import UTC, date, datetime, timedelta, timezone
 from fractions import Fraction

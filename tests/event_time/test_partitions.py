@@ -1,7 +1,5 @@
 """Event time of partitions, and windows and joins that resume with another parallelism."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from itertools import cycle

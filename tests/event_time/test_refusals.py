@@ -3,8 +3,6 @@
 ``PYTHONPATH=tests python tests/event_time/test_refusals.py`` writes the texts as they are now.
 """
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 from typing import Any

@@ -3,8 +3,6 @@
 The flows fail if a watermark overtakes a record, and their committed results must equal those of an undisturbed run.
 """
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import gc

@@ -1,7 +1,5 @@
 """A batch with timestamps goes wherever a batch goes: cut, joined, to disk, into state, to another process."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from tempfile import gettempdir
 from typing import Any

@@ -1,7 +1,5 @@
 """Windows and joins in flows: timestamps, columns, clocks, refused records, and wrong settings."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A stream waits until an endless table has been read to the end that its topic had at the start, and at a restart."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Watermarks, clocks that are set back, records from the future, and silence."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 from collections.abc import Awaitable, Callable

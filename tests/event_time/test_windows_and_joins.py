@@ -1,7 +1,5 @@
 """Windows and joins step by step: what is late, early or taken back, what is kept, and until when."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The examples run as users run them."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """The four linear regressions after FLIP-176 run as users run them, and with different schedules."""
 
-from __future__ import annotations
-
 import asyncio
 import importlib.util
 import re

@@ -1,7 +1,5 @@
 """PageRank is compared with power iteration, and random walks with the theory and with themselves."""
 
-from __future__ import annotations
-
 import importlib.util
 import itertools
 import sys

@@ -1,7 +1,5 @@
 """File topics survive torn ends, kill -9, full disks, bad gzip data and missing rights."""
 
-from __future__ import annotations
-
 import gzip
 import logging
 import os

@@ -1,7 +1,5 @@
 """CSV files have records over several lines, headers and types, and wrong input is refused."""
 
-from __future__ import annotations
-
 import asyncio
 import csv
 import io

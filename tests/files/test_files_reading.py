@@ -1,7 +1,5 @@
 """Files are read in any pieces, and tasks that wait for blocking calls may be cancelled."""
 
-from __future__ import annotations
-
 import asyncio
 import gzip
 import os

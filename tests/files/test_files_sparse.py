@@ -1,7 +1,5 @@
 """LIBSVM and dummy lines are decoded like by a plain reader, and each kind of bad line has its reason."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

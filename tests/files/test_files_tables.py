@@ -1,7 +1,5 @@
 """Parquet and Arrow files are read and written as columns."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

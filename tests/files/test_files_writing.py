@@ -1,7 +1,5 @@
 """Sinks write files, flows read and write them, and their URLs, options and formats are accepted or refused."""
 
-from __future__ import annotations
-
 import asyncio
 import gzip
 import json

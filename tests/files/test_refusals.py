@@ -3,8 +3,6 @@
 ``PYTHONPATH=tests python tests/files/test_refusals.py`` writes the texts as they are now.
 """
 
-from __future__ import annotations
-
 import os
 import tempfile
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Dead letters take any record, fit into their topic, and name the place where the record was read."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import zlib

@@ -1,7 +1,5 @@
 """A drawing shows the steps and loops of a flow, and is written as Mermaid text."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Errors of flows that follow from several calls, and arguments that are taken; ``refusals.txt`` has others."""
 
-from __future__ import annotations
-
 import operator
 from datetime import timedelta
 from functools import partial, wraps

@@ -6,11 +6,10 @@ import re
 import sys
 from collections.abc import Callable
 from html.parser import HTMLParser
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from playwright.async_api import Browser
 from support.chromium import chromium, visit
 from support.processes import forked_run
 from support.waiting import PATIENCE_S
@@ -19,6 +18,9 @@ from streamiter import Flow
 from streamiter.learn import SGD, AdaptiveLinearModel, LinearRegression
 from streamiter.models import LinearPredictor, ModelSnapshot, ModelUpdate, ServedModel
 from streamiter.topics import topic
+
+if TYPE_CHECKING:
+    from playwright.async_api import Browser
 
 __all__ = ["chromium"]
 

@@ -3,8 +3,6 @@
 ``PYTHONPATH=tests python tests/flow/test_refusals.py`` writes the texts as they are now.
 """
 
-from __future__ import annotations
-
 import asyncio
 from datetime import datetime
 from functools import partial

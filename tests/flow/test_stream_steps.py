@@ -1,7 +1,5 @@
 """Each step that a Stream offers runs in a flow."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable
 from typing import Any

@@ -1,19 +1,18 @@
 """Flows read from topics and write to topics, with bad values and dead letters."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 
 import numpy as np
 import pytest
+from topics.topic_case import content
 
 from streamiter import Flow, Operator
 from streamiter.errors import DecodeError, EncodeError, JobFailed, TopicNotFound
 from streamiter.operators import Output
 from streamiter.testing import VirtualClock
 from streamiter.topics.memory import MemoryBroker
-from streamiter.topics.topic import OutgoingBatch, ReadRequest, Topic, TopicRecord
+from streamiter.topics.topic import OutgoingBatch, Topic
 
 
 async def made(broker: MemoryBroker, name: str, *values: bytes | None, partitions: int = 1) -> Topic:
@@ -25,16 +24,6 @@ async def made(broker: MemoryBroker, name: str, *values: bytes | None, partition
         await writer.write(OutgoingBatch([value], keys=[f"key-{number}".encode()], partition=number % partitions))
     await writer.close()
     return topic
-
-
-async def content(topic: Topic) -> list[TopicRecord]:
-    """Return all records of a topic, partition by partition."""
-    reader = await topic.open_reader(ReadRequest(stop="latest"))
-    records: list[TopicRecord] = []
-    while (batch := await reader.read()) is not None:
-        records += batch.records()
-    await reader.close()
-    return sorted(records, key=lambda record: (record.partition, record.offset))
 
 
 class Numbers:

@@ -1,7 +1,5 @@
 """Loops through a topic in tests: how they are built, run and waited for."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Flows with loops under a schedule decided by a seed, and steps that record their calls."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence

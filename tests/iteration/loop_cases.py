@@ -3,8 +3,6 @@
 A case builds a flow, and returns a function that checks its results. The results do not depend on the way.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any

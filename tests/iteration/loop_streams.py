@@ -1,7 +1,5 @@
 """Cases of loops with all kinds of streams, and sums of rounds with results known from the reference."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from typing import Any

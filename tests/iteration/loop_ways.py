@@ -1,7 +1,5 @@
 """Ways to run a loop: a case is built once, and runs in processes, through topics, with restores, in simulated time."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Sequence

@@ -1,7 +1,5 @@
 """Topics whose partitions a test fills one by one, and steps that record the stamped streams of these topics."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from typing import Any
 

@@ -3,8 +3,6 @@
 In a bounded one a record makes at most ``ROUNDS_MAX`` rounds, and the outputs of an epoch follow from its inputs.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field

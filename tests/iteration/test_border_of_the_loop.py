@@ -1,7 +1,5 @@
 """The border of a loop, and the numbers of its members."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 import tempfile

@@ -1,7 +1,5 @@
 """Bounded iterations that are watched while they run, starve no input, and name the step of an error."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from collections.abc import Sequence

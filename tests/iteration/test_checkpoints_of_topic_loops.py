@@ -1,7 +1,5 @@
 """Checkpoints of loops through topics store the positions of feedback in the topic, and a restart reads exactly it."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 import uuid

@@ -1,7 +1,5 @@
 """A body that never ends: its statistics while it runs, and all ways to stop it."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

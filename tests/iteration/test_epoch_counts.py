@@ -1,7 +1,5 @@
 """Counts by epoch, compared with a plain dict."""
 
-from __future__ import annotations
-
 import tracemalloc
 from collections import Counter
 from random import Random

@@ -1,7 +1,5 @@
 """Epochs by number of records, by time and at marks."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections.abc import Callable

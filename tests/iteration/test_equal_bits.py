@@ -4,8 +4,6 @@ The flows have bounded and unbounded loops, stamped and replayed data, several f
 operators that choose their inputs, and a second loop behind the first.
 """
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections.abc import Callable, Sequence

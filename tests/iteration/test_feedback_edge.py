@@ -1,7 +1,5 @@
 """The feedback edge in memory, on disk and through a topic, into which it goes in few records and few writes."""
 
-from __future__ import annotations
-
 import asyncio
 from itertools import groupby
 from pathlib import Path

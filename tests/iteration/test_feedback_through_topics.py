@@ -1,7 +1,5 @@
 """A loop through a topic has the same results as in memory, and can be watched, stopped and restored."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 from typing import Any

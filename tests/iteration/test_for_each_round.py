@@ -1,7 +1,5 @@
 """Steps with a separate instance in each round of a bounded iteration."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any

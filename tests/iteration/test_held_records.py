@@ -1,7 +1,5 @@
 """Records that inboxes set aside fill at most a few channels, or wait on disk and are read back one batch at a time."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 import tracemalloc

@@ -1,9 +1,6 @@
 """The helpers for algorithms in iterations: errors of wrong use, and results with uneven epochs."""
 
-from __future__ import annotations
-
 import re
-from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
@@ -22,32 +19,6 @@ from streamiter import (
 )
 from streamiter.errors import GraphError, JobFailed
 from streamiter.iteration import all_reduce, last_round, map_with, terminate_after
-
-OUTSIDE: list[tuple[str, Callable[[Stream], Any]]] = [
-    ("all_reduce", all_reduce),
-    ("last_round", last_round),
-    ("terminate_after", lambda stream: terminate_after(stream, rounds=3)),
-    ("map_with", lambda stream: map_with(stream, stream, lambda value, batch: batch)),
-]
-
-
-@pytest.mark.parametrize(("name", "use"), OUTSIDE)
-def test_helpers_are_refused_outside_a_body(name: str, use: Callable[[Stream], Any]) -> None:
-    """Outside a body no epoch ends, so the helpers returned nothing, without an error."""
-    message = (
-        f"{name}: expected a stream of an iteration body, given 'rows' from outside, where no epoch ends; call it in "
-        "the body"
-    )
-    with pytest.raises(GraphError, match="^" + re.escape(message)):
-        use(Flow("flow").from_items([1], name="rows"))
-
-
-@pytest.mark.parametrize(("name", "use"), OUTSIDE)
-def test_what_is_no_stream_is_refused(name: str, use: Callable[[Any], Any]) -> None:
-    """The error did not name the helper with the wrong argument, or the correct call."""
-    message = rf"^{name}: expected a stream of the body, given \[1\]; write {name}\("
-    with pytest.raises(GraphError, match=message):
-        use([1])
 
 
 class Forgetful(Operator):

@@ -1,7 +1,5 @@
 """The epochs of records from records, callbacks, timers and ends."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

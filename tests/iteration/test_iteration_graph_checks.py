@@ -1,7 +1,5 @@
 """What iterations accept, and what is left after an error; ``refusals.txt`` has what they refuse."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

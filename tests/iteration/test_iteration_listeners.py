@@ -1,7 +1,5 @@
 """The calls of a listener in a loop, and their order."""
 
-from __future__ import annotations
-
 import asyncio
 import tempfile
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Members of a loop and its coordinator agree although their messages are late, as between two processes."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """The coordinator of a loop: what its members report, and what each of them is told."""
 
-from __future__ import annotations
-
 import logging
 
 import pytest

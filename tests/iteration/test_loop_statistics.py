@@ -1,7 +1,5 @@
 """The statistics of a loop while it runs."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Each case of a loop, and each random body, has the same results in each way to run it."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """A synchronous loop has the same results to the last bit, whichever task is faster and however batches are cut."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 from typing import Any

@@ -1,7 +1,5 @@
 """Outputs of an iteration leave it without an additional step and without epochs, some of them only at its end."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from typing import Any

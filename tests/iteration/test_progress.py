@@ -1,7 +1,5 @@
 """The progress of a loop, compared with its definition, applied to all reports again."""
 
-from __future__ import annotations
-
 import math
 from random import Random
 

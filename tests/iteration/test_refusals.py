@@ -3,8 +3,6 @@
 ``PYTHONPATH=tests python tests/iteration/test_refusals.py`` writes the texts as they are now.
 """
 
-from __future__ import annotations
-
 import inspect
 import re
 from pathlib import Path
@@ -18,7 +16,7 @@ import streamiter
 from streamiter import Flow, IterationBodyResult, IterationConfig, IterationListener, Operator, Stream
 from streamiter.engine.graph.feedback import FeedbackLimits
 from streamiter.errors import StreamiterError
-from streamiter.iteration import terminate_after
+from streamiter.iteration import all_reduce, last_round, map_with, terminate_after
 from streamiter.topics import MemoryBroker
 
 FILE = Path(__file__).with_name("refusals.txt")
@@ -99,6 +97,7 @@ NAMES: dict[str, Any] = {name: getattr(streamiter, name) for name in streamiter.
 NAMES |= {each.__name__: each for each in (untouched, later, generates, same, Both, InOrder, Listening, AtTimes)}
 NAMES |= {each.__name__: each for each in (set_aside, past, leaked_from_a_round, fails_in_round_2, Endless)}
 NAMES |= {"Result": IterationBodyResult, "FeedbackLimits": FeedbackLimits, "terminate_after": terminate_after}
+NAMES |= {"all_reduce": all_reduce, "last_round": last_round, "map_with": map_with}
 
 
 async def of_a_flow(code: str) -> object:

@@ -1,7 +1,5 @@
 """Replayed data beyond the memory limit: the same results, within the limit."""
 
-from __future__ import annotations
-
 import asyncio
 import subprocess
 import sys
@@ -10,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from iteration.iteration_support import SMALL, Dawdle, cut_items, ended, run, run_shuffled
+from iteration.random_bodies import Show
 from support.waiting import PATIENCE_S
 
 from streamiter import (
@@ -30,22 +29,12 @@ from streamiter.operators.source import Source, SourceBatch
 ROUNDS = 4
 
 
-class WithEpoch(Operator):
-    """Emits each record with its epoch at this step."""
-
-    def open(self, context: Any) -> None:
-        self._context = context
-
-    def process(self, record: Any, out: Any) -> None:
-        out.emit((self._context.epoch, record))
-
-
 def replay(flow: Flow, data: Stream, seed: int, **config: Any) -> Any:
     """Return the records that a slow step receives from replayed data in four rounds."""
 
     def body(variables: list[Stream], entered: list[Stream]) -> IterationBodyResult:
         token = variables[0].map(lambda x: x + 1).filter(lambda x: x < ROUNDS)
-        seen = entered[0].process(lambda: Dawdle(seed)).process(WithEpoch)
+        seen = entered[0].process(lambda: Dawdle(seed)).process(Show)
         return IterationBodyResult([token], [seen])
 
     [seen] = iterate_bounded_streams_until_termination(
@@ -163,7 +152,7 @@ def blocks_seen(memory_bytes: int) -> tuple[Flow, Any]:
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
         token = variables[0].map(lambda x: x + 1).filter(lambda x: x < ROUNDS)
         numbers = data[0].process(lambda: Dawdle(1)).map_batch(lambda batch: batch[:, 0])
-        return IterationBodyResult([token], [numbers.process(WithEpoch)])
+        return IterationBodyResult([token], [numbers.process(Show)])
 
     data = replayed(flow.from_source(GivesBlocks))
     config = IterationConfig(replay_memory_bytes=memory_bytes)

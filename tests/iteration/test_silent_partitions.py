@@ -1,7 +1,5 @@
 """A silent partition, a source subtask without one, and a silent subtask of another process hold no epoch back."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from typing import Any

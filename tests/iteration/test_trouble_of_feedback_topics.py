@@ -1,7 +1,5 @@
 """A loop through a topic loses no record when it is killed, and fails with the topic in its error."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

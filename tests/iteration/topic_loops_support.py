@@ -1,7 +1,5 @@
 """Loops through topics that are stopped and restarted: a flow, its outputs, and the content of its checkpoints."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable

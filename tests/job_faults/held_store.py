@@ -1,7 +1,5 @@
 """A store of checkpoints that waits until it may save."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterable
 from pathlib import Path

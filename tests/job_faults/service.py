@@ -1,7 +1,5 @@
 """A flow that runs as in ``flow.run``, with restarts, while a test causes faults."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import gc

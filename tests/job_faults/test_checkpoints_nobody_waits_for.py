@@ -1,11 +1,8 @@
 """Checkpoints whose caller no longer waits."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 
-import pytest
 from job_faults.held_store import HeldStore
 from job_faults.sums import Topics, check_committed, sums_flow, write
 from support.waiting import until
@@ -13,18 +10,8 @@ from topics.topic_case import patiently
 
 from streamiter import Checkpoints
 from streamiter.engine.job.job import Job
-from streamiter.topics import MemoryBroker
 
 RARELY_S = 100.0
-
-
-@pytest.fixture
-async def topics() -> Topics:
-    """Return topics in memory."""
-    broker = MemoryBroker()
-    made = Topics.same(broker.topic("numbers"), broker.topic("sums"))
-    await made.create()
-    return made
 
 
 async def handled(job: Job, count: int) -> None:

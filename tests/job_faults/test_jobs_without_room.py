@@ -1,7 +1,5 @@
 """Jobs on a full disk, a locked file, without their object store, or with too few files or too little memory."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Sources that abandon their positions, or whose positions have changed: the other steps keep their state."""
 
-from __future__ import annotations
-
 import asyncio
 import shutil
 from pathlib import Path
@@ -16,15 +14,6 @@ from streamiter.errors import JobFailed, OffsetOutOfRange
 from streamiter.operators import Operator, Output
 from streamiter.topics import MemoryBroker, OutgoingBatch, Topic, TopicReader, topic
 from streamiter.topics.memory import MemoryReader
-
-
-@pytest.fixture
-async def topics() -> Topics:
-    """Return topics in memory."""
-    broker = MemoryBroker()
-    made = Topics.same(broker.topic("numbers"), broker.topic("sums"))
-    await made.create()
-    return made
 
 
 async def counted(serve: Serve, topics: Topics, folder: Path, start: int, stop: int) -> None:

@@ -4,8 +4,6 @@
 ``committed_child.py <flow> <input> <output> <delivery> <stop> <interval> <transaction timeout>``.
 """
 
-from __future__ import annotations
-
 import sys
 
 from streamiter import Checkpoints, Flow, topic

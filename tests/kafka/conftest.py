@@ -1,7 +1,5 @@
 """Fixtures that the tests of the Kafka connector share."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A flow in two processes, of which the second alone has records to write to a topic whose brokers are gone."""
 
-from __future__ import annotations
-
 import os
 import sys
 from typing import Any

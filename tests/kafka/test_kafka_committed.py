@@ -1,7 +1,5 @@
 """Committed positions on a broker: what jobs do with them, and the commit topic, which stays small."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

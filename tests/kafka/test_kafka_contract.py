@@ -1,7 +1,5 @@
 """Topics on a real broker keep the contract of topics, and flows keep what they keep with topics in memory."""
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import json
@@ -15,9 +13,6 @@ import pytest
 from checkpoints_jobs.parallelism_support import NUMBERS, PARTITIONS, RARELY_S, write, written
 from checkpoints_jobs.test_other_parallelism import Count
 from confluent_kafka import Consumer, Producer
-from confluent_kafka.schema_registry import SchemaRegistryClient
-from confluent_kafka.schema_registry.avro import AvroDeserializer, AvroSerializer
-from confluent_kafka.serialization import MessageField, SerializationContext
 from learn.frozen_states import frozen
 from learn.late_label_support import LABELS, Loop, distinct, events
 from restore.counted_calls import count_calls
@@ -146,6 +141,10 @@ async def test_confluents_programs_and_flows_share_topics(
 
 
 def _produce(broker: str, registry: str, name: str) -> None:
+    from confluent_kafka.schema_registry import SchemaRegistryClient
+    from confluent_kafka.schema_registry.avro import AvroSerializer
+    from confluent_kafka.serialization import MessageField, SerializationContext
+
     with SchemaRegistryClient({"url": registry}) as client:
         serializer, context = AvroSerializer(client, CLICK), SerializationContext(name, MessageField.VALUE)
         producer = Producer({"bootstrap.servers": broker})
@@ -155,6 +154,10 @@ def _produce(broker: str, registry: str, name: str) -> None:
 
 
 def _consume(broker: str, registry: str, name: str, count: int) -> list[tuple[bytes | None, Any]]:
+    from confluent_kafka.schema_registry import SchemaRegistryClient
+    from confluent_kafka.schema_registry.avro import AvroDeserializer
+    from confluent_kafka.serialization import MessageField, SerializationContext
+
     consumer = Consumer({"bootstrap.servers": broker, "group.id": name, "auto.offset.reset": "earliest"})
     try:
         consumer.subscribe([name])

@@ -1,7 +1,5 @@
 """Jobs whose topics are deleted, created again or truncated, or whose process is stopped for too long."""
 
-from __future__ import annotations
-
 import asyncio
 import signal
 from collections.abc import Callable

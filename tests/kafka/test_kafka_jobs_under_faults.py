@@ -1,7 +1,5 @@
 """The broker of a job stops, dies or freezes, also during a commit, and the committed outputs are correct."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

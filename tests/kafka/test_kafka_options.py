@@ -1,7 +1,5 @@
 """Options of a URL and of keywords, without their secrets; a closing that is cancelled leaves nothing open."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import warnings

@@ -1,7 +1,5 @@
 """Record batches without a broker: fetched ones become records, outgoing ones are packed, keys find partitions."""
 
-from __future__ import annotations
-
 import struct
 from random import Random
 

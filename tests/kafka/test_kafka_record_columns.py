@@ -1,7 +1,5 @@
 """Records that compiled code locates are those of aiokafka's parser: the same columns, positions and errors."""
 
-from __future__ import annotations
-
 import contextlib
 import struct
 import sys

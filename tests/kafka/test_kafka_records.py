@@ -1,7 +1,5 @@
 """Records on a real broker, with other clients, compression, compaction and retention."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """A broker requires passwords, certificates and rights."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 from collections.abc import Iterator

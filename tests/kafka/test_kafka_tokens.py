@@ -1,7 +1,5 @@
 """A broker takes tokens (OAUTHBEARER), out of a file, of an endpoint of OpenID Connect, or of a provider."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import json

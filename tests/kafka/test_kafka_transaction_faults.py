@@ -3,8 +3,6 @@
 The brokers have transactions of version 2; the tests also run with version 1, which older brokers have.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Streams for tests of embeddings: users and items, with lists, numbers, missing values and fields that come late."""
 
-from __future__ import annotations
-
 from random import Random
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Random histories of a table of features, and a model of the table in plain Python."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from hashlib import sha256

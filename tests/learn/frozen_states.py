@@ -1,7 +1,5 @@
 """States of models as data, for tests that compare all bits."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

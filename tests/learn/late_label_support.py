@@ -1,7 +1,5 @@
 """Events with late labels, an oracle that handles them one by one, and a plain loop around the model in that order."""
 
-from __future__ import annotations
-
 import heapq
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Records, results and dead letters for tests of ``train_online`` with the model that learns row by row."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Tests of training on a parameter server share this code."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Streams for tests of the adaptive linear model: the published test vectors, and random rows of extreme numbers."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from functools import partial

@@ -1,7 +1,5 @@
 """The adaptive linear model: the same result for any cut of a stream, any scale and any kind of record."""
 
-from __future__ import annotations
-
 import copy
 import math
 import subprocess

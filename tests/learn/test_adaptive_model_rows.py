@@ -1,7 +1,5 @@
 """Kinds of rows and labels that the default model takes, and what it refuses."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

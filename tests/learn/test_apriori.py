@@ -1,7 +1,5 @@
 """Apriori is compared with plain enumeration and with textbook answers, and runs under any schedule."""
 
-from __future__ import annotations
-
 import itertools
 import runpy
 from collections.abc import Sequence

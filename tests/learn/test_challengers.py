@@ -1,7 +1,5 @@
 """A challenger beside a training: rows meet by their number, and the bound of the difference holds at any time."""
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import replace
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Several learners on one stream: they are compared on the same rows, and the best one is published and served."""
 
-from __future__ import annotations
-
 import logging
 from dataclasses import replace
 from functools import partial

@@ -1,7 +1,5 @@
 """Crosses of fields: what two fields say together, learned and served."""
 
-from __future__ import annotations
-
 from random import Random
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Decision trees are compared with a plain search for the best split and on known data, with any number of workers."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator, Sequence
 from fractions import Fraction

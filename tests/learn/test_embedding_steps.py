@@ -1,7 +1,5 @@
 """The arithmetic of embeddings: steps of AdaGrad along the slopes of the score, with a compiler or without."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """The ready-made model with embeddings: cuts, states, versions, labels of other kinds; what it learns, and what not."""
 
-from __future__ import annotations
-
 import logging
 from dataclasses import replace
 from random import Random

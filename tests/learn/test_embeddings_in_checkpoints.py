@@ -1,7 +1,5 @@
 """A training with embeddings keeps a large table of features as base and changes, and goes on with the same bits."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 from typing import Any

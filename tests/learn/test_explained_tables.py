@@ -1,7 +1,5 @@
 """``predict_proba`` and ``explain`` of the default learner and of its predictor, for one row and for tables."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Snapshots of a large table of features are base and changes, in files that they share."""
 
-from __future__ import annotations
-
 import asyncio
 import shutil
 from collections.abc import Callable, Iterator, Mapping

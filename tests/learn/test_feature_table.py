@@ -1,7 +1,5 @@
 """A table of features admits, expires and evicts as a dict in plain Python does, with the same bits after a restart."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

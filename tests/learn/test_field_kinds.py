@@ -1,7 +1,5 @@
 """What a field is, a number, a category, words or a time, is decided by its first rows, or by the user."""
 
-from __future__ import annotations
-
 import datetime as dt
 import logging
 import math

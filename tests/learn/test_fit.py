@@ -1,7 +1,5 @@
 """The ``fit`` of every model treats arrays, topics, parallelism, progress and Ctrl-C in the same way."""
 
-from __future__ import annotations
-
 import asyncio
 import signal
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The frequent texts of a field have bins of their own, whatever texts came first."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """k-means offline gives the textbook's result, independently of timing and partitions, and refuses invalid input."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import signal

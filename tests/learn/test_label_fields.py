@@ -1,7 +1,5 @@
 """The fields that a label is made of are no features: functions of a label, and what they read."""
 
-from __future__ import annotations
-
 import json
 import logging
 from collections import OrderedDict

@@ -1,7 +1,5 @@
 """The join of questions with labels that come later, given one event at a time: when each question is learned."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

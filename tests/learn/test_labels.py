@@ -1,7 +1,5 @@
 """What labels are is decided from many of them, for any cut of a stream, and the same for labels of any type."""
 
-from __future__ import annotations
-
 import functools
 import logging
 from collections.abc import Callable

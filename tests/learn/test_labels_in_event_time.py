@@ -1,7 +1,5 @@
 """Late labels as a join by time: out of order, with an end of the wait, from two streams."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Labels that come later than their questions: what the default model learns from them, wherever batches are cut."""
 
-from __future__ import annotations
-
 from random import Random
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The benchmark of learning quality: learners of several libraries learn a stream, and a page shows their losses."""
 
-from __future__ import annotations
-
 import math
 import runpy
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Members with tables leave the mixture where they need too much memory, and outliers do not hide which is best."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from streamiter.learn import AdaptiveLinearModel

@@ -1,7 +1,5 @@
 """Negatives are other items, drawn with the same chance; no cut of batches and no restart changes a draw."""
 
-from __future__ import annotations
-
 from collections import Counter
 from random import Random
 from typing import Any

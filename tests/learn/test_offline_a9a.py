@@ -1,7 +1,5 @@
 """Logistic regression learns LIBSVM's a9a from its files and is as good as other linear models."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Runs of offline training show their progress, and return the model after Ctrl-C."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -1,7 +1,5 @@
 """Offline training gives the same numbers with any workers, any schedule, and any source of examples."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """``train_online`` with the model that learns row by row: the flow adds nothing to a plain loop, and loses nothing."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import threading

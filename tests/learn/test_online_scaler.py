@@ -1,7 +1,5 @@
 """The online standard scaler is compared with numpy, gives one model per window, restores, and skips bad rows."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

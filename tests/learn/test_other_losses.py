@@ -1,7 +1,5 @@
 """The default learner with another loss of numbers: quantiles, the median, counts, and the mean despite outliers."""
 
-from __future__ import annotations
-
 from random import Random
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A learner that resumes with another number of subtasks has the result of a learner that was never stopped."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Training on a parameter server is a job with slow workers and stops."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

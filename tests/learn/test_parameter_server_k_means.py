@@ -1,7 +1,5 @@
 """k-means on a parameter server equals Lloyd's rounds under BSP, and is about as good under SSP and ASP."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from typing import Any
 

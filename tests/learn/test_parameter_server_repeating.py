@@ -1,7 +1,5 @@
 """Each subtask repeats its data in several passes, at its own pace."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Linear models on a parameter server learn the same numbers with any shards, schedule and distribution of rows."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A model that is trained on a parameter server has versions with correct counts, and publishes them."""
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 

@@ -1,7 +1,5 @@
 """When a training publishes a version: after mini-batches, records or seconds, by a schedule that may change."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

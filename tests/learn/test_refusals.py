@@ -3,8 +3,6 @@
 ``PYTHONPATH=tests python tests/learn/test_refusals.py`` writes the texts as they are now.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Validation reports on slow streams."""
 
-from __future__ import annotations
-
 from flow.small_flows import Fed
 
 from streamiter import Flow

@@ -1,7 +1,5 @@
 """A training that starts from a published version continues exactly as the training that published it would have."""
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import json

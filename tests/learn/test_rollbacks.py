@@ -1,7 +1,5 @@
 """A trainer takes over rollbacks of its model, whichever way it learns."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from collections.abc import Callable
@@ -10,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flow.small_flows import Fed
 from models.model_case import all_records
+from models.test_published_after_a_restart import Kept
 from support.waiting import turn
 
 from streamiter import Checkpoints, Flow
@@ -30,8 +28,6 @@ from streamiter.learn import (
 from streamiter.learn import train_online as online
 from streamiter.models import ModelSnapshot, ModelUpdate, ModelUpdateEncoder, Rollbacks, last_update, roll_back
 from streamiter.models.update import UpdateHeaders
-from streamiter.operators.operator import Context
-from streamiter.operators.source import Positions
 from streamiter.topics import MemoryBroker, Topic
 from streamiter.values.helpers.clock import SystemClock
 
@@ -70,13 +66,6 @@ LEARNERS: dict[str, Learner] = {
     "gradients": {"model": lambda: LinearRegression(1, optimizer=SGD(0.1)), "extract": examples, "mini_batch": 10},
     "another library": {"model": MEAN, "label": "y"},
 }
-
-
-class Kept(Fed):
-    """Resumes at the position of a checkpoint, as the source of a topic does."""
-
-    async def open(self, context: Context, positions: Positions | None) -> None:
-        self.brought = (positions or {}).get("brought", 0)
 
 
 async def started(topic: Topic, folder: Path, learner: Learner, **options: Any) -> tuple[Job, Kept]:

@@ -1,7 +1,5 @@
 """The arithmetic of the adaptive linear model equals the published test vectors, with Numba and without."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """All public objects that learn or predict can be copied, pickled, saved and loaded; the copy continues to the bit."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 import subprocess

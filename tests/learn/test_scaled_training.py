@@ -1,7 +1,5 @@
 """A scaler in front of a linear model of your own: learned online, published and served with the weights."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """When a question with a late label is learned: what each schedule assumes, takes back, and keeps between two runs."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from dataclasses import replace

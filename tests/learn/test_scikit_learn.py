@@ -1,6 +1,7 @@
-"""``OnlineClassifier`` and ``OnlineRegressor`` pass scikit-learn's checks, and learn as the default learner does."""
+"""``OnlineClassifier`` and ``OnlineRegressor`` pass scikit-learn's checks, and learn as the default learner does.
 
-from __future__ import annotations
+scikit-learn is imported in the tests: its import takes longer than to collect all tests of learners.
+"""
 
 import pickle
 import subprocess
@@ -15,15 +16,11 @@ import polars
 import pyarrow
 import pytest
 from scipy.sparse import csr_matrix
-from sklearn.base import clone
-from sklearn.model_selection import GridSearchCV, cross_val_score
-from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import PolynomialFeatures
-from sklearn.utils.estimator_checks import check_estimator
 from support.waiting import PATIENCE_S
 
+from streamiter import learn
 from streamiter.errors import ModelError
-from streamiter.learn import AdaptiveLinearModel, OnlineClassifier, OnlineRegressor
+from streamiter.learn import AdaptiveLinearModel
 
 NOT_APPLICABLE = {
     "check_sample_weight_equivalence_on_dense_data": "a row of weight 2 is one step that is twice as long",
@@ -31,12 +28,14 @@ NOT_APPLICABLE = {
 }
 
 
-@pytest.mark.parametrize("made", [OnlineClassifier, OnlineRegressor])
-def test_it_passes_the_checks_of_scikit_learn(made: Any) -> None:
+@pytest.mark.parametrize("made", ["OnlineClassifier", "OnlineRegressor"])
+def test_it_passes_the_checks_of_scikit_learn(made: str) -> None:
     """The page names the checks that do not apply, and why; a check that fails beside them is a fault."""
+    from sklearn.utils.estimator_checks import check_estimator
+
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        results = check_estimator(made(), on_fail=None, on_skip=None)
+        results = check_estimator(getattr(learn, made)(), on_fail=None, on_skip=None)
     assert {each["check_name"] for each in results if each["status"] == "failed"} == set(NOT_APPLICABLE)
     # It needs a variable of the environment before scipy is imported.
     assert {each["check_name"] for each in results if each["status"] == "skipped"} <= {"check_array_api_input"}
@@ -68,7 +67,7 @@ def test_tables_are_learned_as_the_default_learner_learns_them(table_of: Any) ->
     """Texts and missing values need no encoder; the names of the columns are the fields."""
     table = table_of(FRAME)
     for y, classes in [(LATE, ["late", "on time"]), (ARRIVAL, ["late", "never", "on time"])]:
-        model = OnlineClassifier(crosses=[("km", "sky")]).fit(table, y)
+        model = learn.OnlineClassifier(crosses=[("km", "sky")]).fit(table, y)
         assert model.classes_.tolist() == classes
         assert model.feature_names_in_.tolist() == ["km", "sky", "wind"]
         assert model.n_features_in_ == 3
@@ -80,7 +79,7 @@ def test_tables_are_learned_as_the_default_learner_learns_them(table_of: Any) ->
         assert model.predict(table).tolist() == model.classes_[found.argmax(axis=1)].tolist()
         assert model.score(table, y) > 0.9
         assert model.explain(table).contributions.keys() >= {"km", "sky", "wind", "km × sky"}
-    regressor = OnlineRegressor().fit(table, MINUTES)
+    regressor = learn.OnlineRegressor().fit(table, MINUTES)
     assert regressor.score(table, MINUTES) > 0.95
 
 
@@ -91,25 +90,30 @@ def test_parts_are_learned_as_the_whole(features: str) -> None:
     x = {"table": FRAME, "matrix": matrix, "sparse matrix": csr_matrix(matrix)}[features]
     weights = DRAW.random(900) * 2
     cuts = [slice(0, 1), slice(1, 400), slice(400, 900)]
-    whole = OnlineClassifier().fit(x, ARRIVAL, weights)
-    parts, numbers = OnlineClassifier(), OnlineRegressor()
+    whole = learn.OnlineClassifier().fit(x, ARRIVAL, weights)
+    parts, numbers = learn.OnlineClassifier(), learn.OnlineRegressor()
     for cut in cuts:
         parts.partial_fit(x[cut], ARRIVAL[cut], np.unique(ARRIVAL), weights[cut])
         numbers.partial_fit(x[cut], MINUTES[cut], weights[cut])
     assert parts.predict_proba(x).tolist() == whole.predict_proba(x).tolist()
-    assert numbers.predict(x).tolist() == OnlineRegressor().fit(x, MINUTES, weights).predict(x).tolist()
+    assert numbers.predict(x).tolist() == learn.OnlineRegressor().fit(x, MINUTES, weights).predict(x).tolist()
     if features == "sparse matrix":
         assert parts.predict_proba(matrix).tolist() == whole.predict_proba(x).tolist()
 
 
 def test_it_works_with_the_tools_of_scikit_learn() -> None:
     """A pipeline, a search and a copy use the settings by name, and a pickle has what was learned."""
+    from sklearn.base import clone
+    from sklearn.model_selection import GridSearchCV, cross_val_score
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import PolynomialFeatures
+
     matrix = FRAME[["km", "wind"]].fillna(0.0).to_numpy()
     labels = matrix[:, 0] * 1.0 > 600
-    assert cross_val_score(make_pipeline(PolynomialFeatures(), OnlineClassifier()), matrix, labels).min() > 0.85
-    search = GridSearchCV(OnlineRegressor(), {"rates": [None, (0.5,)]}, cv=3).fit(matrix, matrix[:, 0] * 2.0)
+    assert cross_val_score(make_pipeline(PolynomialFeatures(), learn.OnlineClassifier()), matrix, labels).min() > 0.85
+    search = GridSearchCV(learn.OnlineRegressor(), {"rates": [None, (0.5,)]}, cv=3).fit(matrix, matrix[:, 0] * 2.0)
     assert search.best_score_ > 0.9
-    model = clone(OnlineClassifier(rates=[0.5], crosses=[("km", "sky")], bits=12, kinds={"sky": "words"}))
+    model = clone(learn.OnlineClassifier(rates=[0.5], crosses=[("km", "sky")], bits=12, kinds={"sky": "words"}))
     expected = {"rates": [0.5], "crosses": [("km", "sky")], "bits": 12, "kinds": {"sky": "words"}}
     expected |= {"time_zone": None, "shapes": True, "embeddings": None}
     assert model.get_params() == expected
@@ -120,7 +124,10 @@ def test_it_works_with_the_tools_of_scikit_learn() -> None:
 def test_columns_are_found_by_name_or_by_position() -> None:
     """Columns in another order were learned as other columns."""
     numbers = FRAME[["km"]].assign(wind=FRAME["wind"].fillna(0.0))
-    named, plain = OnlineRegressor().fit(numbers, MINUTES), OnlineRegressor().fit(numbers.to_numpy(), MINUTES)
+    named, plain = (
+        learn.OnlineRegressor().fit(numbers, MINUTES),
+        learn.OnlineRegressor().fit(numbers.to_numpy(), MINUTES),
+    )
     with pytest.warns(UserWarning, match="does not have valid feature names"):
         assert named.predict(numbers.to_numpy()).tolist() == named.predict(numbers).tolist()
     with pytest.warns(UserWarning, match="was fitted without feature names"):
@@ -133,7 +140,7 @@ def test_columns_are_found_by_name_or_by_position() -> None:
 
 def test_labels_that_do_not_fit_are_refused() -> None:
     """A class that the first call did not name would have no probability."""
-    model = OnlineClassifier()
+    model = learn.OnlineClassifier()
     with pytest.raises(ValueError, match="classes must be passed on the first call"):
         model.partial_fit(FRAME, LATE)
     model.partial_fit(FRAME, LATE, ["late", "on time"])
@@ -142,7 +149,7 @@ def test_labels_that_do_not_fit_are_refused() -> None:
     with pytest.raises(ValueError, match="as in the first call"):
         model.partial_fit(FRAME, LATE, ["late", "never"])
     with pytest.raises(ValueError, match="expected two classes or more"):
-        OnlineClassifier().fit(FRAME, ["late"] * 900)
+        learn.OnlineClassifier().fit(FRAME, ["late"] * 900)
     with pytest.raises(ModelError, match="expected numbers in the field 'km'"):
         model.partial_fit(FRAME.assign(km="far"), LATE)
 

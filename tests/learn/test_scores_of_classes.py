@@ -1,7 +1,5 @@
 """``training.predictions`` of a model of classes: the probability of each class, beside that of the true one."""
 
-from __future__ import annotations
-
 import json
 from random import Random
 from typing import Any

@@ -1,7 +1,5 @@
 """The ready-made model sees shapes: fields that come late, texts, many columns and classes; its versions and states."""
 
-from __future__ import annotations
-
 from random import Random
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The members with tables equal the published test vectors and the reference; restores and cuts change no bit."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

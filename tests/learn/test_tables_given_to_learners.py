@@ -1,7 +1,5 @@
 """Learners accept the rows of pandas, polars and Arrow tables, or refuse them with a clear error."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

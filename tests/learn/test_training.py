@@ -1,7 +1,5 @@
 """Online training is a flow that learns, publishes, and handles bad rows."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace

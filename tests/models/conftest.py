@@ -1,7 +1,5 @@
 """Each test of models that asks for ``make_topic`` runs on memory and on SQLite."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

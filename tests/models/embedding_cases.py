@@ -1,7 +1,5 @@
 """Tests of served embeddings share this code: random embeddings beside a linear member, and their scores by hand."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from typing import Any

@@ -1,14 +1,11 @@
 """Tests of models share this code: a clock, short functions that write updates, and the compaction of a topic."""
 
-from __future__ import annotations
-
-import asyncio
-import heapq
 import itertools
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import numpy as np
+from topics import topic_case
 
 from streamiter.models import ModelUpdate, ModelUpdateEncoder
 from streamiter.models.intake import UpdateIntake
@@ -18,54 +15,11 @@ from streamiter.topics.topic import OutgoingBatch, ReadRequest, Topic, TopicReco
 MakeTopic = Callable[..., Awaitable[Topic]]
 
 
-class ManualClock:
+class ManualClock(topic_case.ManualClock):
     """A clock that advances only when a test advances it."""
 
     def __init__(self, now_s: float = 1_700_000_000.0) -> None:
-        self._now_s = now_s
-        self._due: list[tuple[float, int, Callable[[], None]]] = []
-        self._order = itertools.count()
-        self._called_off: set[int] = set()
-
-    def now_ms(self) -> int:
-        return round(self._now_s * 1000)
-
-    def monotonic_s(self) -> float:
-        return self._now_s
-
-    def call_later(self, delay_s: float, callback: Callable[[], None]) -> ManualTimer:
-        number = next(self._order)
-        heapq.heappush(self._due, (self._now_s + delay_s, number, callback))
-        return ManualTimer(self._called_off, number)
-
-    async def sleep(self, delay_s: float) -> None:
-        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        timer = self.call_later(delay_s, lambda: None if done.done() else done.set_result(None))
-        try:
-            await done
-        finally:
-            timer.cancel()
-
-    def advance(self, seconds: float) -> None:
-        end = self._now_s + seconds
-        while self._due and self._due[0][0] <= end:
-            self._now_s, number, callback = heapq.heappop(self._due)
-            if number not in self._called_off:
-                callback()
-        self._now_s = end
-
-    @property
-    def timers(self) -> int:
-        return sum(number not in self._called_off for _, number, _ in self._due)
-
-
-class ManualTimer:
-    def __init__(self, called_off: set[int], number: int) -> None:
-        self._called_off = called_off
-        self._number = number
-
-    def cancel(self) -> None:
-        self._called_off.add(self._number)
+        super().__init__(now_s)
 
 
 def encoder(generation: int = 1, next_version: int = 1, model: str = "ctr", **options: Any) -> ModelUpdateEncoder:

@@ -1,7 +1,5 @@
 """Tests of served tables share this code: random tables, and those of the executable reference as they are served."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

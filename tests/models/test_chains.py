@@ -1,7 +1,5 @@
 """Versions as changes: a follower has each version to the last bit, wherever it starts, and never a mixture of two."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """A change turns the parameters of a version into those of the next one, to the last bit, whatever they are."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 from random import Random

@@ -1,7 +1,5 @@
 """Chunks of updates that remain incomplete need bounded memory, and chunks of two updates are never mixed."""
 
-from __future__ import annotations
-
 import pytest
 
 from streamiter.models.chunks import ChunkAssembler

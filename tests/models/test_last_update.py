@@ -1,7 +1,5 @@
 """The last update of a model, and the generation of a new run, are found from the topic's end."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable
 from dataclasses import replace

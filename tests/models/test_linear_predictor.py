@@ -1,7 +1,5 @@
 """The default predictor handles scores, links, dense and sparse rows, and refuses invalid input."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,12 +1,10 @@
 """The encoder counts versions, refuses bad models, restores its state, and writes chunks under keys for compaction."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from models.model_case import ManualClock, decoded, encoder, large, large_update, same
 
-from streamiter.errors import ConfigurationError, ModelError
+from streamiter.errors import ConfigurationError
 from streamiter.models import ModelSnapshot
 from streamiter.topics.connecting import record_limit
 from streamiter.topics.topic import TopicDescription
@@ -47,19 +45,6 @@ def test_the_creation_time_comes_from_the_given_clock() -> None:
 def test_no_models_are_no_records() -> None:
     """A publisher may be called with an empty batch."""
     assert len(encoder().encode([])) == 0
-
-
-@pytest.mark.parametrize("name", ["", "a#b", "a\nb"])
-def test_a_name_that_cannot_be_part_of_a_key_is_refused(name: str) -> None:
-    """Model 'a#1.2.0' would overwrite a chunk of model 'a' in a compacted topic."""
-    with pytest.raises(ModelError, match="expected a name of printable characters without '#'"):
-        encoder(model=name)
-
-
-def test_an_unknown_format_is_refused() -> None:
-    """A mistyped format must not silently select another format."""
-    with pytest.raises(ConfigurationError, match='expected "auto", "json" or "safetensors", given \'pickle\''):
-        encoder(format="pickle")
 
 
 def test_chunks_stay_below_the_limit_of_the_topic() -> None:

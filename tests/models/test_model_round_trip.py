@@ -1,7 +1,5 @@
 """Parameters that are read from a topic equal the published parameters exactly."""
 
-from __future__ import annotations
-
 import math
 from random import Random
 from typing import Any, Literal

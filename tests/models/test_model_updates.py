@@ -1,7 +1,5 @@
 """A reader that follows a model handles order, repetitions, superseded writers, chunks, damage and closing."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 from dataclasses import replace
@@ -26,7 +24,7 @@ from models.model_case import (
 )
 from support.waiting import PATIENCE_S
 
-from streamiter.errors import ConfigurationError, DecodeError, TopicNotFound
+from streamiter.errors import DecodeError, TopicNotFound
 from streamiter.models import ModelUpdate, ModelUpdateEncoder, UpdateStatistics, model_updates
 from streamiter.topics.memory import MemoryBroker
 from streamiter.topics.topic import OutgoingBatch, ReadRequest, Topic, TopicBatch, TopicReader
@@ -265,17 +263,6 @@ async def test_every_start_of_a_topic_is_accepted(make_topic: MakeTopic) -> None
     assert await ranks(topic, start={0: offsets[1]}) == [(1, 2)]
     assert await ranks(topic, start=datetime.now(UTC) - timedelta(days=1)) == [(1, 1), (1, 2)]
     assert await ranks(topic, start="latest") == []
-
-
-async def test_unknown_options_are_refused_at_once() -> None:
-    """A mistyped start would otherwise give an error only when the topic is opened, hours later."""
-    topic = MemoryBroker().topic("models")
-    with pytest.raises(
-        ConfigurationError, match=r"expected start 'earliest', 'latest', 'latest_model'.*given 'newest'"
-    ):
-        model_updates(topic, "ctr", start="newest")  # type: ignore[arg-type]
-    with pytest.raises(ConfigurationError, match='expected "fail" or "skip", given \'ignore\''):
-        model_updates(topic, "ctr", on_error="ignore")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("start", ["earliest", "latest_model"])

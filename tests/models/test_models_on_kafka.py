@@ -1,7 +1,5 @@
 """Models pass a real broker, with its record limit, its transactions, and its order over partitions."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

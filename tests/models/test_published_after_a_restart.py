@@ -1,7 +1,5 @@
 """After a restart, publishing continues: a reader never sees a lower generation or version."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 from typing import Any

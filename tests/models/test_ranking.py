@@ -1,7 +1,5 @@
 """The best of many candidates for a row."""
 
-from __future__ import annotations
-
 from typing import Any, get_args
 
 import numpy as np
@@ -81,33 +79,12 @@ def test_candidates_of_a_model_with_crosses_are_ranked_with_them() -> None:
     assert model.top_k({"user": "u1"}, {"item": items}, k=5) == found
 
 
-@pytest.mark.parametrize(
-    ("candidates", "message"),
-    [
-        ({}, "expected candidates as columns of one length"),
-        ({"town": ["a"], "km": [1, 2]}, "expected candidates as columns of one length"),
-        (["a", "b"], "or a list of dicts, given"),
-        ({"km": ["many"]}, "expected a number in the field 'km'"),
-    ],
-)
-def test_wrong_candidates_are_refused(candidates: Any, message: str) -> None:
-    """A list of texts was ranked as rows of letters."""
-    with pytest.raises(ModelError, match=message):
-        LinearPredictor(embedded("logit"), "ctr").top_k(USER, candidates)
-
-
 def test_models_that_cannot_rank_say_so() -> None:
     """The error was of an array without the method."""
-    with pytest.raises(ModelError, match=r"ctr.top_k: expected a model .*, given weights without names"):
-        LinearPredictor({"weights": np.ones(2)}, "ctr").top_k({}, {"x": [1]})
-    with pytest.raises(ModelError, match="given several classes"):
-        LinearPredictor(shaped("softmax", scores=3)).top_k({}, {"km": [1]})
     learned = AdaptiveLinearModel()
     learned.learn(SparseRows.from_dense(np.eye(3)), [True, False, True])
     with pytest.raises(ModelError, match="expected a model of named fields with one score, given sparse rows"):
         LinearPredictor(learned.parameters()).top_k({}, {"x": [1]})
-    with pytest.raises(ModelError, match=r"top_k\(k=\): expected a whole number of at least 1, given 0"):
-        LinearPredictor(embedded("logit")).top_k(USER, {"town": TOWNS}, k=0)
 
 
 async def test_a_served_model_ranks_by_its_newest_version() -> None:

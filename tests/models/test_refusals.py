@@ -3,25 +3,27 @@
 ``PYTHONPATH=tests python tests/models/test_refusals.py`` writes the texts as they are now.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
 import pandas
 import polars
 import pytest
+from models.embedding_cases import embedded
 from models.model_case import encoder
 from models.shape_cases import shaped
 from support.refusals import sections, with_errors_now, write
 
+from streamiter import topic
 from streamiter.learn import AdaptiveLinearModel
-from streamiter.models import LinearPredictor, ModelSnapshot
+from streamiter.models import LinearPredictor, ModelSnapshot, model_updates
 from streamiter.values.sparse_rows import SparseRows
 
 FILE = Path(__file__).with_name("refusals.txt")
-NAMES = {"np": np, "pandas": pandas, "polars": polars}
-NAMES |= {each.__name__: each for each in (SparseRows, LinearPredictor, ModelSnapshot)}
+NAMES = {"np": np, "pandas": pandas, "polars": polars, "SparseRows": SparseRows, "LinearPredictor": LinearPredictor}
+NAMES |= {"encoder": encoder, "model_updates": model_updates, "topic": topic, "embedded": embedded, "shaped": shaped}
+NAMES["USER"] = {"user": 1}
+NAMES |= {"ModelSnapshot": ModelSnapshot}
 
 
 async def where_written(code: str) -> object:

@@ -1,7 +1,5 @@
 """A published ``AdaptiveLinearModel`` is served: it predicts as the learner itself, without Numba."""
 
-from __future__ import annotations
-
 import contextlib
 import datetime as dt
 import math

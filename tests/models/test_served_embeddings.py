@@ -1,7 +1,5 @@
 """Tests of predictions with the embeddings of a published model."""
 
-from __future__ import annotations
-
 from random import Random
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A served model handles its first model, newer models, ages, bad updates, outages, and the end of its topic."""
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import replace
 from typing import Any

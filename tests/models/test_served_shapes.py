@@ -1,7 +1,5 @@
 """Tests of predictions with the tables of a published model."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

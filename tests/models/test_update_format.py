@@ -1,7 +1,5 @@
 """What is published is what the specification of the wire format says: docs/model-updates.md and its JSON Schema."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from importlib.resources import files

@@ -1,7 +1,5 @@
 """Versions of published models are listed, found, compared, and rolled back to."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 from typing import Any

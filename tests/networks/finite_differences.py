@@ -1,7 +1,5 @@
 """Central finite differences of the loss are the reference for the gradients of a graph."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

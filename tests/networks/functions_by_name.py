@@ -1,7 +1,5 @@
 """The functions and layers of networks by their names in configuration files, in lower case."""
 
-from __future__ import annotations
-
 from streamiter.networks.configuration import sections
 from streamiter.networks.configuration.layer_kinds import ALIASES, LAYER_KINDS
 

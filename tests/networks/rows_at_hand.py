@@ -1,7 +1,5 @@
 """Tests of layers use these mini-batches of every kind."""
 
-from __future__ import annotations
-
 import numpy as np
 import numpy.typing as npt
 

@@ -1,7 +1,5 @@
 """The graph of a network, and the place holder with the features of the current mini-batch."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

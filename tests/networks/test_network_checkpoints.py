@@ -1,7 +1,5 @@
 """Training of networks resumes from a checkpoint and gives the same model as without the interruption."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

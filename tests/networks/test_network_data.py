@@ -1,7 +1,5 @@
 """Rows for networks are read from files, their labels are translated, and epochs are made of them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Networks that learn online, also from published versions, as one long training does."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Training of networks; training that diverges gives an error and keeps the last finite model."""
 
-from __future__ import annotations
-
 import json
 import math
 import warnings

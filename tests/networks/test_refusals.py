@@ -3,8 +3,6 @@
 ``PYTHONPATH=tests python tests/networks/test_refusals.py`` writes the texts as they are now.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

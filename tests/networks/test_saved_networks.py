@@ -1,7 +1,5 @@
 """A network is read from a file, saved to disk and loaded again, and invalid folders are refused."""
 
-from __future__ import annotations
-
 import json
 import warnings
 from pathlib import Path

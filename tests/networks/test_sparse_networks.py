@@ -1,7 +1,5 @@
 """Networks with more features than any array could hold: only features that occur are stored."""
 
-from __future__ import annotations
-
 import tracemalloc
 from pathlib import Path
 from random import Random

@@ -1,7 +1,5 @@
 """The backends of keyed states: the tests with ``make_states`` run over all of them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Tests of keyed snapshots share this code: small slices, and a reference that copies all states at the barrier."""
 
-from __future__ import annotations
-
 import asyncio
 import copy
 from collections.abc import Callable, Iterable, Iterator

@@ -1,7 +1,5 @@
 """A declared state has each field once, and copies of plain data are equal and independent."""
 
-from __future__ import annotations
-
 from itertools import chain
 from random import Random
 from typing import Any

@@ -1,7 +1,5 @@
 """Operators that hold records: MiniBatch, and ReduceAll, Sort, Join and Collect until the end of the input."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

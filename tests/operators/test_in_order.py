@@ -1,7 +1,5 @@
 """Records of several partitions in one order, whatever was read first, and wherever batches were cut."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from types import SimpleNamespace

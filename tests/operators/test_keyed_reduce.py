@@ -1,7 +1,5 @@
 """KeyedReduce and StatefulMap keep a state for each key, record by record and batch by batch."""
 
-from __future__ import annotations
-
 from random import Random
 from typing import Any
 

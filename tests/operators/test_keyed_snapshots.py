@@ -1,7 +1,5 @@
 """Snapshots of keyed state are frozen at the barrier, and encoded in slices while records change the state."""
 
-from __future__ import annotations
-
 import random
 import sys
 import threading

@@ -1,7 +1,5 @@
 """Map, Filter and FlatMap of records and of batches: calls of a function, its results, and records that it refuses."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any

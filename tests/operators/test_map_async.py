@@ -1,7 +1,5 @@
 """A step that calls a service for each record: order, limits, failures, checkpoints, epochs."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections import Counter

@@ -1,7 +1,5 @@
 """Every built-in operator ignores cuts, has a complete state, and does not change its inputs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -3,8 +3,6 @@
 ``PYTHONPATH=tests python tests/operators/test_refusals.py`` writes the texts as they are now.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

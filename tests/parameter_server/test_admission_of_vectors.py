@@ -1,7 +1,5 @@
 """Vectors of a sparse matrix that come and go: what waits for a clock, and what is counted."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The row cache, compared with a brute-force cache, and the reads of clients that have one."""
 
-from __future__ import annotations
-
 import asyncio
 from math import inf
 from random import Random

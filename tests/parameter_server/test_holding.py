@@ -1,7 +1,5 @@
 """Requests after a barrier: they are in no snapshot, are not lost, and block no worker that need not wait."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A worker that sends nothing any more counts as dead and leaves, and workers that waited for it continue."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any

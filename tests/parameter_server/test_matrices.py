@@ -1,7 +1,5 @@
 """Rows, columns and first values of a matrix; ``refusals.txt`` has those that are refused."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

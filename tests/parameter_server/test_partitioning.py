@@ -1,7 +1,5 @@
 """How requests are cut into blocks, compared with a loop over all columns."""
 
-from __future__ import annotations
-
 from itertools import pairwise, product
 from random import Random
 

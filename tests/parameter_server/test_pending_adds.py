@@ -1,7 +1,5 @@
 """Adds that wait for a clock, and barriers of workers by number."""
 
-from __future__ import annotations
-
 import tracemalloc
 from itertools import count
 from random import Random

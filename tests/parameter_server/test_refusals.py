@@ -3,8 +3,6 @@
 ``PYTHONPATH=tests python tests/parameter_server/test_refusals.py`` writes the texts as they are now.
 """
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 import math

@@ -1,7 +1,5 @@
 """A restore brings back the matrices of a snapshot, and nothing that came later."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 from typing import Any

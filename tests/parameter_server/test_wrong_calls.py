@@ -1,7 +1,5 @@
 """Calls that fail, wait for room or are cancelled: no other call waits for ever. ``refusals.txt`` has wrong calls."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager

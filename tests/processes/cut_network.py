@@ -1,7 +1,5 @@
 """A program with a link to a process in another network, whose cable is cut: ``unshare -rn python cut_network.py``."""
 
-from __future__ import annotations
-
 import asyncio
 import sys
 import time

@@ -1,7 +1,5 @@
 """Flows of the tests, and a program that runs them: ``python flows_on_hosts.py NAME PROCESSES``."""
 
-from __future__ import annotations
-
 import asyncio
 import ctypes
 import logging

@@ -1,7 +1,5 @@
 """Jobs of one flow in one event loop, each as in a process of its own, whose channels and messages go through links."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace

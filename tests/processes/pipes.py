@@ -1,7 +1,5 @@
 """Two links joined by a pipe in memory, whose bytes arrive in pieces of any size, and the owner of a link for tests."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from random import Random

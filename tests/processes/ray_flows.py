@@ -1,7 +1,5 @@
 """Flows of the tests on Ray, and a program that runs one: ``python ray_flows.py ADDRESS FOLDER [STORE]``."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import sys

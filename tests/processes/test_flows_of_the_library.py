@@ -1,7 +1,5 @@
 """Flows and learners of the library in several processes have the results, to the last bit, of one process."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Batches, control records and messages come out of a frame as they went in: values, exact types, memory."""
 
-from __future__ import annotations
-
 import enum
 from collections import OrderedDict
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """A link: the handshake, strangers, garbage, losses, its end, and two real processes."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import gc

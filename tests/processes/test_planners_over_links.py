@@ -1,7 +1,5 @@
 """A flow in several processes whose channels are links: planners and links fit together."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from collections.abc import Callable

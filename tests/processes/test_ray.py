@@ -1,7 +1,5 @@
 """A flow in processes on a real Ray: results, errors, losses, and programs that end before the flow."""
 
-from __future__ import annotations
-
 import asyncio
 import importlib.util
 import logging

@@ -1,7 +1,5 @@
 """A channel and the two halves of one keep the same contract, however the bytes between the halves are cut."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import deque
 from collections.abc import Callable, Coroutine

@@ -1,7 +1,5 @@
 """Feedback between two processes never blocks its producer, keeps its order, and waits on the producer's disk."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 from random import Random

@@ -1,7 +1,5 @@
 """Long bodies pass through shared memory: between real processes, with arrays that are kept, and after losses."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import os

@@ -1,7 +1,5 @@
 """A case of the restore suite is a part of a flow, with the classes whose state it tests."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,7 +1,5 @@
 """Tests count the calls of the method by which a class returns its state."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 from typing import Any

@@ -1,7 +1,5 @@
 """Cases of iterations: the state at the border of a loop, its epochs and rounds, and records in the loop."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

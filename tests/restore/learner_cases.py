@@ -1,7 +1,5 @@
 """Cases of learners: weights, optimizer state, versions, counts, and questions that wait for labels."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Cases of models in the operators of users: linear models, hashed features, scalers, centroids and validations."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Cases of operators and sources: the state of each between two records."""
 
-from __future__ import annotations
-
 import asyncio
 import tempfile
 from pathlib import Path

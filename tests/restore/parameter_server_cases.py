@@ -1,7 +1,5 @@
 """Cases of parameter servers: matrices, clocks, adds that wait for a clock, and barriers of workers."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Each operator here has one fault that the check must find; a fresh process imports them from this module."""
 
-from __future__ import annotations
-
 import time
 from typing import Any, ClassVar
 

@@ -1,7 +1,5 @@
 """The check finds operators whose restored run differs from the original run, and its error names a remedy."""
 
-from __future__ import annotations
-
 import functools
 import re
 from typing import Any

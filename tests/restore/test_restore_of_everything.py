@@ -1,7 +1,5 @@
 """Every class with state resumes from a snapshot with equal results, bit for bit, in one to three processes."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import pkgutil

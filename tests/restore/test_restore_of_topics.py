@@ -1,7 +1,5 @@
 """Topics outlive a process: reading resumes at the snapshot, and publishing with the next version."""
 
-from __future__ import annotations
-
 import asyncio
 import functools
 from collections.abc import Callable

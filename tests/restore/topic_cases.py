@@ -1,7 +1,5 @@
 """Cases of sources and sinks: positions, and the generation and versions of published models."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

@@ -1,7 +1,6 @@
 """A flow of running sums with checkpoints, and its topics in memory."""
 
-from __future__ import annotations
-
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +30,7 @@ async def written(topic: Topic) -> list[Any]:
     return values
 
 
-async def write(topic: Topic, values: range) -> None:
+async def write(topic: Topic, values: Iterable[Any]) -> None:
     writer = await topic.open_writer()
     await writer.write(OutgoingBatch([orjson.dumps(value) for value in values]))
     await writer.close()

@@ -1,7 +1,5 @@
 """Drives an inbox as a task does, and records its results: for tests of the inbox against simple rules."""
 
-from __future__ import annotations
-
 import tempfile
 import weakref
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Operators and sources for tests of jobs: they record their calls, and fail and wait on request."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from typing import Any

@@ -1,13 +1,11 @@
 """Abandoned checkpoints: they have no effect, and no task waits for them."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 from typing import Any
 
-import orjson
 import pytest
+from runtime.checkpointed_sums import write, written
 from support.waiting import PATIENCE_S, until
 
 from streamiter import (
@@ -23,7 +21,7 @@ from streamiter.engine.job.job import Job
 from streamiter.errors import CheckpointError, JobFailed
 from streamiter.operators import Output
 from streamiter.testing import VirtualClock
-from streamiter.topics import MemoryBroker, OutgoingBatch, ReadRequest, Topic
+from streamiter.topics import MemoryBroker
 
 
 class Held(Operator):
@@ -35,21 +33,6 @@ class Held(Operator):
     async def process(self, record: Any, out: Output) -> None:
         await self._door.wait()
         out.emit(record)
-
-
-async def written(topic: Topic) -> list[Any]:
-    reader = await topic.open_reader(ReadRequest(stop="latest"))
-    values: list[Any] = []
-    while (batch := await reader.read()) is not None:
-        values += [orjson.loads(value) for value in batch.values if value is not None]
-    await reader.close()
-    return values
-
-
-async def write(topic: Topic, *values: Any) -> None:
-    writer = await topic.open_writer()
-    await writer.write(OutgoingBatch([orjson.dumps(value) for value in values]))
-    await writer.close()
 
 
 async def given_up(job: Job, count: int) -> None:
@@ -77,7 +60,7 @@ async def test_outputs_of_an_abandoned_checkpoint_are_committed_with_the_next(
     numbers = flow.source(broker.topic("in"))
     numbers.process(lambda: Held(door), name="held").sink(broker.topic("slow"))
     numbers.sink(broker.topic("fast"))
-    await write(broker.topic("in"), 1, 2)
+    await write(broker.topic("in"), [1, 2])
     settings = Checkpoints(tmp_path, interval_s=5.0, alignment_timeout_s=1.0)
     job = await flow.start(checkpoints=settings, clock=clock)
     await until(lambda: job.statistics().step("sink fast").records_in == 2)
@@ -85,7 +68,7 @@ async def test_outputs_of_an_abandoned_checkpoint_are_committed_with_the_next(
     await clock.advance(1.0)
     await given_up(job, 1)
     assert "checkpoint 1: its barrier has not passed held[0]" in caplog.text
-    await write(broker.topic("in"), 3)
+    await write(broker.topic("in"), [3])
     await until(lambda: job.statistics().step("sink fast").records_in == 3)
     assert await written(broker.topic("fast")) == []
     door.set()
@@ -106,7 +89,7 @@ async def test_a_checkpoint_that_takes_longer_than_the_interval_is_reported_once
     flow.source(broker.topic("in")).process(lambda: Held(door), name="held").sink(broker.topic("slow"))
     job = await flow.start(checkpoints=Checkpoints(tmp_path, interval_s=5.0), clock=clock)
     for number in (1, 2):
-        await write(broker.topic("in"), number)
+        await write(broker.topic("in"), [number])
         await until(lambda number=number: job.statistics().step("held").records_in == number)
         await clock.advance(5.0)
         await clock.advance(8.0)
@@ -124,7 +107,7 @@ async def test_a_second_checkpoint_does_not_overtake_the_barrier_of_the_first(
     clock, door = VirtualClock(), asyncio.Event()
     flow = Flow("still slow")
     flow.source(broker.topic("in")).process(lambda: Held(door), name="held").sink(broker.topic("slow"))
-    await write(broker.topic("in"), 1)
+    await write(broker.topic("in"), [1])
     settings = Checkpoints(tmp_path, interval_s=5.0, alignment_timeout_s=1.0)
     job = await flow.start(checkpoints=settings, clock=clock)
     await until(lambda: job.statistics().step("held").records_in == 1)
@@ -147,7 +130,7 @@ async def test_a_suspension_waits_for_the_barrier_of_an_abandoned_checkpoint(
     clock, door = VirtualClock(), asyncio.Event()
     flow = Flow("stopped while slow")
     flow.source(broker.topic("in")).process(lambda: Held(door), name="held").sink(broker.topic("slow"))
-    await write(broker.topic("in"), 1)
+    await write(broker.topic("in"), [1])
     settings = Checkpoints(tmp_path, interval_s=5.0, alignment_timeout_s=1.0)
     job = await flow.start(checkpoints=settings, clock=clock)
     await until(lambda: job.statistics().step("held").records_in == 1)
@@ -179,7 +162,7 @@ async def test_a_loop_continues_when_its_checkpoint_is_abandoned(
     config = IterationConfig(max_epochs_ahead=ahead)
     [seen] = iterate_unbounded_streams([flow.from_items([0], name="initial")], [numbers], body, config)
     seen.sink(broker.topic("slow"))
-    await write(broker.topic("in"), 1, 2)
+    await write(broker.topic("in"), [1, 2])
     settings = Checkpoints(tmp_path, interval_s=5.0, alignment_timeout_s=1.0)
     job = await flow.start(checkpoints=settings, clock=clock)
     await until(lambda: job.statistics().step("held").records_in >= 1)
@@ -191,7 +174,7 @@ async def test_a_loop_continues_when_its_checkpoint_is_abandoned(
     await clock.advance(5.0)
     await committed(job, 2)
     assert sorted(await written(broker.topic("slow"))) == [0, 1, 2, 100, 101, 102]
-    await write(broker.topic("in"), 3)
+    await write(broker.topic("in"), [3])
     await until(lambda: job.statistics().step("sink slow").records_in == 8)
     await job.stop("suspend")
     assert sorted(await written(broker.topic("slow"))) == [0, 1, 2, 3, 100, 101, 102, 103]
@@ -212,17 +195,17 @@ async def test_a_loop_completes_epochs_while_a_step_before_it_holds_the_abandone
 
     iterate_unbounded_streams([flow.from_items([], name="initial")], [fast, slow], body)
     door.set()
-    await write(broker.topic("slow"), *range(4))
+    await write(broker.topic("slow"), [*range(4)])
     settings = Checkpoints(tmp_path, interval_s=5.0, alignment_timeout_s=1.0)
     job = await flow.start(checkpoints=settings, clock=clock)
     await until(lambda: job.statistics().step("data 1").records_in == 4)
     door.clear()
-    await write(broker.topic("slow"), 4)
+    await write(broker.topic("slow"), [4])
     await until(lambda: job.statistics().step("held").records_in == 5)
     await clock.advance(5.0)
     await clock.advance(1.0)
     await given_up(job, 1)
-    await write(broker.topic("fast"), *range(3))
+    await write(broker.topic("fast"), [*range(3)])
     await until(lambda: job.statistics().loops[0].epoch_complete == 2)
     assert not door.is_set()
     await job.stop("abort")

@@ -1,7 +1,5 @@
 """Jobs with checkpoints: committed outputs, the state after a restart, and refused starts."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

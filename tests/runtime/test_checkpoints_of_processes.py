@@ -1,7 +1,5 @@
 """Checkpoints of a flow in several processes: each case that the simulation of processes does not reach on purpose."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 from typing import Any

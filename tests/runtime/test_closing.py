@@ -1,7 +1,5 @@
 """Whatever closes several things closes each of them; and the clock that advances only on a test's request."""
 
-from __future__ import annotations
-
 import ast
 import asyncio
 from collections.abc import Iterator

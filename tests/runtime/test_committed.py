@@ -1,7 +1,5 @@
 """Jobs without state commit the positions of their sources; jobs that would double their outputs say so."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import re

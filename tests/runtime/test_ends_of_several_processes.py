@@ -1,7 +1,5 @@
 """A job in several processes is like one job, seen from process 0: how it stops and fails, and its statistics."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Feedback that is read back from disk."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

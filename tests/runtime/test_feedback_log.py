@@ -1,7 +1,5 @@
 """The feedback of a checkpoint: a head logs it between its snapshot and the return of the barrier."""
 
-from __future__ import annotations
-
 import tempfile
 from types import SimpleNamespace
 from typing import Any

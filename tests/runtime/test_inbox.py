@@ -1,7 +1,5 @@
 """The inbox: turns, joining, wanted inputs, watermarks, ends."""
 
-from __future__ import annotations
-
 import asyncio
 
 import numpy as np

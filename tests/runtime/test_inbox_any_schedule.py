@@ -1,7 +1,5 @@
 """The inbox under random schedules, compared with simple rules."""
 
-from __future__ import annotations
-
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The inbox and checkpoint barriers: alignment, held records, snapshot and restore."""
 
-from __future__ import annotations
-
 import asyncio
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Epochs at an inbox: the watermark of several channels, and operators with ``epochs_in_order``."""
 
-from __future__ import annotations
-
 from random import Random
 from typing import Any
 

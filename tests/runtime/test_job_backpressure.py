@@ -1,7 +1,5 @@
 """Bounded memory, fair turns, and the statistics of a job."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from itertools import pairwise

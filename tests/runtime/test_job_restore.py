@@ -1,7 +1,5 @@
 """What a job takes from a snapshot: ended inputs, timers, the turns of subtasks; tests/restore compares whole runs."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Stopping a job: suspend, drain, abort; and waiting for it."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 from typing import Any, Literal

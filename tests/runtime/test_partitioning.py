@@ -1,7 +1,5 @@
 """The subtask that receives a record."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from itertools import chain, pairwise
 from random import Random

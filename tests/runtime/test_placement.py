@@ -1,7 +1,5 @@
 """The placement of a flow: plain data, the same for all processes, and the errors of flows that differ."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """The plan: which steps run together in one task."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from typing import Any

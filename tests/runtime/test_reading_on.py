@@ -1,7 +1,5 @@
 """A finished job that is started again with new records in its topics reads on, in one process and in several."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections import Counter

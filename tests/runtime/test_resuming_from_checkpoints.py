@@ -1,7 +1,5 @@
 """Which checkpoint the next run of a job starts from, and with which errors."""
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A flow in several processes, whose workers stop at one clock, however late the messages between them are."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 from collections import Counter, deque

@@ -1,7 +1,5 @@
 """SIGTERM and Ctrl-C on a flow in another process."""
 
-from __future__ import annotations
-
 import re
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """The statistics of every kind of job are a JSON document at any time."""
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 import json

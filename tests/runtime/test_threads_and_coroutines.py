@@ -1,7 +1,5 @@
 """Operators that run in threads, and operators that are awaited."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from typing import Any

@@ -1,7 +1,5 @@
 """The records that a sink holds until the commit, and the effect on the job when its transaction has ended."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator
 from pathlib import Path

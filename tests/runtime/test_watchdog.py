@@ -1,7 +1,5 @@
 """No silent stall: the messages of the watchdog, and their times."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Fixtures of the tests of the service."""
 
-from __future__ import annotations
-
 import functools
 
 import pytest

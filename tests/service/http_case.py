@@ -1,7 +1,5 @@
 """Tests of the HTTP server share a service without a job: a published model, and a server on a port of its own."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator

@@ -1,7 +1,5 @@
 """Tests of the service share these models, and a training that has ended."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Who may ask: tokens with roles, and files that are read again while the service runs."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

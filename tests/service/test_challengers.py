@@ -1,7 +1,5 @@
 """A service with a challenger: on a real broker, in answers, on the page's documents, and promoted by a command."""
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import asdict
 from pathlib import Path

@@ -1,7 +1,5 @@
 """``streamiter serve --check`` compares a file with the topics and files that it names."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

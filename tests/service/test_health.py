@@ -1,7 +1,5 @@
 """Health as a pure function of facts, and from which facts of a job it comes."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """A service that reads a history before its topic: what it says meanwhile, and what it has learned at the end."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import math

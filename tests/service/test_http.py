@@ -1,7 +1,5 @@
 """The HTTP server: its answers, its limits, its token and TLS, over real connections."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import gc

@@ -3,8 +3,6 @@
 ``make soak`` sends 10,000 malformed requests, ``make test`` some hundred.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import socket

@@ -1,7 +1,5 @@
 """Requests with the head of an answered one are neither parsed nor do they get a task; all else stays as it is."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator

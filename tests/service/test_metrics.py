@@ -1,7 +1,5 @@
 """The metrics of a service, its log, and what is known about the job that runs now."""
 
-from __future__ import annotations
-
 import asyncio
 import io
 import json

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
 import orjson
@@ -18,8 +18,6 @@ import pytest
 from models.embedding_cases import embedded
 from models.model_case import write
 from models.shape_cases import linear_part, shaped
-from playwright.async_api import Browser
-from playwright.async_api import Error as BrowserError
 from service.http_case import case, problem_of
 from service.service_models import trained_in_epochs
 from support.chromium import chromium, visit
@@ -48,6 +46,9 @@ from streamiter.service.settings import (
 from streamiter.topics import OutgoingBatch, topic
 from streamiter.values.helpers.clock import SystemClock
 from streamiter.values.named_rows import FieldReader
+
+if TYPE_CHECKING:
+    from playwright.async_api import Browser
 
 __all__ = ["chromium"]
 
@@ -222,6 +223,8 @@ async def test_everything_is_reached_by_the_keyboard_and_has_a_name(chromium: Br
 @in_browser
 async def test_nothing_is_loaded_from_elsewhere_and_no_script_is_taken_from_data(chromium: Browser) -> None:
     """A dead letter with a script ran in the browser of an operator, and sent the token of the service away."""
+    from playwright.async_api import Error as BrowserError
+
     async with case() as service, visit(chromium, service.address) as visited:
         answer = await service.client.get("/")
         policy = answer.headers["content-security-policy"]

@@ -1,7 +1,5 @@
 """The log of predictions: ids in answers, records in a topic, what is lost and what is not, and replays."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

@@ -1,7 +1,5 @@
 """Rows of JSON become predictions: the answer of each kind of model, wrong values with their paths, explanations."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Coroutine
 from random import Random

@@ -1,7 +1,5 @@
 """A file is proposed from the newest records of a topic: label, kinds of fields, and what the records do not tell."""
 
-from __future__ import annotations
-
 import tomllib
 from random import Random
 from typing import Any

@@ -1,7 +1,5 @@
 """Settings that change while a service runs, and the traces of its checkpoints."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os

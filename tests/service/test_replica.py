@@ -1,7 +1,5 @@
 """Replicas of a service: processes that predict with its published versions, and learn nothing."""
 
-from __future__ import annotations
-
 import asyncio
 import signal
 import sys

@@ -1,7 +1,5 @@
 """A whole service on a real broker: health while the topic is idle and while the broker is away, and exit codes."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import re

@@ -1,7 +1,5 @@
 """A service with the learner ``network``: it learns which items a user clicks on, resumes, and ranks items."""
 
-from __future__ import annotations
-
 import itertools
 import sys
 import tomllib

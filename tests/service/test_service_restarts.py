@@ -1,7 +1,5 @@
 """A service that was killed, or whose checkpoint does not fit any more, goes on with what it has learned."""
 
-from __future__ import annotations
-
 import asyncio
 import signal
 import sys

@@ -1,7 +1,5 @@
 """The file of a service is read as a whole, and each of its errors is told with its line and its remedy."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import re

@@ -1,7 +1,5 @@
 """Standbys: processes of a service that predict, and learn when the process that learns is gone."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import signal

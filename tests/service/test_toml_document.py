@@ -1,7 +1,5 @@
 """Each key of a TOML document has its line; values have units, and messages say what is good."""
 
-from __future__ import annotations
-
 import tomllib
 from random import Random
 from typing import Any

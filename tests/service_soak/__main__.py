@@ -5,8 +5,6 @@ is 1 if the oracle has found a fault. In the last two fifths the service is not 
 threads must be flat, while brokers, producers and clients come and go.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import contextlib

@@ -4,8 +4,6 @@
 metrics, and keeps a page open.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

@@ -3,8 +3,6 @@
 ``python -m service_soak.consume TOPIC FOLDER``, until SIGTERM. Each life of the consumer has a file in the folder.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

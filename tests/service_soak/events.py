@@ -1,7 +1,5 @@
 """The events and the questions of the soak test: each follows from its number, so that the oracle knows all of them."""
 
-from __future__ import annotations
-
 from typing import Any, Final
 
 import msgspec

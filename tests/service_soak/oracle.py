@@ -3,8 +3,6 @@
 Each fault is a sentence.
 """
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field

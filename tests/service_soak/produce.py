@@ -4,8 +4,6 @@
 killed producer leaves one open: the next producer aborts it, or learns that it was committed.
 """
 
-from __future__ import annotations
-
 import asyncio
 import signal
 import sys

@@ -4,8 +4,6 @@
 prints after how many seconds the model predicted. The clone is of this repository. It needs the network for packages.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -1,7 +1,5 @@
 """Whether the resources of a process are flat: a line through its memory, and counts at the begin and the end."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final

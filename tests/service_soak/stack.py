@@ -4,8 +4,6 @@ A process that ends is started again as docker compose does with ``restart: unle
 twice as long each time up to a minute, unless the process has run for 10 s.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

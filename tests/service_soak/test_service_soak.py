@@ -1,7 +1,5 @@
 """A service that is left running survives the death of each process around it, and its own."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace

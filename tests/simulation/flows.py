@@ -3,8 +3,6 @@
 Inputs are equal under every seed, so one undisturbed run of each flow is enough for all seeds.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """These flows have loops: synchronous, asynchronous, bounded, with replay, rounds or feedback in a topic."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from typing import Any

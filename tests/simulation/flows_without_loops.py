@@ -1,7 +1,5 @@
 """These flows have keyed state, timers, partitions, mini-batches, side outputs, or inputs read in turn."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The simulation tests run their flows under many seeds."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterable
 

@@ -1,7 +1,5 @@
 """``simulate`` finds faults, explains them in its messages, and repeats a fault by its seed."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import subprocess

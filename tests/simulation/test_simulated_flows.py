@@ -1,7 +1,5 @@
 """Under faults, crashes and restarts, in one to three processes, flows commit what an undisturbed run commits."""
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 import logging

@@ -1,7 +1,5 @@
 """Topics and stores of a simulation follow their contracts, violate them only on request; outputs have rules."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from dataclasses import replace

@@ -3,8 +3,6 @@
 Only addresses, folders and the names of topics are replaced, so that tests do not disturb each other.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

@@ -1,7 +1,5 @@
 """The files of the stack as data: what docker compose and Kubernetes read from them."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """``docker-compose.yml`` and the Dockerfile are valid, and services have no more rights than they need."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

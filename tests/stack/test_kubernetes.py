@@ -1,7 +1,5 @@
 """``kubernetes.yaml`` and ``kuberay.yaml`` follow their schemas, and their processes and services fit into the pods."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import shutil

@@ -1,7 +1,5 @@
 """Rules, dashboard and documentation speak of metrics that the service really exposes."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

@@ -4,8 +4,6 @@ Prometheus scrapes the service with its own configuration, and evaluates the rul
 broker of the file is started by the official image's own set-up program, which is part of Kafka's jars.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -1,7 +1,5 @@
 """A database for the tests of its rows."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path

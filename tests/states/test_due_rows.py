@@ -1,7 +1,5 @@
 """Due items on disk, the first of which are in memory, are those of the heap."""
 
-from __future__ import annotations
-
 from collections import Counter
 from random import Random
 from typing import Any

@@ -1,7 +1,5 @@
 """Lists of keys in the rows of a database: what is written, what stays in memory, and what is read again."""
 
-from __future__ import annotations
-
 import contextlib
 import threading
 from bisect import insort

@@ -1,7 +1,5 @@
 """Flows with states on disk: restarts with other settings, stores of any kind, files, and errors."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import errno

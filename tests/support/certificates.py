@@ -1,7 +1,5 @@
 """Tests make certificates with openssl: of an authority, a server and a client."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

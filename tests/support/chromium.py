@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest_asyncio
-from playwright.async_api import Browser, Page, async_playwright
 from support.programs import system_program
 from support.waiting import PATIENCE_S
+
+if TYPE_CHECKING:
+    from playwright.async_api import Browser, Page
 
 __all__ = ["FLAGS", "Visit", "chromium", "visit"]
 
@@ -47,6 +49,8 @@ class Visit:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def chromium() -> AsyncIterator[Browser]:
     """A browser for all tests of a module, which share its event loop."""
+    from playwright.async_api import async_playwright  # Its import takes as long as that of numpy.
+
     path = system_program("chromium", "chromium")
     async with async_playwright() as playwright:
         browser = await playwright.chromium.launch(executable_path=path, args=FLAGS)

@@ -5,8 +5,6 @@
     python -m support.circles
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterable, Mapping, Set
 from graphlib import CycleError, TopologicalSorter

@@ -6,8 +6,6 @@ same functions at the same time. ``make test`` runs this before the tests begin 
     python -m support.compiled_code
 """
 
-from __future__ import annotations
-
 from operator import itemgetter
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The cost of a call, in numbers that no load of the machine changes."""
 
-from __future__ import annotations
-
 import cProfile
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """The first flights of the real data, for programs of tests: all flights take each program two seconds to read."""
 
-from __future__ import annotations
-
 import zipfile
 from itertools import islice
 from typing import Final

@@ -5,8 +5,6 @@ needs to import numpy, Numba and the program. Tests use ``Forked``; run as a pro
 forks.
 """
 
-from __future__ import annotations
-
 import asyncio
 import atexit
 import contextlib

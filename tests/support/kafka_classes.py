@@ -7,8 +7,6 @@ needed (``PYTHONPATH=tests``)::
     python -m support.kafka_classes
 """
 
-from __future__ import annotations
-
 import contextlib
 import subprocess
 import tempfile

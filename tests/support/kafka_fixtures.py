@@ -1,7 +1,5 @@
 """The fixtures that give tests a Kafka broker; ``tests/conftest.py`` makes them known to all tests."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os

@@ -1,7 +1,5 @@
 """Maven fetches the jar files of Apache Kafka once, into the user's cache folder."""
 
-from __future__ import annotations
-
 import hashlib
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Tests delete records of a broker at the moment of their choice, instead of waiting for the retention."""
 
-from __future__ import annotations
-
 from aiokafka import TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
 

@@ -10,8 +10,6 @@ or from a shell, until Ctrl-C (``PYTHONPATH=tests``)::
     python -m support.kafka_server
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import random

@@ -1,7 +1,5 @@
 """Late messages, as between processes: of the members of a loop and its coordinator, and barriers to tasks."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import random

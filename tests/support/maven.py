@@ -1,7 +1,5 @@
 """Maven fetches files once, into the user's cache folder."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os

@@ -7,8 +7,6 @@ A change also counts as noticed if it causes an endless loop, or if mypy refuses
     make mutate MODULE=iteration/progress     # all cores whose path contains this text
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """The picture of the page in the documents: ``make pictures`` takes it of the service of the demo, in a browser."""
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import re

@@ -1,7 +1,5 @@
 """Programs and packages that some tests need, and that `.ci/run` installs."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from typing import NoReturn

@@ -1,7 +1,5 @@
 """A real Ray cluster on this machine, whose processes tests may kill."""
 
-from __future__ import annotations
-
 import importlib.util
 import logging
 import os

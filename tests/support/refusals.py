@@ -7,8 +7,6 @@ Each call has its error below it, indented:
         OutOfRange: psf.Abs(source=): expected a whole number of at least 0, given -1
 """
 
-from __future__ import annotations
-
 import asyncio
 import re
 import textwrap

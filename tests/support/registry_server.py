@@ -6,8 +6,6 @@ Use it in code::
         print(registry.url)
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -4,8 +4,6 @@ It prints its port, and obeys the lines ``stop`` and ``start`` on stdin. Stopped
 objects.
 """
 
-from __future__ import annotations
-
 import sys
 import threading
 

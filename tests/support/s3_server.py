@@ -1,7 +1,5 @@
 """A real S3 server (of moto) in a process of its own, which a test can stop, start and freeze."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

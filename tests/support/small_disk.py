@@ -1,7 +1,5 @@
 """Tests can use a small disk; ``tests/conftest.py`` makes the fixture known to all tests."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from collections.abc import Callable, Iterator

@@ -4,8 +4,6 @@
 seeds. ``tests/conftest.py`` makes the fixture known to all tests.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 

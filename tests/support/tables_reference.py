@@ -1,7 +1,5 @@
 """The executable reference of the learner with tables, which is beside the project; tests skip where it is missing."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import sys

@@ -1,7 +1,5 @@
 """Tests wait for conditions that no event announces."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from typing import Final

@@ -1,7 +1,5 @@
 """Checks of the last record of a key, which is searched from a topic's end, and of the topic of commit records."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

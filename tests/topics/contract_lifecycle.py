@@ -1,7 +1,5 @@
 """Checks of the creation and deletion of topics, and of the closing of readers and writers."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable
 

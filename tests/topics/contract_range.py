@@ -1,7 +1,5 @@
 """Checks of the first and the last record that a reader returns."""
 
-from __future__ import annotations
-
 import asyncio
 from datetime import UTC, datetime, timedelta
 

@@ -1,7 +1,5 @@
 """Checks of the reading of records: shares, turns, waiting, resuming and lag."""
 
-from __future__ import annotations
-
 import asyncio
 
 from support.waiting import PATIENCE_S

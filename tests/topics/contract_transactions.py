@@ -1,7 +1,5 @@
 """Checks of transactions: records become visible together, and only the present owner may write."""
 
-from __future__ import annotations
-
 import asyncio
 import signal
 import sys

@@ -1,7 +1,5 @@
 """Checks that written records can be read again."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 from pathlib import Path

@@ -3,8 +3,6 @@
 `test_sqlite_file.py` runs this file as a process: ``sqlite_crash_child.py <url> <way of writing>``.
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import sys

@@ -1,7 +1,5 @@
 """Topics in an SQLite file of a test, and what any SQLite tool sees in the file."""
 
-from __future__ import annotations
-
 import contextlib
 import sqlite3
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """JSON that compiled code decodes gives the same columns, to the last bit, and the same errors as without it."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 import struct

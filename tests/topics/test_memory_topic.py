@@ -1,7 +1,5 @@
 """Topics in memory, and connectors, which are found by the scheme of a URL."""
 
-from __future__ import annotations
-
 import asyncio
 import sys
 import threading

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 import pickle
 import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from decimal import Decimal
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
-from confluent_kafka.schema_registry import SchemaRegistryClient
-from confluent_kafka.schema_registry.avro import AvroDeserializer, AvroSerializer
-from confluent_kafka.schema_registry.json_schema import JSONDeserializer, JSONSerializer
-from confluent_kafka.schema_registry.protobuf import ProtobufDeserializer, ProtobufSerializer
-from confluent_kafka.serialization import MessageField, SerializationContext
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from support.registry_server import RegistryServer
 from support.waiting import PATIENCE_S
@@ -92,41 +89,54 @@ def proto(name: str, *messages: str, imports: tuple[str, ...] = ()) -> descripto
 Click = messages_of(proto("clicks.proto", "Other", "Click.Inner"))["shop.Click"]
 
 
+@functools.cache
+def confluent() -> Any:
+    """Return the names of Confluent's client, which takes a second to import, for the tests that need them."""
+    from confluent_kafka import schema_registry, serialization
+    from confluent_kafka.schema_registry import avro, json_schema, protobuf
+
+    modules = (schema_registry, serialization, avro, json_schema, protobuf)
+    return SimpleNamespace(**{name: value for each in modules for name, value in vars(each).items() if name[0] != "_"})
+
+
 @dataclass
 class Case:
     """A format, and Confluent's serializer and deserializer of it."""
 
     ours: Callable[..., RegistryFormat]
     schema: tuple[Any, ...]
-    serializer: Callable[[SchemaRegistryClient], Any]
-    deserializer: Callable[[SchemaRegistryClient], Any]
+    serializer: Callable[[Any], Any]
+    deserializer: Callable[[Any], Any]
     records: list[Any] = field(default_factory=lambda: CLICKS)
 
 
 CASES = {
     "avro": Case(
-        Avro, (json.dumps(CLICK),), lambda client: AvroSerializer(client, json.dumps(CLICK)), AvroDeserializer
+        Avro,
+        (json.dumps(CLICK),),
+        lambda client: confluent().AvroSerializer(client, json.dumps(CLICK)),
+        lambda client: confluent().AvroDeserializer(client),
     ),
     "json": Case(
         JsonSchema,
         (json.dumps(CLICK_JSON),),
-        lambda client: JSONSerializer(json.dumps(CLICK_JSON), client),
-        lambda client: JSONDeserializer(json.dumps(CLICK_JSON)),
+        lambda client: confluent().JSONSerializer(json.dumps(CLICK_JSON), client),
+        lambda client: confluent().JSONDeserializer(json.dumps(CLICK_JSON)),
     ),
     "protobuf": Case(
         Protobuf,
         (Click,),
-        lambda client: ProtobufSerializer(Click, client, {"use.deprecated.format": False}),
-        lambda client: ProtobufDeserializer(Click, {"use.deprecated.format": False}),
+        lambda client: confluent().ProtobufSerializer(Click, client, {"use.deprecated.format": False}),
+        lambda client: confluent().ProtobufDeserializer(Click, {"use.deprecated.format": False}),
         [Click(**each) for each in CLICKS],
     ),
 }
 
 
 @pytest.fixture
-def client(schema_registry: RegistryServer) -> Iterator[SchemaRegistryClient]:
+def client(schema_registry: RegistryServer) -> Iterator[Any]:
     """Return Confluent's client."""
-    with SchemaRegistryClient({"url": schema_registry.url}) as opened:
+    with confluent().SchemaRegistryClient({"url": schema_registry.url}) as opened:
         yield opened
 
 
@@ -166,10 +176,10 @@ async def encoded(form: RegistryFormat, topic: str, records: Any) -> list[bytes 
 
 
 async def test_values_are_those_of_confluents_serializers(
-    schema_registry: RegistryServer, client: SchemaRegistryClient, case: Case, topic_prefix: str
+    schema_registry: RegistryServer, client: Any, case: Case, topic_prefix: str
 ) -> None:
     """Each side reads what the other one wrote, and both write the same bytes."""
-    context = SerializationContext(f"{topic_prefix}clicks", MessageField.VALUE)
+    context = confluent().SerializationContext(f"{topic_prefix}clicks", confluent().MessageField.VALUE)
     serializer, deserializer = case.serializer(client), case.deserializer(client)
     theirs = await asyncio.to_thread(lambda: [serializer(record, context) for record in case.records])
     form = case.ours(schema_registry.url, *case.schema)
@@ -232,12 +242,7 @@ async def test_formats_are_sent_to_other_processes(
     ],
 )
 async def test_subjects(
-    schema_registry: RegistryServer,
-    client: SchemaRegistryClient,
-    case: Case,
-    topic_prefix: str,
-    options: dict[str, Any],
-    subject: str,
+    schema_registry: RegistryServer, client: Any, case: Case, topic_prefix: str, options: dict[str, Any], subject: str
 ) -> None:
     name = {Avro: "shop.Click", JsonSchema: "Click", Protobuf: "shop.Click"}[case.ours]  # type: ignore[index]
     if "own" in subject:
@@ -285,7 +290,7 @@ async def test_reader_schema(schema_registry: RegistryServer, topic_prefix: str)
 
 
 async def test_an_incompatible_schema_is_refused_before_anything_is_written(
-    schema_registry: RegistryServer, client: SchemaRegistryClient, topic_prefix: str
+    schema_registry: RegistryServer, client: Any, topic_prefix: str
 ) -> None:
     broker = MemoryBroker()
     clicks = await created(broker.topic(topic_prefix))
@@ -337,9 +342,7 @@ async def test_references(schema_registry: RegistryServer, topic_prefix: str) ->
         await encoded(form, topic_prefix, [{"user": "anna"}])
 
 
-async def test_protobuf_imports_are_registered(
-    schema_registry: RegistryServer, client: SchemaRegistryClient, topic_prefix: str
-) -> None:
+async def test_protobuf_imports_are_registered(schema_registry: RegistryServer, client: Any, topic_prefix: str) -> None:
     shared = proto(f"{topic_prefix}shared.proto", "Shared")
     files = proto(f"{topic_prefix}visit.proto", "Visit", imports=(shared.name,))
     kinds = messages_of(shared, files)

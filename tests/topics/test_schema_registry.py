@@ -1,7 +1,5 @@
 """The registry of schemas: look-ups, outages and credentials."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import urllib.request

@@ -1,7 +1,5 @@
 """Functions of a sink say keys, values, headers and time stamps of records; a value of None is a tombstone."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The SQLite file of topics: its form, a kill -9 while it is written, and a full disk."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import random

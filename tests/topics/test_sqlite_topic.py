@@ -1,7 +1,5 @@
 """Topics in an SQLite file: commits, polling, retention and transactions."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import sys

@@ -1,7 +1,5 @@
 """Topics in memory and in an SQLite file keep the contract of topics, follow a simple model, and are compacted."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 import tempfile

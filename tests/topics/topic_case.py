@@ -72,7 +72,7 @@ class ManualClock:
         self._called_off: set[int] = set()
 
     def now_ms(self) -> int:
-        return int(self._now_s * 1000)
+        return round(self._now_s * 1000)
 
     def monotonic_s(self) -> float:
         return self._now_s
@@ -98,6 +98,11 @@ class ManualClock:
             if number not in self._called_off:
                 callback()
         self._now_s = end
+
+    @property
+    def timers(self) -> int:
+        """The number of timers that are set."""
+        return sum(number not in self._called_off for _, number, _ in self._due)
 
 
 @dataclass
@@ -177,6 +182,11 @@ async def read_to_end(topic: Topic, request: ReadRequest | None = None) -> list[
     finally:
         await patiently(reader.close())
     return records
+
+
+async def content(topic: Topic) -> list[TopicRecord]:
+    """Return all records of a topic, partition by partition."""
+    return sorted(await read_to_end(topic), key=lambda record: (record.partition, record.offset))
 
 
 async def read_count(reader: TopicReader, count: int) -> list[TopicRecord]:

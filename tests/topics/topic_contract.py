@@ -12,8 +12,6 @@ A connector's test module makes a `TopicCase` in a fixture named ``case`` and in
 The checks do not know any connector; a field of the case says what only some connectors can do.
 """
 
-from __future__ import annotations
-
 from topics.contract_last_value import CommitTopicContract, LastValueContract
 from topics.contract_lifecycle import LifecycleContract
 from topics.contract_range import RangeContract

@@ -4,8 +4,6 @@
 ``open`` when the transaction is open, waits for a line, and prints the errors of the next calls.
 """
 
-from __future__ import annotations
-
 import asyncio
 import sys
 

@@ -1,7 +1,5 @@
 """A flow with one step to change between two runs, in the ways that `changes` lists."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal

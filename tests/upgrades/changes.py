@@ -1,7 +1,5 @@
 """The changes of steps on the page about upgrades: the flow before and after each, and what becomes of its state."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The changes of learners, of trainings on a parameter server and of iterations on the page about upgrades."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, Literal
 

@@ -1,7 +1,5 @@
 """A flow that changes between two runs keeps its state, or does not start: each row of the page on upgrades."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from inspect import isfunction, signature

@@ -1,7 +1,5 @@
 """Every type of layer has a small graph around it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any

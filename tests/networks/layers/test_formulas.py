@@ -1,7 +1,5 @@
 """The result of each layer is compared with its formula in plain loops, number by number."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Every layer is compared with finite differences, passes its states in order, and refuses rows that do not fit."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

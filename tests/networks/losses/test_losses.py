@@ -1,7 +1,5 @@
 """Every loss is checked: its formula, its slope, its predictions and its limits."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

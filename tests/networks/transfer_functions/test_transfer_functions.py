@@ -1,7 +1,5 @@
 """Every transfer function is checked: its formula, its slope, its limits, and the scale of dropout."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

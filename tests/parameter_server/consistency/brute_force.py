@@ -3,8 +3,6 @@
 It keeps no other state. It is slow, and is meant to be read together with the table of the three models.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple

@@ -1,7 +1,5 @@
 """Random calls of workers and clients, compared with a model that computes each answer from the complete history."""
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 import sys

@@ -1,7 +1,5 @@
 """The table of ASP, BSP and SSP, cell by cell; joins, leaves and restores are compared with the brute force."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The clocks of workers and their minimum, also after a restore with other workers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from random import Random
 

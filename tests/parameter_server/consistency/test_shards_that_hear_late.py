@@ -1,7 +1,5 @@
 """Shards that receive a clock, a join or a leave later than other shards."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from random import Random

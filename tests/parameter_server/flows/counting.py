@@ -1,7 +1,5 @@
 """Flows whose steps count records on a parameter server; a lost or repeated record shows in the counts."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import functools

@@ -1,7 +1,5 @@
 """Checkpoints of a flow with a server, also restored with other workers, other shards or other settings."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from typing import Any

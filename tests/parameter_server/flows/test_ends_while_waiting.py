@@ -1,7 +1,5 @@
 """Jobs that end while workers wait for each other: no job hangs, and each error names its cause."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from typing import Any

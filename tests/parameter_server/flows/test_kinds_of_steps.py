@@ -1,7 +1,5 @@
 """Epochs, wanted inputs, timers, batches and keyed state in steps that use a parameter server."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Flows with a parameter server in several processes: workers and shards are spread over them."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 from collections.abc import Callable, Sequence

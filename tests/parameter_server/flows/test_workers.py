@@ -1,7 +1,5 @@
 """Steps with a parameter server: each subtask is a worker from before its ``open`` until its input ends."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

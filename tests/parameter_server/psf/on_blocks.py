@@ -1,7 +1,5 @@
 """A matrix in blocks without a server, on which psfs run as they do on clients and shards."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Every psf on dense and sparse matrices of each dtype, cut into blocks of several shapes, compared with numpy."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from functools import cache
 from typing import Any

@@ -1,7 +1,5 @@
 """Psfs on a server with clients and shards."""
 
-from __future__ import annotations
-
 import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass

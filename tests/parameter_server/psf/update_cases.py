@@ -1,7 +1,5 @@
 """Every psf that changes parameters, with the same computation in plain numpy on the whole matrix."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Functions for Map and Zip at the top level of a module, where they have a name and can be imported."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

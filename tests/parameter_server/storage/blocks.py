@@ -1,7 +1,5 @@
 """Blocks of all kinds for tests, and helpers that encode and decode their state."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

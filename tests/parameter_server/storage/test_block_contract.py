@@ -1,7 +1,5 @@
 """The behaviour of all blocks, sparse or dense, of any dtype and shape, compared with a numpy array."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """The state of a block: frozen at the barrier, encoded in pieces, and refused by other blocks."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Sparse rows: which columns are absent, how much memory they take, and how they grow."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
