@@ -163,8 +163,13 @@ def field_or_function(argument: str, field_or_f: str | Function) -> Function:
         except (KeyError, AttributeError, ValueError) as error:
             raise _no_field(argument, name, record) from error
 
+    def of_dicts(records: Batch) -> list[Any]:
+        if type(records) is not list or set(map(type, records)) != {dict}:
+            raise TypeError
+        return list(map(itemgetter(name), records))
+
     field.__qualname__ = f"field {name!r}"
-    return field
+    return with_batches(field, of_dicts)
 
 
 def field_read_by(function: Any) -> str | None:

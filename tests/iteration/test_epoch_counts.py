@@ -101,7 +101,7 @@ def test_above_the_limit_neighbours_in_the_older_half_are_joined_to_the_lower_co
     for epoch, count in enumerate(brought):
         if count:
             counts.add(epoch, count)
-    assert counts.runs == runs
+    assert counts.runs == [list(run) for run in runs]
 
 
 def test_all_but_the_last_runs_are_forgotten() -> None:
@@ -110,7 +110,7 @@ def test_all_but_the_last_runs_are_forgotten() -> None:
     for epoch, count in enumerate([1, 2, 3, 4, 5]):
         counts.add(epoch, count)
     counts.forget_older(2)
-    assert counts.runs == [(3, 3, 4), (4, 4, 5)]
+    assert counts.runs == [[3, 3, 4], [4, 4, 5]]
 
 
 @random_examples(some_adds)

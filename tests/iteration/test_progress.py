@@ -212,7 +212,7 @@ def test_after_a_restore_nothing_is_decided_before_all_have_reported() -> None:
     assert progress.head_received(0, epoch=5, count=0) == []
     progress.head_restored(1, received=4, counts=[(3, 7), (4, 2)])
     assert progress.resume_after(released=4, complete=3, ended_in=None) == [Completed(4)]
-    assert progress.rounds.runs == [(4, 4, 2)]
+    assert progress.rounds.runs == [[4, 4, 2]]
     assert progress.head_received(1, epoch=5, count=0) == [ReleasedEpoch(5), Ended(5)]
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from itertools import islice
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,7 @@ from streamiter.operators import (
     Sort,
     StatefulMap,
 )
+from streamiter.operators.functions import field_or_function, values_at_once
 from streamiter.operators.output import RecordFailure
 from streamiter.values.records import Columns
 from streamiter.values.subtasks import check_keys
@@ -353,3 +355,11 @@ def test_a_result_that_a_step_cannot_take_is_a_type_error(step: Callable[[Stream
         flow.run()
     causes = [failed.value.__cause__, failed.value.__cause__.__cause__] if failed.value.__cause__ else []
     assert any(isinstance(cause, FunctionResultError) and isinstance(cause, TypeError) for cause in causes)
+
+
+def test_a_field_of_dicts_is_read_for_all_records_at_once() -> None:
+    """A call for each record was a thirtieth of the time of a training. Other records, and errors, need that call."""
+    number_of = field_or_function("event_time(time_of)", "number")
+    assert values_at_once(number_of, [{"number": 3}, {"number": None}]) == [3, None]
+    others: list[Any] = [[{"number": 3}, {}], [{"number": 3}, SimpleNamespace(number=4)], Columns({"number": [3]}), []]
+    assert [values_at_once(number_of, each) for each in others] == [None] * 4
