@@ -16,7 +16,7 @@ from streamiter.errors import ConfigurationError
 from streamiter.operators.declared_state import DeclaredState, declared
 from streamiter.values.field_profiles import ComparedField, FieldProfiles, ShiftLimits, compared
 from streamiter.values.named_rows import NamedRows
-from streamiter.values.numbers import Indices, whole_number
+from streamiter.values.numbers import Indices, checked_number, whole_number
 from streamiter.values.records import OutputTag
 
 # Of fewer rows, groups of values have too few to compare.
@@ -60,8 +60,8 @@ class FieldWatch(ShiftLimits):
                 f"{self.sample!r} of {self.window}"
             )
         for limit in fields(ShiftLimits):
-            if not (given := getattr(self, limit.name)) > 0.0:
-                raise ConfigurationError(f"FieldWatch({limit.name}=): expected a number above 0, given {given!r}")
+            given = getattr(self, limit.name)
+            checked_number(f"FieldWatch({limit.name}=)", given, "a number above 0", lambda number: number > 0.0)
 
 
 class FieldReport(TypedDict):

@@ -7,7 +7,6 @@ prediction by its link, and gives the cost of a wrong prediction.
 from __future__ import annotations
 
 import abc
-import math
 from collections.abc import Mapping
 from dataclasses import astuple, dataclass
 from types import MappingProxyType
@@ -17,7 +16,7 @@ import numpy as np
 
 from streamiter.errors import ConfigurationError, did_you_mean
 from streamiter.learn.rows import holds, refuse_rows_unless
-from streamiter.values.numbers import Floats
+from streamiter.values.numbers import Floats, checked_number, positive
 
 # The loss of a wrong probability of 0 or 1 would be infinite. scikit-learn clipped at 1e-15 for a long time; 1e-15 is
 # the smallest round number p for which 1 − p differs from 1.
@@ -131,8 +130,7 @@ class HuberLoss(_IdentityLoss):
     delta: float = 1.0
 
     def __post_init__(self) -> None:
-        if not 0.0 < self.delta < math.inf:
-            raise ConfigurationError(f"HuberLoss(delta=): expected a number above 0, given {self.delta!r}")
+        positive("HuberLoss(delta=)", self.delta)
 
     def values(self, predictions: Floats, targets: Floats) -> Floats:
         distances = np.abs(predictions - targets)
@@ -173,10 +171,8 @@ class QuantileLoss(_IdentityLoss):
     quantile: float = 0.5
 
     def __post_init__(self) -> None:
-        if not 0.0 < self.quantile < 1.0:
-            raise ConfigurationError(
-                f"QuantileLoss(quantile=): expected a share above 0 and below 1, given {self.quantile!r}"
-            )
+        expected = "a share above 0 and below 1"
+        checked_number("QuantileLoss(quantile=)", self.quantile, expected, lambda share: 0.0 < share < 1.0)
 
     def values(self, predictions: Floats, targets: Floats) -> Floats:
         missing = targets - predictions
