@@ -15,14 +15,13 @@ from typing import Any, ClassVar, Final, NamedTuple, Self, TypedDict
 import numpy as np
 import numpy.typing as npt
 
-from streamiter.errors import ConfigurationError
 from streamiter.learn.rows import refuse_rows_unless
 from streamiter.learn.validation import PredictedRows, ValidationKind
 from streamiter.models.saved_objects import Savable
 from streamiter.operators.declared_state import COPIED, DeclaredState, declared
 from streamiter.operators.output import Output
 from streamiter.values.helpers.compiled import saying_that_it_compiles
-from streamiter.values.numbers import Floats, whole_number
+from streamiter.values.numbers import Floats, checked_number, whole_number
 from streamiter.values.records import OutputTag
 from streamiter.values.tables import as_floats
 
@@ -73,10 +72,7 @@ class DriftDetector(DeclaredState, Savable, abc.ABC):
         option = f"{self.name}({setting}=)"
         if (bounds := _BOUNDS.get(setting)) is None:
             return whole_number(option, given, 1)
-        expected, is_good = bounds
-        if not is_good(given):
-            raise ConfigurationError(f"{option}: expected {expected}, given {given!r}")
-        return float(given)
+        return checked_number(option, given, *bounds)
 
 
 _BOUNDS: Final[Mapping[str, tuple[str, Callable[[float], bool]]]] = {

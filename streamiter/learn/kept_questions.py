@@ -74,7 +74,7 @@ class KeptQuestions:
         self._values, self._indices = room, indices
         self._starts[living] = rows.indptr[:-1]
 
-    def keep_scores(self, slots: Indices, scores: Floats, reading: int) -> None:
+    def keep_scores(self, slots: Indices, scores: Floats, reading: int | Indices) -> None:
         """Keep the experts' scores of questions, a row for each."""
         if (width := scores.shape[1]) > self._scores.shape[1]:
             self._scores = _widened(self._scores, width)
@@ -139,10 +139,7 @@ class KeptQuestions:
         rows = ModelRows(state["indptr"], state["indices"], state["values"])
         predictions = QuestionPredictions(*(state[name] for name in QuestionPredictions._fields))
         self.keep(slots, state["numbers"], rows, predictions)
-        scores = state["scores"]
-        if scores.shape[1] > self._scores.shape[1]:
-            self._scores = _widened(self._scores, scores.shape[1])
-        self._scores[slots, : scores.shape[1]] = scores
+        self.keep_scores(slots, state["scores"], state["readings"])
         self._score_counts[slots] = state["score counts"]
 
     @staticmethod

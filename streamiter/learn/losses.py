@@ -16,7 +16,7 @@ import numpy as np
 
 from streamiter.errors import ConfigurationError, did_you_mean
 from streamiter.learn.rows import holds, refuse_rows_unless
-from streamiter.values.numbers import Floats, positive
+from streamiter.values.numbers import Floats, checked_number, positive
 
 # The loss of a wrong probability of 0 or 1 would be infinite. scikit-learn clipped at 1e-15 for a long time; 1e-15 is
 # the smallest round number p for which 1 − p differs from 1.
@@ -171,10 +171,8 @@ class QuantileLoss(_IdentityLoss):
     quantile: float = 0.5
 
     def __post_init__(self) -> None:
-        if not 0.0 < self.quantile < 1.0:
-            raise ConfigurationError(
-                f"QuantileLoss(quantile=): expected a share above 0 and below 1, given {self.quantile!r}"
-            )
+        expected = "a share above 0 and below 1"
+        checked_number("QuantileLoss(quantile=)", self.quantile, expected, lambda share: 0.0 < share < 1.0)
 
     def values(self, predictions: Floats, targets: Floats) -> Floats:
         missing = targets - predictions

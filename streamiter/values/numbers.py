@@ -88,23 +88,24 @@ def whole_number(
 
 def positive(option: str, value: object) -> float:
     """Return the value as a plain float; refuse a value that is not a finite number above 0."""
-    return _number(option, value, lambda number: 0.0 < number < math.inf, "above 0")
+    return checked_number(option, value, "a number above 0", lambda number: 0.0 < number < math.inf)
 
 
 def not_negative(option: str, value: object) -> float:
     """Return the value as a plain float; refuse a value that is not a finite number of 0 or more."""
-    return _number(option, value, lambda number: 0.0 <= number < math.inf, "of 0 or more")
+    return checked_number(option, value, "a number of 0 or more", lambda number: 0.0 <= number < math.inf)
 
 
 def fraction(option: str, value: object) -> float:
     """Return the value as a plain float; refuse a value that is not from 0 to below 1."""
-    return _number(option, value, lambda number: 0.0 <= number < 1.0, "from 0 to below 1")
+    return checked_number(option, value, "a number from 0 to below 1", lambda number: 0.0 <= number < 1.0)
 
 
-def _number(option: str, value: object, is_good: Callable[[float], bool], bounds: str) -> float:
+def checked_number(option: str, value: object, expected: str, is_good: Callable[[float], bool]) -> float:
+    """Return the value as a plain float; refuse a value that is not as ``expected``."""
     number = plain_float(value)
     if not is_good(number):
-        raise ConfigurationError(f"{option}: expected a number {bounds}, given {value!r}")
+        raise ConfigurationError(f"{option}: expected {expected}, given {value!r}")
     return number
 
 

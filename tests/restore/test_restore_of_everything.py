@@ -157,6 +157,7 @@ SPEED_DECIDES = {
     "online_training_with_delayed_labels",
     "online_training_behind_a_join-asynchronous",
     "online_training_by_rows-asynchronous",
+    "online_training_with_embeddings-asynchronous",
     "online_training_by_rows_with_delayed_labels-asynchronous",
     "online_training_with_labels_in_event_time-asynchronous",
     "offline_training-asynchronous",

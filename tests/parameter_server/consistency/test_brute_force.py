@@ -317,7 +317,7 @@ PLANTED_IN_THE_SHARD = (
         "move in released",
         "move in [of for move in released for of in (replace(move, adds=[]), replace(move, gets=[]))]",
     ),
-    Bug("the shard forgets to finish the iteration", ASP(), MatrixShard._release, "self._finish_iteration()", "pass"),
+    Bug("the shard forgets to finish the iteration", ASP(), MatrixShard._release, "and self._clock_parts", "and False"),
     Bug("the shard releases no get at a leave", BSP(), MatrixShard._remove_worker, RELEASED, "pass"),
     Bug("the shard releases no get at a leave", SSP(0), MatrixShard._remove_worker, RELEASED, "pass"),
     Bug("the gets of a worker that has left hang", SSP(0), MatrixShard.leave, "self.fail_gets(worker, error)", "pass"),
