@@ -77,6 +77,11 @@ class ReceivedEpochs(DeclaredState):
             self._reported = received
             self._reports.received(self._head, received, count)
 
+    def state(self) -> dict[str, Any]:
+        # Complete epochs are forgotten with the next report.
+        kept = {epoch: count for epoch, count in self._unacknowledged.items() if epoch > self.complete}
+        return {**super().state(), "unacknowledged": kept}
+
     def report_following(self, epoch: int) -> None:
         """Report the same, where an epoch is received only after some member was told of the epoch before it."""
         self.complete = epoch - 1
