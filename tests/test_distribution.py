@@ -109,7 +109,9 @@ def test_the_hint_for_a_missing_extra_is_a_command_that_installs_it(wheel: Path,
 def test_all_extras_that_hints_name_exist(metadata: Metadata) -> None:
     """A hint named an unknown extra, for which pip installs nothing and only warns."""
     code = [*ROOT.joinpath("streamiter").rglob("*.py"), *ROOT.joinpath("connectors").rglob("*.py")]
-    named = set(re.findall(r"pip install ['\"]streamiter\[([\w,]+)\]['\"]", "".join(map(Path.read_text, code))))
+    texts = "".join(map(Path.read_text, code))
+    named = set(re.findall(r"pip install ['\"]streamiter\[([\w,]+)\]['\"]", texts))
+    named.update(re.findall(r'need_package\([^()]*(?:\([^()]*\)[^()]*)*, "[\w.]+", "([\w-]+)"', texts))
     assert {"kafka", "draw", "ray", "demo"} <= named <= set(metadata.provides_extra or [])
 
 

@@ -42,7 +42,7 @@ async def ensure_commit_topic(beside: Topic) -> Topic:
     >>> import asyncio
     >>> from streamiter.topics import MemoryBroker
     >>> asyncio.run(ensure_commit_topic(MemoryBroker().topic("outputs")))
-    MemoryTopic('streamiter-commits')
+    MemoryTopic('memory://streamiter-commits')
     """
     commits = beside.beside(COMMIT_TOPIC)
     purpose = f"in which flows that write to {beside.url} keep their commits"

@@ -72,7 +72,7 @@ URL_COMMANDS = {
     "models diff": ["{url}", "1.1", "--model", "ctr"],
     "models compare": ["{url}", "--model", "ctr"],
     "models export": ["{url}", "ctr.json", "--model", "ctr"],
-    "models import": ["{url}", "ctr.json", "--model", "ctr"],
+    "models import": ["{url}", "ctr.json", "--model", "late"],
     "models promote": ["{url}", "ctr", "--model", "late", "--anyway"],
     "models rollback": ["{url}", "1.1", "--model", "ctr"],
     "serve": ["--init", "{url}"],

@@ -83,7 +83,8 @@ def test_a_slow_process_slows_down_the_others_instead_of_filling_their_memory(tm
     source, slow = tasks["large[0]"], tasks["sum[1]"]
     assert (source.process, slow.process) == (0, 1)
     assert source.blocked_s > waited_s / 2
-    assert (slow.blocked_s, slow.busy_s) == (0, pytest.approx(waited_s, rel=0.5))
+    assert slow.blocked_s == 0
+    assert slow.busy_s > waited_s / 2  # A busy machine takes longer.
     [channel] = [each for each in source.outputs if each.name.endswith("sum[1]")]
     assert channel.total_bytes > 30 * limits.size_bytes
     assert channel.peak_records <= limits.records * 8

@@ -63,8 +63,7 @@ class FeatureFiles:
         self._made = 0
         """The greatest number of a file."""
         self.stored: dict[str, object] = {}
-        """Where a store keeps each file, by name."""
-        """The files that the store has, by name."""
+        """Where a store keeps each file that it has, by name."""
         self._local: set[str] = set()
         """The names of the files in the folder."""
         self._pieces: list[FrozenFeatures] = []
