@@ -221,8 +221,8 @@ class KilledFollowers:
 
     async def _follow_and_die(self) -> None:
         for count in itertools.cycle((1, 4, 9)):
+            first = self._seen()  # Now: on a busy machine the process may note a version before the block begins.
             async with running(self._program) as process:
-                first = self._seen()
                 while self._seen() < first + (1 if self._is_at_end else count):
                     await process.lives_for(_POLL_S)
                     assert not process.is_over, await process.ends()
