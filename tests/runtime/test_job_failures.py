@@ -345,6 +345,16 @@ class TestWrongOperators:
         flow.from_items([{"km": Scalar()}]).map(lambda record: record["miles"])
         assert "KeyError: 'miles'" in str(await failure_of(flow))
 
+    async def test_a_failure_whose_text_fails_is_no_abort(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The text of an error failed, and the run returned as if all was well."""
+        monkeypatch.setattr("streamiter.engine.tasks.failures._place", lambda failure: failure.no_such_thing)
+        flow = Flow("f")
+        flow.from_items([1]).map(lambda one: 1 // 0)
+        job = await flow.start()
+        with pytest.raises(InternalError, match="no_such_thing"):
+            await job.wait()
+        assert job.statistics().state == "failed"
+
     @pytest.mark.parametrize("count", [1, 2])
     async def test_a_coroutine_is_no_record(self, count: int) -> None:
         """A lambda around a call of a client gave coroutines, which later steps took for records."""
