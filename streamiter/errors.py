@@ -324,13 +324,17 @@ def shortened(record: Any) -> str:
     ("{'km': 3.5}", 'array([[1., 0.], [0., 1.]])')
     """
     if type(record) is dict:  # A row of columns has numpy's numbers and texts.
-        record = {
-            name: value.item() if getattr(value, "shape", None) == () else value for name, value in record.items()
-        }
+        record = {name: value.item() if _is_plain_of_numpy(value) else value for name, value in record.items()}
     shown = safe_repr(record)
     if "\n" in shown:
         shown = " ".join(shown.split())
     return shown if len(shown) <= _SHOWN_CHARACTERS else f"{shown[:_SHOWN_CHARACTERS]}… ({len(shown)} characters)"
+
+
+def _is_plain_of_numpy(value: Any) -> bool:
+    """Whether Python has this value, too. Values of other libraries are not asked; numpy's times may become ints."""
+    is_one = type(value).__module__ == "numpy" and getattr(value, "shape", None) == ()
+    return is_one and value.dtype.kind not in "mM"
 
 
 def safe_repr(record: Any) -> str:

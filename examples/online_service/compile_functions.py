@@ -19,9 +19,8 @@ def main() -> None:
     AdaptiveLinearModel().learn(texts, np.ones(1_000))
     AdaptiveLinearModel(embeddings=Embeddings(at_most="1 MB")).learn(texts, np.arange(1_000) % 2 == 0)
     compile_it()
-    labels = DelayedLabels(
-        itemgetter("key"), itemgetter("answers"), ["x"], itemgetter("answers"), within_s=1, otherwise=False
-    )
+    key, answers = itemgetter("key"), itemgetter("answers")
+    labels = DelayedLabels(key, answers, ["x"], answers, within_s=1, otherwise=False, time="processing")
     flow = Flow("labels that come later")
     events = flow.from_items([{"key": 0, "x": 1.0, "answers": answers} for answers in (False, True)])
     train_online(events, labels=labels)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial, reduce
 from typing import Any, Final, Literal, TypedDict, Unpack
 
@@ -19,7 +19,7 @@ from streamiter.errors import GraphError, ModelError
 from streamiter.flow.flow import all_or_nothing, check_stream, step_names
 from streamiter.flow.stream import Stream
 from streamiter.learn.adaptive import AdaptiveLinearModel
-from streamiter.learn.delayed_labels import DelayedLabels, is_in_event_time, with_event_time
+from streamiter.learn.delayed_labels import DelayedLabels, is_in_event_time, tell_of_clock, with_event_time
 from streamiter.learn.drift import DriftDetector
 from streamiter.learn.embeddings import Embeddings
 from streamiter.learn.features import StandardScaler
@@ -251,6 +251,9 @@ def _in_one_order(examples: Stream, options_of: Mapping[str, LearnerOptions], na
                 f"to the end of a wait at different places, given {labels.otherwise!r} for the learner {learner!r}; "
                 "put .event_time(…) behind the source, or leave otherwise= out"
             )
+        if not is_in_event_time(examples, labels):  # The training need not tell it again.
+            options_of[learner]["labels"] = replace(labels, time="processing")
+    tell_of_clock(examples, *late.values())
     return examples.map_batch(lambda batch: batch, name=named("one order"), parallelism=1)
 
 

@@ -181,6 +181,7 @@ def in_order_of_events(
     sent by key.
     """
     events = with_event_time(events, labels, named)
+    tell_of_clock(events, labels)
     is_timed = is_in_event_time(events, labels)
     if synchronous and not is_timed and (labels.otherwise is not None or labels.within_s is not None):
         raise GraphError(
@@ -229,10 +230,15 @@ def with_event_time(events: Stream, labels: DelayedLabels, named: Callable[[str]
             "would count all events of a backlog as events of the present; put .event_time(…) right behind "
             'flow.source(…), or write DelayedLabels(time="processing")'
         )
-    if labels.time is None and labels.within_s is not None and events.is_bounded:
+    return events
+
+
+def tell_of_clock(events: Stream, *given: DelayedLabels) -> None:
+    """Warn if the clock counts the waits of labels, most likely by mistake, while a stream is read that ends."""
+    counts = any(labels.time is None and labels.within_s is not None for labels in given)
+    if counts and events.is_bounded and not has_event_time(events):
         _log.warning(
             "train_online(labels=): %r ends and has no event time, so the clock counts the wait of each question while "
             'the events are read, all at once; put .event_time(…) before it, or write DelayedLabels(time="processing")',
             events.name,
         )
-    return events

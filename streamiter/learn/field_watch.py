@@ -16,7 +16,7 @@ from streamiter.errors import ConfigurationError
 from streamiter.operators.declared_state import DeclaredState, declared
 from streamiter.values.field_profiles import ComparedField, FieldProfiles, ShiftLimits, compared
 from streamiter.values.named_rows import NamedRows
-from streamiter.values.numbers import Indices, whole_number
+from streamiter.values.numbers import Indices, checked_number, whole_number
 from streamiter.values.records import OutputTag
 
 # Of fewer rows, groups of values have too few to compare.
@@ -37,7 +37,7 @@ class FieldWatch(ShiftLimits):
     measures is above its limit, and above what chance explains. ``without`` are fields that are not watched, such as
     a number that only grows. Another ``name`` takes the next rows as the reference when the job starts again.
 
-    Raises ConfigurationError for windows of fewer than 100 rows, and for limits that nothing, or everything, exceeds.
+    Raises ConfigurationError for windows of fewer than 100 rows, limits that are not above 0, and shares above 1.
 
     >>> FieldWatch(window=50)
     Traceback (most recent call last):
@@ -55,12 +55,9 @@ class FieldWatch(ShiftLimits):
         for option in ("reference", "window"):
             whole_number(f"FieldWatch({option}=)", getattr(self, option), ROWS_MIN)
         for share in ("sample", "ks", "missing", "new_values"):
-            if not 0.0 < (given := getattr(self, share)) <= 1.0:
-                raise ConfigurationError(
-                    f"FieldWatch({share}=): expected a share above 0 and at most 1, given {given!r}"
-                )
-        if not self.psi > 0.0:
-            raise ConfigurationError(f"FieldWatch(psi=): expected a number above 0, given {self.psi!r}")
+            expected = "a share above 0 and at most 1"
+            checked_number(f"FieldWatch({share}=)", getattr(self, share), expected, lambda given: 0.0 < given <= 1.0)
+        checked_number("FieldWatch(psi=)", self.psi, "a number above 0", lambda psi: psi > 0.0)
         if self.sample * self.window < ROWS_MIN:
             raise ConfigurationError(
                 f"FieldWatch(window=): expected a window whose sample has at least {ROWS_MIN} rows, given "

@@ -19,7 +19,7 @@ from streamiter.learn.rows import BadRows, rows_of_wrong_kind
 from streamiter.models.embedding_scores import HASH_BITS
 from streamiter.operators.declared_state import NESTED, DeclaredState, Form, declared
 from streamiter.values.crossed_rows import Cross, checked_crosses, crossed, crossed_fields, matrix_of_fields
-from streamiter.values.field_kinds import Kind
+from streamiter.values.field_kinds import PARTS, TREND, Kind, part_of
 from streamiter.values.known_fields import KnownFields, of_reader
 from streamiter.values.named_rows import ABSENT, FieldReader, NamedRows, named_matrix
 from streamiter.values.numbers import Floats, one_of, standardized, whole_number
@@ -28,6 +28,7 @@ from streamiter.values.sparse_rows import SparseRows, sparse_if_scipy
 from streamiter.values.tables import as_floats
 
 BITS_MAX: Final = 28
+_PARTS_OF_TIMES: Final = tuple(part_of("", part) for part in (*PARTS, TREND))
 
 AnyFeatures = Any
 """Records with named fields, ``NamedRows``, ``SparseRows``, or anything that numpy turns into a matrix."""
@@ -254,7 +255,8 @@ class RowColumns(DeclaredState):
     @property
     def named_fields(self) -> dict[str, list[str]]:
         """The fields that the options name: ``at`` for a part of it, such as ``at[hour]``."""
-        crossed = [name.partition("[")[0] for cross in self._crosses.crosses for name in cross]
+        names = [name for cross in self._crosses.crosses for name in cross]
+        crossed = [name.rpartition("[")[0] if name.endswith(_PARTS_OF_TIMES) else name for name in names]
         return {"kinds": list(self.fields.asked), "crosses": crossed}
 
     def _named(self, features: AnyFeatures) -> NamedRows | SparseRows:

@@ -22,6 +22,7 @@ import base64
 import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
 from typing import Any, Final, Literal
 
 import msgspec
@@ -38,6 +39,7 @@ Parameters = Array | dict[str, Any]
 
 # bool, signed and unsigned integers, floats, text: both JSON and safetensors can hold these exactly.
 _KINDS: Final = "biufU"
+_NAMES_SHOWN: Final = 20
 # JSON has no limit, but its readers have: all of them can read 64 bits.
 _INT_MIN: Final = -(2**63)
 _INT_MAX: Final = 2**64 - 1
@@ -256,12 +258,15 @@ def with_state(parameters: object, learner: str, state: Mapping[str, Any]) -> di
 
 
 def names_of(parameters: object) -> str:
-    """Return the names of parameters as a text; their arrays may have millions of numbers.
+    """Return the names of parameters as a text, the first ones of many; their arrays may have millions of numbers.
 
     >>> names_of({"weights": [0.5], "intercept": 1.0})
     '{weights, intercept}'
     """
-    return f"{{{', '.join(parameters)}}}" if isinstance(parameters, dict) else shortened(parameters)
+    if not isinstance(parameters, dict):
+        return shortened(parameters)
+    more = [f"… ({len(parameters):,} names)"] if len(parameters) > _NAMES_SHOWN else []
+    return f"{{{', '.join([*map(str, islice(parameters, _NAMES_SHOWN)), *more])}}}"
 
 
 def without_state(parameters: Parameters) -> Parameters:

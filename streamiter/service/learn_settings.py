@@ -65,7 +65,7 @@ def check_learn(document: SettingsDocument, learn: dict[str, Any], *, has_answer
     crossed = {each for pair in crosses for each in pair} if _is_pairs(crosses) else set[str]()
     for path, is_there in (
         (("learn", "features", str(name)), (learn.get("features") or {}).get(name, "ignore") != "ignore"),
-        (("learn", "kinds", str(name)), name in learn.get("kinds", ())),
+        (("learn", "kinds", str(name)), (learn.get("kinds") or {}).get(name, "ignore") != "ignore"),
         ((*_SETTINGS, "crosses"), name in crossed),
     ):
         if isinstance(name, str) and is_there:

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
+import orjson
+
 from streamiter.engine.graph.graph import Step
 from streamiter.flow.flow import Flow
 from streamiter.flow.graph_checks import check_codec
@@ -161,13 +163,21 @@ def challenger_step(name: str) -> str:
 
 
 def learner_in_words(learn: LearnSettings) -> str:
-    """Return what learns, and from which fields: with others, earlier rows do not say which of two learners is better.
+    """Return what learns, and from what: with others, earlier rows do not say which of two learners is better.
 
     >>> from streamiter.service.settings import LabelSettings
     >>> learner_in_words(LearnSettings("classification", LabelSettings("late"), features={"km": "number"}))
-    "default {} of {'km': 'number'}"
+    '{"fields":{"km":"number"},"label":"late","learner":"default","settings":{},"weight":null}'
     """
-    return f"{learn.learner} {dict(learn.learner_settings)} of {learn.field_kinds if learn.features else learn.kinds}"
+    what = {
+        "learner": learn.learner,
+        "settings": dict(learn.learner_settings),
+        "fields": learn.field_kinds if learn.features else dict(learn.kinds),
+        "label": learn.label.value,
+        "weight": learn.weight,
+    }
+    # The same keys in another order are no other learner.
+    return orjson.dumps(what, default=str, option=orjson.OPT_SORT_KEYS).decode()
 
 
 _COMPARE: Final = ": compare"

@@ -26,6 +26,7 @@ from streamiter.errors import (
     StreamiterError,
     TopicUnavailable,
     TransactionExpired,
+    described,
 )
 from streamiter.flow.flow import Flow
 from streamiter.flow.stream import Stream
@@ -347,7 +348,7 @@ class OnlineLearningService(ServiceSurfaces):
         challenger = self.observations.challenger
         if challenger is None or challenger.stopped is not None or self._stops or not is_of_challenger(error):
             return False
-        challenger.stopped = str(error.__cause__ or error)  # Without the record, which the log has.
+        challenger.stopped = described(error.__cause__ or error)  # Without the record, which the log has.
         self._without_challenger = flow_without_challenger(self.flow)
         _log.error("%s", error)
         _log.error(

@@ -15,6 +15,7 @@ from support.processes import forked_run
 from support.waiting import PATIENCE_S
 
 from streamiter import Flow
+from streamiter.engine.graph.statistics import JobStatistics
 from streamiter.learn import SGD, AdaptiveLinearModel, LinearRegression
 from streamiter.models import LinearPredictor, ModelSnapshot, ModelUpdate, ServedModel
 from streamiter.topics import topic
@@ -50,6 +51,7 @@ SHOWN: dict[str, tuple[Callable[[], Any], str]] = {
     "linear": (lambda: LinearRegression(3, optimizer=SGD(0.1)), "LinearRegression"),
     "adaptive": (learned, "classification"),
     "snapshot": (lambda: ModelSnapshot({"weights": np.zeros(1000)}, 1200, {HOSTILE: 0.25}), "1,200"),
+    "dict of weights": (lambda: ModelSnapshot(dict.fromkeys(range(100_000), 0.25)), "100,000 in all"),
     "effects": (lambda: learned().effects, "strength"),
     "explanation": (lambda: learned().explain([{"km": 1.0, HOSTILE: 2.0}, {"km": 3.0}]), "intercept"),
 }
@@ -108,6 +110,11 @@ async def test_a_running_job_shows_its_statistics_of_this_moment() -> None:
     [
         (lambda: flow_named("numbers").run(), r"numbers: finished, .* s\nstep +in +out .*\nnumbers +3 +3 .*"),
         (lambda: ModelSnapshot({"weights": np.zeros(10**6)}, 7), r"ModelSnapshot\(records=7, parameters={weights}, .*"),
+        (lambda: JobStatistics("numbers", "aborted", 0.5, (), ()), r"numbers: aborted, 0\.5 s"),
+        (
+            lambda: ModelSnapshot(dict.fromkeys(range(100_000), 0.25)),
+            r"ModelSnapshot\(.*{0, 1, .*, … \(100,000 names\)}.*",
+        ),
         (lambda: ModelUpdate("m", 1, 7, None, 0, 9, {}, {"w": np.zeros(10**6)}), r"ModelUpdate\('m' 1\.7, .*{w}.*"),
         (lambda: learned().effects, r"field +strength .*"),
         (lambda: AdaptiveLinearModel(crosses=[("a", "b")]), r"AdaptiveLinearModel\(crosses=\[\('a', 'b'\)\]\)"),

@@ -451,9 +451,11 @@ def test_a_field_that_no_record_has_is_told_once_with_similar_names(caplog: pyte
         assert caplog.messages == [f"step {step!r}: {told}" for told in expected]
         caplog.clear()
     trained(records, label="late", features=["kilometres", "fee"])
-    options: Any = {"kinds": {"fee": "number", "sky": "category"}, "crosses": [("at[hour]", "fee")]}
-    table = Columns({"kilometres": np.ones(300), "fee": np.ones(300), "late": np.arange(300) % 2 == 0})
-    for given in (records, table):
+    options: Any = {"kinds": {"fee": "number", "sky": "category"}, "crosses": [("at[hour]", "fee"), ("size[m]", "fee")]}
+    table = Columns(
+        {name: np.ones(300) for name in ("kilometres", "fee", "size[m]")} | {"late": np.arange(300) % 2 > 0}
+    )
+    for given in ([record | {"size[m]": 1.0} for record in records], table):
         trained(given, label="late", **options)
         assert [message.partition(", and none")[0] for message in caplog.messages] == [
             f"step 'read': expected the field {name!r} of {option}="

@@ -33,7 +33,7 @@ from learn.online_support import Record
 
 from streamiter import Columns, Flow, Stream
 from streamiter.errors import GraphError
-from streamiter.learn import LogisticRegression, SparseRows, train_online
+from streamiter.learn import LogisticRegression, SparseRows, compare_online, train_online
 from streamiter.learn.online_workers import DelayedLabelsWorker, OnlineWorkerOptions
 from streamiter.operators import Source, SourceBatch
 from streamiter.parameter_server.optimizers import SGD
@@ -306,8 +306,11 @@ def test_a_stream_that_ends_without_event_time_is_told(caplog: pytest.LogCapture
     """Views and clicks of hours were read in a second: the log loss was 1.35, and that of the share 0.61."""
     for labels in (LABELS, replace(LABELS, time="processing")):
         train_online(Flow("f").from_items([{"id": 1, "at": 1}], name="views"), labels=labels)
-    [told] = caplog.messages
+    views = Flow("f").from_items([{"id": 1, "at": 1}], name="views")
+    compare_online(views, {"a": None, "b": None}, labels=replace(LABELS, otherwise=None))
+    [told, once_for_all_learners] = caplog.messages
     assert told.startswith("train_online(labels=): 'views' ends and has no event time")
+    assert once_for_all_learners == told
 
 
 def test_labels_of_a_join_that_cannot_be_put_in_order_are_named(caplog: pytest.LogCaptureFixture) -> None:

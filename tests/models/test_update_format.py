@@ -14,7 +14,7 @@ from models.model_case import MakeTopic, all_records, encoder, write
 from models.shape_cases import shaped
 
 from streamiter.errors import DecodeError
-from streamiter.learn import AdaptiveLinearModel, FeatureHasher, KMeans, LogisticRegression
+from streamiter.learn import AdaptiveLinearModel, Embeddings, FeatureHasher, KMeans, LogisticRegression
 from streamiter.models import LinearPredictor, exported, find_update, model_updates, roll_back
 from streamiter.models.documents import JSON_CONTENT_TYPE
 from streamiter.models.update import UpdateHeaders
@@ -83,6 +83,14 @@ KINDS: dict[str, Any] = {
         "none": np.zeros((0, 2)),
     },
 }
+
+
+def test_the_schema_names_all_keys_of_embeddings() -> None:
+    """Vectors of 4 bits came to the page of the format, and a team that had read the schema predicted without them."""
+    embeddings = Embeddings(factors=2, hidden=(3,))
+    found = adaptive(lambda n: n % 7 > 3, [{"id": str(n // 2)} for n in range(40)], embeddings=embeddings)["embeddings"]
+    for part, name in ((found, "embeddings"), (found["experts"][0], "expert")):
+        assert part.keys() == SCHEMA["$defs"][name]["properties"].keys()
 
 
 async def published(topic: Topic) -> list[tuple[UpdateHeaders, Any]]:

@@ -24,7 +24,7 @@ from streamiter.errors import ConfigurationError
 from streamiter.testing import VirtualClock
 from streamiter.topics.connecting import closed_on_failure
 from streamiter.values.helpers.clock import Clock
-from streamiter.values.helpers.closing import close_all, close_each, closed_after
+from streamiter.values.helpers.closing import close_all, close_each, closed_after, undone_on_failure
 
 ROOT = Path(streamiter.__file__).parents[1]
 
@@ -107,6 +107,9 @@ async def test_a_failure_is_not_hidden_by_the_closing_after_it() -> None:
         async with closed_on_failure(parts[1]):
             raise ValueError("no such topic")
     assert told.value.__notes__ == ["then, while closing: second is lost"]
+    with pytest.raises(ValueError, match="no such checkpoint") as told, undone_on_failure(Part("file").close):
+        raise ValueError("no such checkpoint")
+    assert told.value.__notes__ == ["then, while closing: file is lost"]
 
 
 async def test_a_cancellation_while_something_closes_leaves_nothing_open() -> None:

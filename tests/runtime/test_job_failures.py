@@ -311,6 +311,50 @@ class TestWrongOperators:
         error = str(await failure_of(items.flow))
         assert f"records to return None, given {given}; write out.emit(record)" in error
 
+    @pytest.mark.parametrize("method", ["finish", "on_event_timer"])
+    async def test_records_of_a_timer_and_of_the_end_are_not_lost(self, method: str) -> None:
+        """Methods for records refused a yield, and timers, where users of Flink write it most, emitted nothing."""
+
+        class Later(Operator):
+            def open(self, context: Context) -> None:
+                self.context = context
+
+            def process(self, record: int, out: Output) -> None:
+                self.context.set_event_timer(record)
+
+            def on_event_timer(self, payload: Any, out: Output) -> Any:
+                return [] if method == "on_event_timer" else None
+
+            def finish(self, out: Output) -> Any:
+                yield 7
+
+        if method != "finish":
+            del Later.finish
+        flow = Flow("f")
+        flow.from_items([7]).event_time(lambda record: record, unit="ms").key_by(lambda record: record).process(Later)
+        given = "a generator, of a method with yield" if method == "finish" else "[]"
+        assert f"records to return None, given {given}; write out.emit(record)" in str(await failure_of(flow))
+
+    async def test_an_error_shows_a_record_whose_values_cannot_be_asked(self) -> None:
+        """A scalar of another library, which has no item(), hid the error of the step behind one of its own."""
+
+        class Scalar:
+            shape = ()
+
+        flow = Flow("f")
+        flow.from_items([{"km": Scalar()}]).map(lambda record: record["miles"])
+        assert "KeyError: 'miles'" in str(await failure_of(flow))
+
+    async def test_a_failure_whose_text_fails_is_no_abort(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The text of an error failed, and the run returned as if all was well."""
+        monkeypatch.setattr("streamiter.engine.tasks.failures._place", lambda failure: failure.no_such_thing)
+        flow = Flow("f")
+        flow.from_items([1]).map(lambda one: 1 // 0)
+        job = await flow.start()
+        with pytest.raises(InternalError, match="no_such_thing"):
+            await job.wait()
+        assert job.statistics().state == "failed"
+
     @pytest.mark.parametrize("count", [1, 2])
     async def test_a_coroutine_is_no_record(self, count: int) -> None:
         """A lambda around a call of a client gave coroutines, which later steps took for records."""

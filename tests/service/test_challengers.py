@@ -182,7 +182,8 @@ async def test_another_idea_under_the_same_name_is_compared_from_its_own_rows(tm
     place, events = Duel(tmp_path), rows(2_000)
     await place.create("flights", "updates")
     compared = {}
-    for end, learn in ((500, NETWORK), (1_000, NETWORK), (1_500, {})):
+    again = {**NETWORK, "settings": {"factors": 2, "kind": "fm"}}  # The same, in another order.
+    for end, learn in ((500, NETWORK), (1_000, again), (1_500, {})):
         await place.write(events[end - 500 : end])
         service = OnlineLearningService(read_settings(place.with_challenger(learn)))
         async with running(service):

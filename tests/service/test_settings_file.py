@@ -90,6 +90,10 @@ def test_a_short_file_has_defaults_and_records_replace_the_time() -> None:
     assert (settings.publish.every_s, settings.publish.records) == (None, 1000)
     assert settings.learn.features == {"km": "number", "id": "ignore"}
     assert settings.checkpoints.store == "checkpoints"
+    # The label of the file is no feature, so to leave it out once more is no mistake.
+    learn = {"kind": "regression", "label": {"field": "delay"}, "kinds": {"delay": "ignore"}}
+    topics = {"input": {"topic": "memory://in"}, "publish": {"topic": "memory://out"}}
+    assert read_settings({"service": {"name": "s"}, "learn": learn, **topics}).learn.features is None
 
 
 # ---- every error, with its line

@@ -328,7 +328,7 @@ class JobStatistics:
 
     def __repr__(self) -> str:
         table = text_table(*without_empty_columns(STEP_COLUMNS, self.step_rows()))
-        return "\n".join([self.title, table, *(stalled.reason for stalled in self.stalled)])
+        return "\n".join(filter(None, [self.title, table, *(stalled.reason for stalled in self.stalled)]))
 
     def _repr_html_(self) -> str:
         """Return a table of the steps, for notebooks."""

@@ -219,7 +219,9 @@ class JobFollower:
             # Mostly an abort. It may have interrupted the closing, so the rest is closed here.
             failures += await self._close()
             is_cancelled = isinstance(ending, asyncio.CancelledError)
-            if not (is_cancelled and failures):
+            if isinstance(ending, Exception):  # Of the engine, as where it tells of a failure: that is no abort.
+                failures.insert(0, self._fails(self.failures.error_of(ending)))
+            elif not (is_cancelled and failures):
                 await self._end("aborted", [])
                 if not (is_cancelled and self._is_aborting) and not self._exits:
                     raise

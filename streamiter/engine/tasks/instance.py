@@ -26,6 +26,7 @@ from streamiter.engine.tasks.entries import (
     check_event_timers,
     check_handlers,
     check_methods,
+    check_result,
     handler_of,
     is_awaited,
 )
@@ -263,6 +264,8 @@ class OperatorInstance(EntryCounts):
                 self.note.running[0] = before
             if result is not None and inspect.isawaitable(result):
                 result = await unless_cancelled(noted(result, self.step.name, self.note), self.step.name)
+            if arguments and arguments[-1] is self.out:  # All methods that may emit get the output.
+                check_result(result)
         self.out.flush()
         if self.keyed is not None:
             self._store_states()
@@ -388,7 +391,8 @@ class OperatorInstance(EntryCounts):
             with self._failures:
                 result = self.operator.on_event_timer(payload, self.out)  # type: ignore[attr-defined]
                 if result is not None and inspect.isawaitable(result):
-                    await unless_cancelled(noted(result, self.step.name, self.note), self.step.name)
+                    result = await unless_cancelled(noted(result, self.step.name, self.note), self.step.name)
+                check_result(result)
         self.out.flush()
 
     def _due(self) -> Iterator[Any]:

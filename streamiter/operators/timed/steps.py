@@ -158,8 +158,8 @@ class TimedOperator(KeyedOperator, KeepsRecords):
             out.emit(record, tag=self._late_tag, event_time=time)
         elif self.late == 1:
             _log.warning(
-                "step %r: a record of the time %s is late and dropped, and so are all others; give event_time(…) a "
-                "larger out_of_orderness_s=, or the step late=OutputTag(…) to read them",
+                "step %r: a record of the time %s is late and dropped, and so is each further one, without a line; "
+                "give event_time(…) a larger out_of_orderness_s=, or the step late=OutputTag(…) to read them",
                 self._context.name,
                 shown_time(time),
             )

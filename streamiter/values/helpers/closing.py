@@ -87,8 +87,11 @@ def undone_on_failure(undo: Callable[[], object]) -> Iterator[None]:
     """Where the body fails, undo what was begun before it, and raise the failure."""
     try:
         yield
-    except BaseException:
-        undo()
+    except BaseException as error:
+        try:
+            undo()
+        except Exception as other:
+            note_unclosed(error, [other])
         raise
 
 

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
-from typing import Any
+from itertools import islice
+from typing import Any, Final
 
 from streamiter.errors import shortened
+
+# A model may be a dict of millions of numbers.
+_FACTS_SHOWN: Final = 100
 
 
 def html_table(title: str, headings: Sequence[str], rows: Iterable[Sequence[str]], notes: Iterable[str] = ()) -> str:
@@ -30,6 +34,8 @@ def text_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     map     3
     filter 12
     """
+    if not headings:  # without_empty_columns leaves none of a table without rows.
+        return ""
     lines = [headings, *rows]
     first, *others = (max(map(len, column)) for column in zip(*lines, strict=True))
     return "\n".join(
@@ -50,12 +56,14 @@ def without_empty_columns(headings: Sequence[str], rows: Sequence[Sequence[str]]
 
 
 def html_facts(title: str, facts: Mapping[str, Any]) -> str:
-    """Return a table of names and values; None is left out.
+    """Return a table of names and values; None is left out. Of very many facts it has the first ones.
 
     >>> html_facts("model", {"version": 3, "age": None})
     '<div class="streamiter"><b>model</b><table><tbody><tr><td>version</td><td>3</td></tr></tbody></table></div>'
     """
-    return html_table(title, (), [(name, _shown(fact)) for name, fact in facts.items() if fact is not None])
+    known = {name: fact for name, fact in facts.items() if fact is not None}
+    rows = [(str(name), _shown(fact)) for name, fact in islice(known.items(), _FACTS_SHOWN)]
+    return html_table(title, (), rows, [f"… {len(known):,} in all"] if len(known) > len(rows) else [])
 
 
 def _shown(fact: Any) -> str:
