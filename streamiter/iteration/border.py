@@ -50,7 +50,7 @@ class ReceivedEpochs(DeclaredState):
     counts = declared(made=EpochCounts, form=NESTED)
     """The counts of epochs that are not received completely."""
     _unacknowledged: dict[int, int] = declared(made=dict, form=COPIED)
-    """The counts of epochs that were reported and that the coordinator has not declared complete."""
+    """The counts of the reported epochs behind the epoch that was complete at the last report."""
     _reported = declared(_NO_EPOCH)
     _has_ended = declared(False)
     complete = _NO_EPOCH
@@ -214,7 +214,7 @@ class Head(ReceivingHead):
         super().open(context)
         self.surroundings.inbox.hand_over_feedback(self.received.report_up_to)
         if self._max_epochs_ahead is not None:
-            self.surroundings.inbox.aside.begin(self.received.counts.add)
+            self.surroundings.inbox.aside.begin(self._receive)
             self._admit()
         for channel in self.surroundings.feedback_channels:
             channel.call_at_limit(self._report_overload)
@@ -223,7 +223,6 @@ class Head(ReceivingHead):
         is_overloaded = any(channel.is_spilling for channel in self.surroundings.feedback_channels)
         if is_overloaded is not self._is_overloaded:
             self._is_overloaded, self._handled = is_overloaded, 0
-            self.surroundings.inbox.aside.received = self._receive if is_overloaded else self.received.counts.add
             self.reports.overloaded(self.number, is_overloaded)
 
     def statistics(self) -> Mapping[str, int]:

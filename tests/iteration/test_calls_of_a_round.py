@@ -56,4 +56,4 @@ def test_a_round_of_one_record_takes_few_calls(parallelism: int, way: str, at_mo
         flow.run()
     finally:
         sys.setprofile(None)
-    assert counted.calls <= at_most * parallelism * (LAST - FIRST)
+    assert 0 < counted.calls <= at_most * parallelism * (LAST - FIRST)
