@@ -175,7 +175,7 @@ def test_an_end_that_one_member_knows_is_the_end_of_all_after_a_restore() -> Non
 
 
 def test_the_epochs_before_an_end_that_a_head_knows_are_complete_after_a_restore() -> None:
-    """A head was told of the end at once, and of the epochs before it behind its snapshot: their callbacks were lost."""
+    """A head knew the end at once, and the epochs before it only behind its snapshot: their callbacks were lost."""
     loop = Loop()
     others = RestoredMember(None, advanced=-1, complete=-1, released=-1, reported=2)
     loop.restore(others._replace(ended_in=2), others)
