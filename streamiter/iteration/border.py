@@ -68,12 +68,7 @@ class ReceivedEpochs(DeclaredState):
         while unacknowledged and (first := next(iter(unacknowledged))) <= self.complete:
             del unacknowledged[first]
         for received in range(self._reported + 1, epoch + 1):
-            runs = self.counts.runs
-            if len(runs) == 1 and runs[0][0] == runs[0][1] == received:
-                count = runs.pop()[2]  # As take does.
-            else:
-                count = self.counts.take(received)
-            unacknowledged[received] = count
+            unacknowledged[received] = count = self.counts.take(received)
             self._reported = received
             self._reports.received(self._head, received, count)
 
