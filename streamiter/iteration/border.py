@@ -50,7 +50,7 @@ class ReceivedEpochs(DeclaredState):
     counts = declared(made=EpochCounts, form=NESTED)
     """The counts of epochs that are not received completely."""
     _unacknowledged: dict[int, int] = declared(made=dict, form=COPIED)
-    """The counts of the reported epochs behind the epoch that was complete at the last report."""
+    """The counts of reported epochs, at least of those behind ``complete``; a state has no others."""
     _reported = declared(_NO_EPOCH)
     _has_ended = declared(False)
     complete = _NO_EPOCH
@@ -62,15 +62,19 @@ class ReceivedEpochs(DeclaredState):
 
     def report_up_to(self, epoch: int) -> None:
         """Report that all feedback of the epochs up to ``epoch`` has arrived: any number of new epochs, or none."""
-        if self._has_ended:
-            return
         unacknowledged = self._unacknowledged  # In the order of their epochs.
         while unacknowledged and (first := next(iter(unacknowledged))) <= self.complete:
             del unacknowledged[first]
+        if self._has_ended:
+            return
         for received in range(self._reported + 1, epoch + 1):
             unacknowledged[received] = count = self.counts.take(received)
             self._reported = received
             self._reports.received(self._head, received, count)
+
+    def state(self) -> dict[str, Any]:
+        self.report_up_to(self._reported)  # It forgets the counts of complete epochs.
+        return super().state()
 
     def report_following(self, epoch: int) -> None:
         """Report the same, where an epoch is received only after some member was told of the epoch before it."""
