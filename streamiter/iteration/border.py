@@ -50,7 +50,7 @@ class ReceivedEpochs(DeclaredState):
     counts = declared(made=EpochCounts, form=NESTED)
     """The counts of epochs that are not received completely."""
     _unacknowledged: dict[int, int] = declared(made=dict, form=COPIED)
-    """The counts of epochs that were reported and that the coordinator has not declared complete."""
+    """The counts of reported epochs, at least of those behind ``complete``; a state has no others."""
     _reported = declared(_NO_EPOCH)
     _has_ended = declared(False)
     complete = _NO_EPOCH
@@ -62,18 +62,13 @@ class ReceivedEpochs(DeclaredState):
 
     def report_up_to(self, epoch: int) -> None:
         """Report that all feedback of the epochs up to ``epoch`` has arrived: any number of new epochs, or none."""
-        if self._has_ended:
-            return
         unacknowledged = self._unacknowledged  # In the order of their epochs.
         while unacknowledged and (first := next(iter(unacknowledged))) <= self.complete:
             del unacknowledged[first]
+        if self._has_ended:
+            return
         for received in range(self._reported + 1, epoch + 1):
-            runs = self.counts.runs
-            if len(runs) == 1 and runs[0][0] == runs[0][1] == received:
-                count = runs.pop()[2]  # As take does.
-            else:
-                count = self.counts.take(received)
-            unacknowledged[received] = count
+            unacknowledged[received] = count = self.counts.take(received)
             self._reported = received
             self._reports.received(self._head, received, count)
 
@@ -219,7 +214,7 @@ class Head(ReceivingHead):
         super().open(context)
         self.surroundings.inbox.hand_over_feedback(self.received.report_up_to)
         if self._max_epochs_ahead is not None:
-            self.surroundings.inbox.aside.begin(self.received.counts.add)
+            self.surroundings.inbox.aside.begin(self._receive)
             self._admit()
         for channel in self.surroundings.feedback_channels:
             channel.call_at_limit(self._report_overload)
@@ -228,7 +223,6 @@ class Head(ReceivingHead):
         is_overloaded = any(channel.is_spilling for channel in self.surroundings.feedback_channels)
         if is_overloaded is not self._is_overloaded:
             self._is_overloaded, self._handled = is_overloaded, 0
-            self.surroundings.inbox.aside.received = self._receive if is_overloaded else self.received.counts.add
             self.reports.overloaded(self.number, is_overloaded)
 
     def statistics(self) -> Mapping[str, int]:

@@ -258,6 +258,9 @@ class LoopCoordinator:
         released = max(member.released for member in members if member.released is not None)
         complete = max(member.complete for member in members)
         ended_in = next((member.ended_in for member in members if member.ended_in is not None), None)
+        if ended_in is not None:
+            # A head is told of the end at once, and of the epochs before it in a turn perhaps behind its snapshot.
+            complete = max(complete, ended_in - 1)
         for number, member in restored.items():
             if member.advanced is not None:
                 for epoch in range(member.advanced + 1, complete + 1):

@@ -183,11 +183,9 @@ class LoopProgress:
             self.last_complete = epoch
             fed_back, criteria = self._feedback.pop(epoch, 0), self._criteria.pop(epoch, 0)
             if fed_back:
-                runs = self.rounds.runs
-                if runs and runs[-1][1] + 1 == epoch and runs[-1][2] == fed_back:
-                    runs[-1][1] = epoch  # As below: most rounds bring as many records as the round before.
-                else:
-                    self._count_round(epoch, fed_back)
+                self.rounds.add(epoch, fed_back)
+                if len(self.rounds.runs) > _ROUNDS_TOLD:
+                    self.rounds.forget_older(_ROUNDS_TOLD)
             may_end = passed == math.inf and epoch > self._last_data_epoch
             if may_end and (not fed_back or (self._has_criteria and not criteria) or self._ends_soon):
                 self.ended_in = epoch
@@ -196,11 +194,6 @@ class LoopProgress:
             else:
                 decisions.append(Completed(epoch))
         return decisions
-
-    def _count_round(self, epoch: int, fed_back: int) -> None:
-        self.rounds.add(epoch, fed_back)
-        if len(self.rounds.runs) > _ROUNDS_TOLD:
-            self.rounds.forget_older(_ROUNDS_TOLD)
 
 
 def _end_reason(fed_back: int, criteria: int, *, has_criteria: bool) -> EndReason:

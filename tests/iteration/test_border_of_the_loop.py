@@ -199,6 +199,16 @@ async def test_feedback_behind_the_end_of_the_iteration_is_not_kept() -> None:
     assert first.inbox.held_records == 1
 
 
+async def test_a_head_that_stops_at_a_barrier_counts_no_feedback_if_the_iteration_ends_meanwhile() -> None:
+    """The end set the last epoch of a head that dropped all feedback, and it counted feedback behind its state."""
+    first = head(0)
+    assert isinstance(first.operator, Head)
+    first.inbox.only_feedback()
+    first.operator.stop(2)
+    await first.feed(FEEDBACK, 1, 2, epoch=1)
+    assert (first.operator.received.state()["counts"], first.inbox.held_records) == ({"runs": []}, 0)
+
+
 async def test_a_producer_sets_feedback_aside_itself_if_the_head_rests_or_it_is_its_own() -> None:
     """Feedback that came while the state was taken would have been in the snapshot, and its count would not."""
     first = head(0)

@@ -35,7 +35,7 @@ class CallsBetweenRounds:
 
 @pytest.mark.parametrize(
     ("parallelism", "way", "at_most"),
-    [(1, "", 25), (2, "", 27), (1, "criteria", 52), (2, "criteria", 77), (2, "repartitioned", 92)],
+    [(1, "", 31), (2, "", 33), (1, "criteria", 60), (2, "criteria", 85), (2, "repartitioned", 101)],
 )
 def test_a_round_of_one_record_takes_few_calls(parallelism: int, way: str, at_most: int) -> None:
     """Each change of the engine added some calls to each round, and none of them showed in a time."""
@@ -56,4 +56,4 @@ def test_a_round_of_one_record_takes_few_calls(parallelism: int, way: str, at_mo
         flow.run()
     finally:
         sys.setprofile(None)
-    assert counted.calls <= at_most * parallelism * (LAST - FIRST)
+    assert 0 < counted.calls <= at_most * parallelism * (LAST - FIRST)

@@ -174,6 +174,15 @@ def test_an_end_that_one_member_knows_is_the_end_of_all_after_a_restore() -> Non
     assert loop.told() == []
 
 
+def test_the_epochs_before_an_end_that_a_head_knows_are_complete_after_a_restore() -> None:
+    """A head knew the end at once, and the epochs before it only behind its snapshot: their callbacks were lost."""
+    loop = Loop()
+    others = RestoredMember(None, advanced=-1, complete=-1, released=-1, reported=2)
+    loop.restore(others._replace(ended_in=2), others)
+    of_each = [line for member in [*HEADS, *ENTRANCES] for line in (f"{member} advance 0", f"{member} advance 1")]
+    assert loop.told() == [*of_each, *to(HEADS, "stop 2"), *to(MEMBERS, "terminate 2")]
+
+
 def test_entrances_hear_when_feedback_begins_and_ceases_to_wait_on_disk() -> None:
     """The second head's feedback was read back from disk, and entrances stayed slow, or were never slowed."""
     loop = Loop()

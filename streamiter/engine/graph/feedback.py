@@ -398,7 +398,6 @@ def spill_queue(name: str, limits: FeedbackLimits, plain_data: PlainData) -> Spi
 class SetAside(Protocol):
     """Feedback that waits in the inbox of a head, because its epoch is not admitted."""
 
-    received: Callable[[int, int], None] | None
     last_epoch: float
 
     def begin(self, received: Callable[[int, int], None], *, keeps: bool = True) -> None: ...

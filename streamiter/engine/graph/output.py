@@ -271,10 +271,9 @@ class EdgeWriter:
     ) -> None:
         """``split`` is None if there is only one channel; ``step`` is the step that reads the channels.
 
-        With ``leaves_loop`` the reader receives all records in epoch 0, and of the
-        control records only barriers, event-time watermarks and the end. ``keeps``: what emitted records have of the
-        origin of the batch that they were made of. ``encode`` is given for a sink in another process: the channels
-        get what it returns.
+        With ``leaves_loop`` the reader receives all records in epoch 0, and of the control records only barriers,
+        event-time watermarks and the end. ``keeps``: what emitted records have of the origin of the batch that they
+        were made of. ``encode`` is given for a sink in another process: the channels get what it returns.
         """
         self._keeps = keeps
         self._encode = encode

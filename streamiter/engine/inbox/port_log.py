@@ -378,7 +378,7 @@ class LaterEpochs:
     def __init__(self, queue: SpillQueue) -> None:
         self._spilling = queue
         self.alone: DataBatch | None = None
-        """The only batch; None if there may be several, or none. ``FeedbackAside`` puts and takes it, too."""
+        """The only batch; None if there may be several, or none. Others only read it."""
         self.counts: dict[int, int] = {}
         """The number of waiting batches of each epoch. Others only read it."""
 
@@ -404,6 +404,13 @@ class LaterEpochs:
         """Put a batch as a snapshot has it; an encoded one is not decoded if it goes to disk."""
         self._queue.put_plain(entry)
         self.counts[entry[1]] = self.counts.get(entry[1], 0) + 1
+
+    def take_alone(self) -> DataBatch:
+        """Take the only batch."""
+        assert self.alone is not None
+        taken, self.alone = self.alone, None
+        self.counts.clear()
+        return taken
 
     def take_next(self, epoch: int) -> list[DataBatch]:
         """Take the next batches of this epoch; return an empty list if there are none.
@@ -511,8 +518,8 @@ class FeedbackAside:
         """``ports`` bring feedback. ``make_queue`` makes a queue for what one of them sets aside."""
         self._ports = ports
         self._make_queue = make_queue
-        self.received: Callable[[int, int], None] | None = None
-        """Takes the epoch and the number of records of feedback that is set aside. The operator sets it."""
+        self._received: Callable[[int, int], None] | None = None
+        """Takes the epoch and the number of records of feedback that is set aside."""
         self.last_epoch = math.inf
         """Feedback of later epochs is dropped. The operator sets it when the iteration ends."""
         self._keeps = True
@@ -526,7 +533,7 @@ class FeedbackAside:
 
         Control records of feedback pass it: the loop must know that an epoch was received before it is admitted.
         """
-        self.received, self._keeps = received, keeps
+        self._received, self._keeps = received, keeps
         for port in self._ports:
             assert self._make_queue is not None
             port.set_aside_by_epoch(self._make_queue)
@@ -534,23 +541,23 @@ class FeedbackAside:
     def put(self, port: Port, batch: DataBatch) -> None:
         """Set aside feedback that has arrived at this port, unless the operator drops it."""
         length = len(batch.records)
-        if self.counts is not None and self.received is not None:
+        if self.counts is not None and self._received is not None:
             self.counts.records_in += length
             self.counts.batches_in += 1
         if batch.epoch > self.last_epoch:
             return
-        if self.received is not None:
-            self.received(batch.epoch, length)
+        if self._received is not None:
+            self._received(batch.epoch, length)
         if not self._keeps:
             return
-        if (later := port.later) is None or later.counts:
+        if port.later is not None:
+            port.later.put(batch)
+        else:
             port.set_aside(batch)
-        else:  # As LaterEpochs.put does.
-            later.alone, later.counts[batch.epoch] = batch, 1
 
     def drop(self) -> None:
         """Keep nothing more, and count nothing more."""
-        self.last_epoch, self.counts, self._keeps = -math.inf, None, False
+        self._received, self.counts, self._keeps = None, None, False
 
     def take(self, up_to_epoch: int) -> tuple[DataBatch | None, bool]:
         """Take the next feedback of these epochs that was set aside, by (epoch, port); say whether more waits."""
@@ -565,9 +572,7 @@ class FeedbackAside:
         if first is None:
             return None, False
         if not first.held and (later := first.later) is not None and later.alone is not None:
-            batch, following = later.alone, None  # As below, in fewer calls: each round comes here.
-            later.alone = None
-            later.counts.clear()
+            batch, following = later.take_alone(), None  # As below, in fewer calls: each round comes here.
         else:
             first.load(lowest)
             taken, following = first.take(), first.first_epoch

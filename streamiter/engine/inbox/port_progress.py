@@ -115,9 +115,7 @@ class PortProgress:
                 )
             port.arrived = control.epoch
             if port.later is None or port.is_feedback or not (port.held or port.later.counts):
-                if not self.epochs.settle(port.index, control.epoch):  # As below, in fewer calls.
-                    return []
-                return self._grown() if self._tells_due else [EpochWatermark(self.epochs.value)]
+                return self._moved(port, control.epoch)
         elif isinstance(control, Idle):
             self.idle.add(port.index)
             return self._all_idle()
@@ -171,9 +169,8 @@ class PortProgress:
 
     def _moved(self, port: Port, epoch: int) -> list[Control]:
         """Note that a port has reached an epoch; return the watermark of the task, if it has grown."""
-        return self._grown() if self.epochs.settle(port.index, epoch) else []
-
-    def _grown(self) -> list[Control]:
+        if not self.epochs.settle(port.index, epoch):
+            return []
         if self._tells_due:
             for each in self._ports:
                 if each.later is not None and self.epochs.value + 1 in each.later.counts:
