@@ -264,7 +264,9 @@ class OperatorInstance(EntryCounts):
                 self.note.running[0] = before
             if result is not None and inspect.isawaitable(result):
                 result = await unless_cancelled(noted(result, self.step.name, self.note), self.step.name)
-            if arguments and arguments[-1] is self.out:  # All methods that may emit get the output.
+            if (
+                result is not None and arguments and arguments[-1] is self.out
+            ):  # All methods that may emit get the output.
                 check_result(result)
         self.out.flush()
         if self.keyed is not None:
@@ -392,7 +394,8 @@ class OperatorInstance(EntryCounts):
                 result = self.operator.on_event_timer(payload, self.out)  # type: ignore[attr-defined]
                 if result is not None and inspect.isawaitable(result):
                     result = await unless_cancelled(noted(result, self.step.name, self.note), self.step.name)
-                check_result(result)
+                if result is not None:
+                    check_result(result)
         self.out.flush()
 
     def _due(self) -> Iterator[Any]:
