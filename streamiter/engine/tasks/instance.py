@@ -264,9 +264,8 @@ class OperatorInstance(EntryCounts):
                 self.note.running[0] = before
             if result is not None and inspect.isawaitable(result):
                 result = await unless_cancelled(noted(result, self.step.name, self.note), self.step.name)
-            if (
-                result is not None and arguments and arguments[-1] is self.out
-            ):  # All methods that may emit get the output.
+            # All methods that may emit get the output.
+            if result is not None and arguments and arguments[-1] is self.out:
                 check_result(result)
         self.out.flush()
         if self.keyed is not None:
