@@ -107,7 +107,6 @@ class AsyncForked:
     ) -> None:
         self.pid = forked.pid
         self.stdin, self.stdout, self.stderr = forked.stdin, stdout, stderr
-        self.send_signal, self.terminate, self.kill = forked.send_signal, forked.terminate, forked.kill
         self._forked = forked
         self._end = asyncio.get_running_loop().create_future()
         asyncio.get_running_loop().add_reader(forked.fileno(), self._ended, forked.fileno())
@@ -121,6 +120,24 @@ class AsyncForked:
     def returncode(self) -> int | None:
         """Return the exit code, or None while the process runs."""
         return self._forked.returncode if self._end.done() else None
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal, unless the process is known to have ended.
+
+        The method of ``Popen`` would look whether it has ended and take the reply, for which the event loop then waits
+        in vain: a test that killed a process twice hung.
+        """
+        if not self._end.done():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        """Send SIGTERM."""
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Send SIGKILL."""
+        self.send_signal(signal.SIGKILL)
 
     def _ended(self, descriptor: int) -> None:
         asyncio.get_running_loop().remove_reader(descriptor)
