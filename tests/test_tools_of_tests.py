@@ -7,6 +7,8 @@ import asyncio
 import contextlib
 import os
 import re
+import select
+import signal
 import socket
 import subprocess
 import sys
@@ -357,6 +359,17 @@ async def test_a_forked_process_in_an_event_loop_ends_with_its_exit_code() -> No
             assert await child.stdout.readline() == b"here\n"
             assert await child.communicate() == (b"", b"")
             assert child.returncode == expected
+
+
+async def test_a_forked_process_that_has_just_ended_may_be_killed_again() -> None:
+    """The second signal took the news of the end from the event loop, and the test of a crash hung."""
+    async with async_process([sys.executable, "-c", "import time; time.sleep(600)"], is_forked=True) as forked:
+        forked.kill()
+        readable, _, _ = select.select([forked._forked.fileno()], [], [], PATIENCE_S)  # type: ignore[attr-defined]
+        assert readable  # The process has ended, and the event loop has not looked yet.
+        forked.kill()
+        async with asyncio.timeout(PATIENCE_S):
+            assert await forked.wait() == -signal.SIGKILL
 
 
 def test_a_process_that_forks_and_has_ended_fails_the_test(tmp_path: Path) -> None:
