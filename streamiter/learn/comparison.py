@@ -326,16 +326,19 @@ class SameRows(DeclaredOperator):
         for slow, following in self._next.items():
             if following < limit:
                 self._next[slow] = limit
-                if not self._has_warned:
-                    self._has_warned = True
-                    _log.warning(
-                        "compare_online: %r is %d records ahead of %r, so these records are not compared; see the "
-                        "records that the steps of %r reject",
-                        learner,
-                        _AHEAD_MAX,
-                        slow,
-                        slow,
-                    )
+                self._warn_once(learner, slow)
+
+    def _warn_once(self, learner: str, slow: str) -> None:
+        if not self._has_warned:
+            self._has_warned = True
+            _log.warning(
+                "compare_online: %r is %d records ahead of %r, so these records are not compared; see the records that "
+                "the steps of %r reject",
+                learner,
+                _AHEAD_MAX,
+                slow,
+                slow,
+            )
 
     def take_rows(self, learner: str, stop: int) -> Floats:
         """Return the rows of a learner before ``stop``; they wait no longer."""
@@ -438,7 +441,10 @@ class Compare(SameRows):
         shared = reduce(np.intersect1d, [block[WHICH] for block in blocks.values()]) if blocks else np.empty(0)
         if self._has_late_labels:
             for learner, block in blocks.items():
-                self._unpaired[learner] = block[:, ~np.isin(block[WHICH], shared)][:, -_AHEAD_MAX:]
+                unpaired = block[:, ~np.isin(block[WHICH], shared)]
+                if unpaired.shape[1] > _AHEAD_MAX:
+                    self._warn_once(learner, next(other for other in self._learners if other != learner))
+                self._unpaired[learner] = unpaired[:, -_AHEAD_MAX:]
         if not len(shared):
             return
         for learner, (predictions, targets, weights, classes, _, rows) in blocks.items():
@@ -488,4 +494,4 @@ class Compare(SameRows):
     def restore(self, state: dict[str, Any]) -> None:
         for learner, stored in state["validations"].items():
             self._validations[learner] = validation_of(stored["kind"], stored["loss"], self._window)
-        super().restore({"has late labels": False, "unpaired": {}, **state})
+        super().restore(state)

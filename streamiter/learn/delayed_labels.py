@@ -238,7 +238,8 @@ def tell_of_clock(events: Stream, *given: DelayedLabels) -> None:
     counts = any(labels.time is None and labels.within_s is not None for labels in given)
     if counts and events.is_bounded and not has_event_time(events):
         _log.warning(
-            "train_online(labels=): %r ends and has no event time, so the clock counts the wait of each question while "
-            'the events are read, all at once; put .event_time(…) before it, or write DelayedLabels(time="processing")',
+            "DelayedLabels: the stream %r ends and has no event time, so the clock measures how long a question waits, "
+            "although all events are read at once; put .event_time(…) before the training, or write "
+            'DelayedLabels(time="processing") if that is meant',
             events.name,
         )

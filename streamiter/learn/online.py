@@ -154,8 +154,8 @@ def train_online(
     seconds have passed since the last one; ``publish_every`` may also be a
     :class:`~streamiter.learn.model_owner.PublishSchedule`, which may be changed while the job runs. None: after each of
     them; but asynchronous training row by row publishes ten times a second if ``mini_batch`` is None, too, and its
-    version with tables waits for 250 rows, or for a second, and its version of many columns for a quarter as many rows;
-    in place of a second, for four times as long as the last version took, if that is longer.
+    version with tables waits for 250 rows, or for a second, and its version of many columns for a quarter as many rows.
+    After a version that took longer than a quarter of a second, it waits four times as long, and not for a second.
     With ``publish_state``, for which it waits four times as long, a version carries the state of its learner, and of
     the drift detector: a training that starts from it continues exactly.
 
@@ -281,7 +281,7 @@ def train_online(
 
         def make_reader() -> Operator:
             if extract is not None:
-                return RowReader(extracted_rows(extract))
+                return RowReader(extracted_rows(extract), {})
             if labels is not None:
                 made_of = LabelFields.of(label or labels.target_of, labels.features)
                 noting = labels if made_of is None else replace(labels, target_of=made_of)

@@ -487,7 +487,7 @@ class ReadsLabels(SharedOperator):
 class RowReader(ReadsLabels):
     """Reads the rows of mini-batches that have their labels, for the owner."""
 
-    def __init__(self, read: RowsRead, options: Mapping[str, object] = {}, made_of: LabelFields | None = None) -> None:
+    def __init__(self, read: RowsRead, options: Mapping[str, object], made_of: LabelFields | None = None) -> None:
         super().__init__(options, made_of)
         self._read = read
 

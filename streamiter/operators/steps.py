@@ -52,6 +52,7 @@ class Map(EngineOperator):
 
     def process_batch(self, batch: Batch, out: Output) -> None:
         made = apply_to_each(self._function, batch, out)[1]
+        # One look for each batch: a function that makes coroutines makes them of all records.
         if made and type(made[-1]) is CoroutineType:
             refuse_coroutines(made)
         emit_made(out, made)

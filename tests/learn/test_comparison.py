@@ -327,6 +327,22 @@ def test_learners_that_wait_for_different_times_are_compared_by_question() -> No
     check_restore("learn.test_comparison:compare", LATE_TOLD, tags=[BEST])
 
 
+def test_rows_that_wait_too_long_for_the_labels_of_others_are_told(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the rows that the others did not have yet, the oldest left in silence."""
+    operator, heard = compare(), Heard()
+    for told in LATE_TOLD[:3]:  # From here on, all learners are at the same event.
+        operator.process(told, cast(Any, heard))
+    monkeypatch.setattr("streamiter.learn.comparison._AHEAD_MAX", 20)
+    with caplog.at_level(logging.WARNING, logger="streamiter.learn"):
+        for told in LATE_TOLD[3:]:
+            operator.process(told, cast(Any, heard))
+            assert all(rows.shape[1] <= 20 for rows in operator._unpaired.values())
+    [warning] = caplog.records
+    assert "'a' is 20 records ahead of 'b', so these records are not compared" in warning.getMessage()
+
+
 def test_a_learner_that_refuses_all_rows_is_left_behind(caplog: Any) -> None:
     """The predictions of the other learners filled the memory, and no report came any more."""
     operator, heard = Compare(["a", "b"], margin=0.0, window=10, report_every=250_000), Heard()

@@ -309,7 +309,7 @@ def test_a_stream_that_ends_without_event_time_is_told(caplog: pytest.LogCapture
     views = Flow("f").from_items([{"id": 1, "at": 1}], name="views")
     compare_online(views, {"a": None, "b": None}, labels=replace(LABELS, otherwise=None))
     [told, once_for_all_learners] = caplog.messages
-    assert told.startswith("train_online(labels=): 'views' ends and has no event time")
+    assert told.startswith("DelayedLabels: the stream 'views' ends and has no event time")
     assert once_for_all_learners == told
 
 

@@ -293,7 +293,7 @@ class EdgeWriter:
             if self._keeps == "ranges":
                 origin = origin.with_originals(None)
         for subtask, part in ((0, batch),) if self.split is None else _split(self.split, batch, self._step):
-            if self._encode is None:
+            if self._encode is None:  # As _put does, in fewer calls: each round of a loop comes here.
                 lane, made = self.lanes[subtask], DataBatch(part, epoch, origin)
                 if lane.waiting or not lane.channel.try_put(made):
                     lane.keep(made)

@@ -387,7 +387,7 @@ class LaterEpochs:
 
     @property
     def _queue(self) -> SpillQueue:
-        """The queue, with all batches that wait."""
+        """The queue, with all batches that wait: one that waits alone joins it now."""
         alone, self.alone = self.alone, None
         if alone is not None:
             self._spilling.put(alone)

@@ -44,10 +44,9 @@ class FeatureTable:
     """Numbers by keys of 64 bits: ``weights`` of each feature, and a row of ``width`` numbers of each admitted one.
 
     Each number has a sum of squared gradients. ``early`` is the number of bytes for what a feature learns before it has
-    a row. All memory is allocated at once, for ``capacity`` features and ``rows``
-    admitted ones; the system provides it when it is used. The content depends on the learned occurrences and their
-    times only. Compiled loops call ``feature_steps`` with ``arrays``; :meth:`touch` and :meth:`find` are for many keys
-    at once.
+    a row. All memory is allocated at once, for ``capacity`` features and ``rows`` admitted ones; the system provides it
+    when it is used. The content depends on the learned occurrences and their times only. Compiled loops call
+    ``feature_steps`` with ``arrays``; :meth:`touch` and :meth:`find` are for many keys at once.
 
     >>> table = FeatureTable(2, weights=1, admit=2, capacity=3)
     >>> entries, given = table.touch([7, 8, 7], [0, 0, 0], squares=0.1)
