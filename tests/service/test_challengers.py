@@ -11,7 +11,7 @@ import numpy as np
 import orjson
 import pytest
 from cli.program import streamiter
-from service.test_service import answers, running, until
+from service.test_service import answers, running, until, until_ready
 from service.test_service_restarts import Place, rows
 from support.kafka_server import KafkaServer
 from support.waiting import PATIENCE_S
@@ -269,7 +269,7 @@ async def test_a_challenger_that_fails_stops_alone(tmp_path: Path, monkeypatch: 
         assert "its challenger has stopped" in state["sentence"]
         metrics = (await answers(first, "/metrics"))[1]
         assert f'streamiter_challenger_stopped{{model="{place.other}"}} 1.0' in metrics
-        assert (await answers(first, "/readyz"))[0] == 200
+        await until_ready(first)
         challenger = first.observations.challenger
         assert challenger is not None
         assert challenger.version_for({"user": "u1"}) is None, "its share is predicted by the champion"
@@ -294,7 +294,7 @@ async def test_a_challenger_that_fails_stops_alone(tmp_path: Path, monkeypatch: 
         assert newest.records is not None
         await place.write(events[2_000:2_500])
         await until(lambda: learner(again) == "" and again.observations.model.records == newest.records + 500)  # type: ignore[union-attr]
-        assert (await answers(again, "/readyz"))[0] == 200
+        await until_ready(again)
     expected = AdaptiveLinearModel(shapes=False)
     for row in [*events[: newest.records], *events[2_000:2_500]]:
         expected.learn([{name: value for name, value in row.items() if name != "late"}], [row["late"]])

@@ -10,9 +10,9 @@ from typing import Any, Final
 import numpy as np
 import orjson
 import pytest
-from service.test_service import answers, running, until
+from service.test_service import answers, running, until, until_ready
 from service.test_service_restarts import NAME, Place
-from support.waiting import PATIENCE_S, turn
+from support.waiting import PATIENCE_S
 
 from streamiter import Operator
 from streamiter.models import LinearPredictor, last_update
@@ -144,10 +144,8 @@ async def test_a_service_serves_while_it_catches_up_and_says_so(
         await until(lambda: share() > 0.05 and service.observations.model is not None)
         # A checkpoint may be late on a busy machine, and the service is not ready until it is complete.
         await until(lambda: "is catching up: " in page_state(observations).sentence)
-        async with asyncio.timeout(PATIENCE_S):
-            while (answer := await answers(service, "/readyz"))[0] != 200:
-                await turn()
-        assert "catching up: " in orjson.loads(answer[1])["catching_up"]
+        await until_ready(service)
+        assert "catching up: " in orjson.loads((await answers(service, "/readyz"))[1])["catching_up"]
         assert b"streamiter_history_share" in exposition(MetricsNow(observations), "")[0]
         with caplog.at_level(logging.INFO, logger="streamiter.service"):
             log_figures(observations, 1.0)

@@ -11,7 +11,7 @@ import httpx
 import numpy as np
 import orjson
 import pytest
-from service.test_service import answers, running, until
+from service.test_service import running, until, until_ready
 from support.kafka_server import free_ports
 from support.processes import async_process
 from support.waiting import PATIENCE_S
@@ -219,7 +219,7 @@ async def test_a_service_behind_retention_or_without_its_checkpoint_starts_from_
     service = place.service(without_checkpoint=True, **latest)
     async with running(service):
         await until(lambda: service.observations.phase.phase == "running")
-        assert (await answers(service, "/readyz"))[0] == 200
+        await until_ready(service)
         await place.write(rows(10, seed=9))
         await until(lambda: service.observations.model.records == 100 + left)  # type: ignore[union-attr]
     assert (await place.newest()).generation == update.generation + 1
