@@ -11,7 +11,7 @@ import numpy as np
 import orjson
 import pytest
 from cli.program import streamiter
-from service.test_service import answers, running, until, until_ready
+from service.test_service import Hang, answers, running, until, until_ready
 from service.test_service_restarts import Place, rows
 from support.kafka_server import KafkaServer
 from support.waiting import PATIENCE_S
@@ -31,6 +31,7 @@ from streamiter.models import (
     promote,
     roll_back,
 )
+from streamiter.operators import Operator
 from streamiter.service import OnlineLearningService, ServiceReplica, read_settings
 from streamiter.service.challenger import Challenger
 from streamiter.service.service import remedy_of
@@ -301,3 +302,21 @@ async def test_a_challenger_that_fails_stops_alone(tmp_path: Path, monkeypatch: 
     published = await last_update(updates, place.name)
     assert published is not None
     np.testing.assert_array_equal(published.parameters["weights"], expected.parameters()["weights"])
+
+
+async def test_a_challenger_that_hangs_stops_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step of the idea under trial hung: the champion waited behind it, and then the whole service was ended."""
+    place, events = Duel(tmp_path), rows(1_000)
+    await place.create("flights", "updates")
+    health = {"stall_limit": "500ms", "exit_when_stalled": True}
+    service = OnlineLearningService(read_settings({**place.with_challenger(), "health": health}))
+    assert service.challenger is not None
+    monkeypatch.setattr(Hang, "close", Operator.close)
+    service.challenger.predictions.process(Hang, name=f"challenger {place.other}: hang")
+    async with running(service):
+        await place.write(events)
+        await until(lambda: learner(service) == "" and service.observations.model.records == 1_000)  # type: ignore[union-attr]
+        await until_ready(service)
+        state = orjson.loads((await answers(service, "/api/state"))[1])
+        assert "no progress for" in state["challenger"]["stopped"]
+        assert "hang[0] is at work on a batch" in state["challenger"]["stopped"]
