@@ -173,7 +173,15 @@ class OnlineLearningService(ServiceSurfaces):
         self.challenger = self._learnings[-1].train(self.events, rollbacks, newest, beside=self.training)
         after = self.settings.challenger.after
         learners = [learner_in_words(each.learn) for each in (self.settings, given)]
-        served, own = challenged(self.training, self.challenger, rollbacks, after=after, name=step, learners=learners)
+        served, own = challenged(
+            self.training,
+            self.challenger,
+            rollbacks,
+            after=after,
+            name=step,
+            learners=learners,
+            has_stopped=lambda: self._without_challenger is not None,
+        )
         own.publish_model(self._updates, model=given.name, changes=given.publish.changes, name=f"{step}: publish")
         validated = partial(self.observations.validated, learner=given.name)
         self.challenger.validation.map(validated, name=f"{step}: observe validation")
@@ -253,7 +261,7 @@ class OnlineLearningService(ServiceSurfaces):
         if not stalled or self._ended_by is not None:
             return
         challenger, hangs = self.observations.challenger, stalled_challenger(statistics.stalled)
-        if challenger is not None and challenger.stopped is None and hangs is not None and not self._stops:
+        if challenger is not None and challenger.failure is None and hangs is not None and not self._stops:
             self._go_without(challenger, f"no progress for {hangs.stalled_s:.0f} s: {hangs.reason}")
             await self._abort("challenger")
         elif self.settings.health.exit_when_stalled:
@@ -296,7 +304,7 @@ class OnlineLearningService(ServiceSurfaces):
         # The process that leads now has the challenger; what has stopped it here may not come again.
         self._without_challenger = self._ended_by = None
         if self.observations.challenger is not None:
-            self.observations.challenger.stopped = None
+            self.observations.challenger.failure = None
         return True
 
     async def _work(self) -> int:
@@ -364,7 +372,7 @@ class OnlineLearningService(ServiceSurfaces):
     def _challenger_stops(self, error: StreamiterError) -> bool:
         """Whether only the challenger has failed, so that the job resumes without it."""
         challenger = self.observations.challenger
-        if challenger is None or challenger.stopped is not None or self._stops or not is_of_challenger(error):
+        if challenger is None or challenger.failure is not None or self._stops or not is_of_challenger(error):
             return False
         _log.error("%s", error)
         self._go_without(challenger, described(error.__cause__ or error))  # Without the record, which the log has.
@@ -372,7 +380,7 @@ class OnlineLearningService(ServiceSurfaces):
 
     def _go_without(self, challenger: Challenger, why: str) -> None:
         """Let the next job run without the challenger."""
-        challenger.stopped = why
+        challenger.failure = why
         self._without_challenger = flow_without_challenger(self.flow)
         _log.error(
             "the challenger %r has stopped; the service resumes from its last checkpoint without it, and tries it "

@@ -204,7 +204,9 @@ def test_a_leader_that_is_fenced_tries_its_challenger_again(tmp_path: Path) -> N
     given = place.with_challenger()
     service = OnlineLearningService(read_settings({**given, "service": {"name": place.name, "standby": "7d"}}))
     served = ServedModel(topic(place.url("updates")), place.other)
-    service.observations.challenger = Challenger(place.other, served, service.settings.challenger, "it has diverged")
+    service.observations.challenger = Challenger(
+        place.other, served, service.settings.challenger, failure="it has diverged"
+    )
     assert service._is_standby_again(ProducerFenced("a newer run has claimed the flow"))
     assert service.observations.challenger.stopped is None
 
@@ -288,6 +290,12 @@ async def test_a_challenger_that_fails_stops_alone(tmp_path: Path, monkeypatch: 
         await until(lambda: again.observations.challenger and again.observations.challenger.stopped)
         await until(lambda: again.observations.phase.phase == "running")
         assert learner(again) == place.other, "what is served never changes by itself"
+        replica = ServiceReplica(read_settings(given))
+        async with running(replica):
+            await until(lambda: replica.address and replica.observations.model)
+            async with asyncio.timeout(PATIENCE_S):
+                while "was promoted, and has stopped" not in (await answers(replica, "/readyz"))[1]:
+                    await asyncio.sleep(0.05)
         status, text = await answers(again, "/readyz")
         assert (status, "was promoted, and has stopped; roll back" in text) == (503, True)
         newest = await find_update(updates, place.name, "1")
@@ -315,8 +323,15 @@ async def test_a_challenger_that_hangs_stops_alone(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(Hang, "close", Operator.close)
     service.challenger.predictions.process(Hang, name=f"challenger {place.other}: hang")
     async with running(service):
-        await place.write(events)
+        await place.write(events[:500])
+        await until(lambda: service.observations.challenger and service.observations.challenger.stopped)
+        await place.write(events[500:])
         await until(lambda: learner(service) == "" and service.observations.model.records == 1_000)  # type: ignore[union-attr]
         await until_ready(service)
         state = orjson.loads((await answers(service, "/api/state"))[1])
         assert "no progress for" in state["challenger"]["stopped"]
+        replica = ServiceReplica(read_settings(place.with_challenger(share=1.0, key="user")))
+        async with running(replica):
+            await until(lambda: replica.address and (found := replica.observations.challenger) and found.stopped)
+            # Its last version is not served beside those of a champion that learns on.
+            assert replica.observations.challenger.version_for({"user": "u1"}) is None  # type: ignore[union-attr]
