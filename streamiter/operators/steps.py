@@ -274,13 +274,14 @@ class FlatMap(EngineOperator):
 
 def _iterable(result: Any) -> Iterable[Any]:
     """Return what a function of :class:`FlatMap` has returned, and of a table the rows."""
-    rows: Iterable[Any] = rows_if_table("FlatMap(f)", result)
+    rows = rows_if_table("FlatMap(f)", result)
     if not isinstance(rows, Iterable) and not hasattr(rows, "__getitem__"):
         raise FunctionResultError(
             f"FlatMap(f): expected the function to return an iterable, given {shortened(result)}; return [] where a "
             "record has no items"
         )
-    return rows
+    items: Iterable[Any] = rows
+    return items
 
 
 def _emit_rest(row: int, record: Any, items: Iterator[Any], out: Output) -> None:

@@ -280,7 +280,7 @@ def timed_windows(flow: Flow) -> dict[str, Stream]:
     results = {
         name: keyed.window(
             window, name=name, allowed_lateness_s=0.03, early_every_s=2, late=late, results="retracting"
-        ).aggregate(ids=("collect", "id"), mean=("mean", "at"), first="first")
+        ).aggregate(ids=("collect", "id"), mean=("mean", "at"), first="first", seen=("profile", "at"))
         for name, window in windows.items()
     }
     by_clock = keyed.window(tumbling(5), time="processing", early_every_s=2, name="clock").aggregate(("sum", "id"))
