@@ -320,12 +320,12 @@ def shortened(record: Any) -> str:
     """Return a record as messages show it: its repr in one line, cut after 200 characters.
 
     >>> import numpy as np
-    >>> shortened({"km": np.float64(3.5)}), shortened(np.eye(2))
-    ("{'km': 3.5}", 'array([[1., 0.], [0., 1.]])')
+    >>> shortened({"km": np.float64(3.5)}), shortened(np.str_("many")), shortened(np.eye(2))
+    ("{'km': 3.5}", "'many'", 'array([[1., 0.], [0., 1.]])')
     """
     if type(record) is dict:  # A row of columns has numpy's numbers and texts.
         record = {name: value.item() if _is_plain_of_numpy(value) else value for name, value in record.items()}
-    shown = safe_repr(record)
+    shown = safe_repr(record.item() if _is_plain_of_numpy(record) else record)
     if "\n" in shown:
         shown = " ".join(shown.split())
     return shown if len(shown) <= _SHOWN_CHARACTERS else f"{shown[:_SHOWN_CHARACTERS]}… ({len(shown)} characters)"

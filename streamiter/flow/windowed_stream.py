@@ -39,14 +39,15 @@ class WindowedStream(Generic[Result]):
         """Emit the aggregate of each window: one, or several by name, whose values are in a dict then.
 
         An aggregate is ``"count"``, ``"sum"``, ``"mean"``, ``"min"``, ``"max"``, ``"first"``, ``"last"``,
-        ``"collect"``, :func:`~streamiter.quantile`, or :func:`~streamiter.fold` with functions. It takes the record
-        itself, or a value of the record: write a pair with the name of a field, or a function. ``name`` is the name of
-        the step, if it is a text that is no aggregate.
+        ``"collect"``, ``"profile"``, :func:`~streamiter.quantile`, or :func:`~streamiter.fold` with functions. It takes
+        the record itself, or a value of the record: write a pair with the name of a field, or a function. ``name`` is
+        the name of the step, if it is a text that is no aggregate.
 
         - Sums fold from left to right; sums of ints are exact. NaN makes sum, mean, min, max and quantiles NaN. None is
           refused, and aggregates of numbers refuse all other values: the record follows ``on_error``, and is in none of
           the aggregates.
         - ``first``, ``last`` and ``collect`` go by the time of the records, simultaneous ones by arrival.
+        - ``profile`` is what numbers or texts were, None included, for :func:`~streamiter.learn.compare_profiles`.
 
         >>> from streamiter import Flow, tumbling
         >>> flow = Flow("per minute")

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from streamiter.learn.drift import ADWIN, DriftEvent, DriftWatch, PageHinkley
     from streamiter.learn.embeddings import Embeddings
     from streamiter.learn.features import FeatureHasher, StandardScaler, online_standard_scaler, scaled
-    from streamiter.learn.field_watch import FieldReport, FieldWatch
+    from streamiter.learn.field_watch import FieldReport, FieldWatch, compare_profiles
     from streamiter.learn.foreign_models import ForeignModel
     from streamiter.learn.gradients import Gradient
     from streamiter.learn.item_sets import ItemSet, apriori
@@ -98,7 +98,7 @@ else:
             "streamiter.learn.delayed_labels": "DelayedLabels",
             "streamiter.learn.drift": "ADWIN DriftEvent DriftWatch PageHinkley",
             "streamiter.learn.embeddings": "Embeddings",
-            "streamiter.learn.field_watch": "FieldReport FieldWatch",
+            "streamiter.learn.field_watch": "FieldReport FieldWatch compare_profiles",
             "streamiter.learn.features": "FeatureHasher StandardScaler online_standard_scaler scaled",
             "streamiter.learn.foreign_models": "ForeignModel",
             "streamiter.learn.gradients": "Gradient",
@@ -180,6 +180,7 @@ __all__ = [
     "WarmRestarts",
     "apriori",
     "compare_online",
+    "compare_profiles",
     "k_means",
     "k_means_on_parameter_server",
     "online_k_means",

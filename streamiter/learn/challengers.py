@@ -7,7 +7,7 @@ the step that pairs the predictions of both learners, and passes on the versions
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import partial
 from typing import Any, Final, Literal, NamedTuple
@@ -23,7 +23,7 @@ from streamiter.learn.online import OnlineTraining
 from streamiter.learn.validation import PredictedRows
 from streamiter.models.reader import last_update
 from streamiter.models.rollbacks import Rollbacks
-from streamiter.models.update import LEARNER_ENTRY, NO_RANK, ModelSnapshot, Rank, learner_in, shown_rank
+from streamiter.models.update import LEARNER_ENTRY, NO_RANK, ModelSnapshot, ModelUpdate, Rank, learner_in, shown_rank
 from streamiter.operators.declared_state import COPIED, NESTED, DeclaredState, declared
 from streamiter.operators.definitions import Definition
 from streamiter.operators.operator import Context
@@ -148,6 +148,9 @@ class ComparedRows:
 CHALLENGER: Final = OutputTag("challenger")
 """The side output of :class:`CompareChallenger`: the versions of the challenger under its own name."""
 
+CHALLENGER_STOPPED: Final = "challenger_stopped"
+"""The metric of versions to serve that are published while the challenger has stopped: 1."""
+
 # Other losses are divided by the mean loss of the champion, which the first rows tell.
 _ROWS_OF_SCALE: Final = 100
 
@@ -166,13 +169,15 @@ def challenged(
     after: int,
     name: str,
     learners: Sequence[str] = (),
+    has_stopped: Callable[[], bool] = lambda: False,
 ) -> tuple[Stream, Stream]:
     """Compare two trainings, the second of which is beside the first; return two streams of versions.
 
     The first stream has those to publish under the name of the model: of the learner that the last rollback names. The
     second one has those of the challenger, with the fields of :class:`ComparedRows` as metrics. ``rollbacks`` are those
     of the challenger: the name of the model, and its learner. ``learners`` are both in words: where
-    these are others than in a checkpoint, the comparison begins anew.
+    these are others than in a checkpoint, the comparison begins anew. ``has_stopped`` says whether the flow runs
+    without the training of the challenger; the versions to serve tell it then.
     """
     learner = str(rollbacks.learner)
     told = [
@@ -183,7 +188,11 @@ def challenged(
     compared = (
         told[0]
         .union(*told[1:])
-        .process(lambda: CompareChallenger(rollbacks, after, learners), name=f"{name}: compare", parallelism=1)
+        .process(
+            lambda: CompareChallenger(rollbacks, after, learners, has_stopped=has_stopped()),
+            name=f"{name}: compare",
+            parallelism=1,
+        )
     )
     return compared, compared.side_output(CHALLENGER)
 
@@ -213,11 +222,16 @@ class CompareChallenger(SameRows):
     _compared_learners: list[str] = declared(form=COPIED)
     """Champion and challenger in words."""
 
-    def __init__(self, rollbacks: Rollbacks, after: int, learners: Sequence[str] = ()) -> None:
+    def __init__(
+        self, rollbacks: Rollbacks, after: int, learners: Sequence[str] = (), *, has_stopped: bool = False
+    ) -> None:
         super().__init__(["", str(rollbacks.learner)])
         self._compared_learners = list(learners)
         self._rollbacks = rollbacks
         self._after = after
+        self._has_stopped = has_stopped
+        self._untold: ModelUpdate | None = None
+        """The version of a promoted challenger that answers, and does not tell yet that the challenger has stopped."""
         self._last: tuple[ModelSnapshot, int, float] | None = None
         """The last version of the challenger since the start, the rows it told of, and when; too large for the state.
         """
@@ -235,6 +249,8 @@ class CompareChallenger(SameRows):
                     f"{learner!r}; name the file of that one in [challenger], or roll back to another version"
                 )
             self._follow(newest.since_rollback, learner)
+            if self._has_stopped and learner and CHALLENGER_STOPPED not in newest.metrics:
+                self._untold = newest
 
     def _follow(self, since: Rank, learner: str) -> None:
         if since > self._since and learner in self._learners:
@@ -254,7 +270,15 @@ class CompareChallenger(SameRows):
             self._tell(model, out)
             model = replace(model, parameters={**model.parameters, LEARNER_ENTRY: learner})
         if learner == self._served and tuple(since) >= tuple(self._since):
-            out.emit(model)
+            out.emit(self._told_of_stop(model))
+        elif self._untold is not None and self._untold.since_rollback == self._since:
+            again = self._untold
+            snapshot = ModelSnapshot(again.parameters, again.records, again.metrics, again.epoch, self._since)
+            out.emit(self._told_of_stop(snapshot))
+            self._untold = None
+
+    def _told_of_stop(self, model: ModelSnapshot) -> ModelSnapshot:
+        return replace(model, metrics={**model.metrics, CHALLENGER_STOPPED: 1.0}) if self._has_stopped else model
 
     def _tell(self, model: ModelSnapshot, out: Output) -> None:
         """Emit a version of the challenger with what is known now."""

@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial, reduce
+from itertools import islice
 from typing import Any, Final, Literal, TypedDict, Unpack
 
 import numpy as np
@@ -32,7 +33,7 @@ from streamiter.learn.rows import Extract
 from streamiter.learn.training import MakeModel
 from streamiter.learn.validation import PredictedRows, ProgressiveValidation, ValidationKind, rows_as, validation_of
 from streamiter.models.update import ModelSnapshot
-from streamiter.operators.declared_state import COPIED, LISTS_BY_KEY, NESTED_BY_KEY, DeclaredOperator, declared
+from streamiter.operators.declared_state import COPIED, LISTS_BY_KEY, NESTED_BY_KEY, DeclaredOperator, Form, declared
 from streamiter.operators.definitions import Definition
 from streamiter.operators.output import Output, RejectionPolicy
 from streamiter.topics.topic import Topic
@@ -292,7 +293,7 @@ ROW_NUMBERS: Final = 4
 WHICH: Final = 5
 """The row of it that says which record, or question, each prediction is of."""
 
-# At most this many records of a learner wait: 32 MB of predictions.
+# At most this many records of a learner wait: 48 MB of predictions, and a tenth of a gigabyte to find late labels.
 _AHEAD_MAX: Final = 1_000_000
 
 
@@ -352,6 +353,60 @@ class SameRows(DeclaredOperator):
         return np.concatenate([np.empty((MATRIX_ROWS, 0)), *taken], axis=1)
 
 
+class UnpairedRows:
+    """Rows of one learner that others have not settled yet, with the rows of ``row_matrix``, in their order.
+
+    They are found by their record or question, so a call costs as much as what it names.
+
+    >>> unpaired = UnpairedRows(np.arange(18.0).reshape(6, 3))
+    >>> unpaired.remove(np.array([16.0]))
+    >>> unpaired.found(np.array([17.0, 16.0])).tolist()
+    [[2.0], [5.0], [8.0], [11.0], [14.0], [17.0]]
+    """
+
+    def __init__(self, rows: Floats) -> None:
+        self._rows = rows
+        self._used = rows.shape[1]
+        self._places = dict(zip(rows[WHICH].tolist(), range(self._used), strict=True))
+        """The column of each row that is left, in order."""
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def all(self) -> Floats:
+        """Return a copy of all rows."""
+        return self._rows[:, list(self._places.values())]
+
+    def found(self, which: Floats) -> Floats:
+        """Return those of these records or questions that are here, in their order."""
+        places = (self._places.get(each) for each in which.tolist())
+        return self._rows[:, sorted(place for place in places if place is not None)]
+
+    def remove(self, which: Floats) -> None:
+        """Forget rows of these records or questions, if they are here."""
+        for each in which.tolist():
+            self._places.pop(each, None)
+
+    def add(self, rows: Floats, most: int) -> None:
+        """Add rows, which are not here yet; of more than ``most`` the first ones are forgotten."""
+        if self._used + rows.shape[1] > self._rows.shape[1]:
+            left = self.all()
+            self._used = left.shape[1]
+            self._places = dict(zip(left[WHICH].tolist(), range(self._used), strict=True))
+            self._rows = np.pad(left, ((0, 0), (0, self._used + 2 * rows.shape[1])))
+        stop = self._used + rows.shape[1]
+        self._rows[:, self._used : stop] = rows
+        self._places |= zip(rows[WHICH].tolist(), range(self._used, stop), strict=True)
+        self._used = stop
+        self.remove(np.array(list(islice(self._places, max(0, len(self) - most)))))
+
+
+_UNPAIRED: Final = Form(
+    lambda unpaired: {learner: rows.all() for learner, rows in unpaired.items()},
+    lambda state: {learner: UnpairedRows(rows) for learner, rows in state.items()},
+)
+
+
 class Compare(SameRows):
     """Compares learners on the rows that all of them have predicted: emits metrics, and the best model as :data:`BEST`.
 
@@ -368,8 +423,8 @@ class Compare(SameRows):
     """What labels seemed to be before they were numbers (see ``PredictedRows``)."""
     _validations: dict[str, ProgressiveValidation] = declared(made=dict, form=NESTED_BY_KEY)
     _has_late_labels = declared(False)
-    _unpaired: dict[str, Floats] = declared(made=dict, form=COPIED)
-    """For each learner the rows whose late labels others did not know yet, with the rows of ``row_matrix``."""
+    _unpaired: dict[str, UnpairedRows] = declared(made=dict, form=_UNPAIRED)
+    """For each learner the rows whose late labels others did not know yet."""
 
     def __init__(self, learners: Sequence[str], *, margin: float, window: int, report_every: int) -> None:
         super().__init__(learners)
@@ -422,7 +477,7 @@ class Compare(SameRows):
                 self._validations[other] = validation.continued_as(kind, given)
                 self._waiting[other] = [rows_as(kind, columns, given) for columns in self._waiting[other]]
                 if other in self._unpaired:
-                    self._unpaired[other] = rows_as(kind, self._unpaired[other], given)
+                    self._unpaired[other] = UnpairedRows(rows_as(kind, self._unpaired[other].all(), given))
             elif (validation.kind == "regression") != (kind == "regression"):
                 raise ModelError(
                     f"compare_online: expected learners of one task, given {other!r}, which does {validation.kind}, "
@@ -437,14 +492,17 @@ class Compare(SameRows):
     def _end_block(self, out: Output) -> None:
         """Count the rows of the block that all learners have predicted."""
         self._start += self._report_every
-        blocks = self._rows_to_pair({learner: self.take_rows(learner, self._start) for learner in self._learners})
+        new = {learner: self.take_rows(learner, self._start) for learner in self._learners}
+        blocks = self._rows_to_pair(new)
         shared = reduce(np.intersect1d, [block[WHICH] for block in blocks.values()]) if blocks else np.empty(0)
         if self._has_late_labels:
-            for learner, block in blocks.items():
-                unpaired = block[:, ~np.isin(block[WHICH], shared)]
-                if unpaired.shape[1] > _AHEAD_MAX:
+            for learner in blocks:
+                unpaired = self._unpaired.setdefault(learner, UnpairedRows(np.empty((MATRIX_ROWS, 0))))
+                unpaired.remove(shared)
+                rows = new[learner][:, ~np.isin(new[learner][WHICH], shared)]
+                if len(unpaired) + rows.shape[1] > _AHEAD_MAX:
                     self._warn_once(learner, next(other for other in self._learners if other != learner))
-                self._unpaired[learner] = unpaired[:, -_AHEAD_MAX:]
+                unpaired.add(rows, _AHEAD_MAX)
         if not len(shared):
             return
         for learner, (predictions, targets, weights, classes, _, rows) in blocks.items():
@@ -466,18 +524,18 @@ class Compare(SameRows):
         report: ComparedMetrics = {"best": self._best, "learners": metrics, "baseline": baseline}
         out.emit(report)
 
-    def _rows_to_pair(self, blocks: dict[str, Floats]) -> dict[str, Floats]:
+    def _rows_to_pair(self, new: dict[str, Floats]) -> dict[str, Floats]:
         """Return the rows of the learners that are compared, with late labels of before that the others lacked.
 
-        A learner without rows of the block is left out, unless it has predicted rows that the others bring now.
+        A learner without rows of the block is left out, unless it has predicted rows that the others bring now. The
+        others are then compared on rows that wait for that one, too.
         """
-        new = {learner: block[WHICH] for learner, block in blocks.items() if block.shape[1]}
-        found = {}
-        for learner, block in blocks.items():
-            earlier = self._unpaired.get(learner, block[:, :0])
-            if learner in new or any(np.isin(earlier[WHICH], rows).any() for rows in new.values()):
-                found[learner] = np.concatenate([earlier, block], axis=1)
-        return found
+        brought = np.unique(np.concatenate([block[WHICH] for block in new.values()]))
+        earlier = {learner: rows.found(brought) for learner, rows in self._unpaired.items()}
+        compared = [each for each in new if new[each].shape[1] or (each in earlier and earlier[each].shape[1])]
+        if len(compared) < len(new):
+            earlier = {learner: rows.all() for learner, rows in self._unpaired.items()}
+        return {each: np.concatenate([earlier.get(each, new[each][:, :0]), new[each]], axis=1) for each in compared}
 
     def _publish(self, out: Output) -> None:
         if (model := self._models.get(self._best)) is not None:

@@ -12,7 +12,7 @@ from typing import Any, Final, TypedDict
 
 import numpy as np
 
-from streamiter.errors import ConfigurationError
+from streamiter.errors import ConfigurationError, shortened
 from streamiter.operators.declared_state import DeclaredState, declared
 from streamiter.values.field_profiles import ComparedField, FieldProfiles, ShiftLimits, compared
 from streamiter.values.named_rows import NamedRows
@@ -84,6 +84,36 @@ class FieldReport(TypedDict):
 
 FIELD_REPORTS: Final = OutputTag("fields")
 """The side output of a learner: a :class:`FieldReport` for each window."""
+
+
+def compare_profiles(
+    before: Mapping[str, Mapping[str, Any]], now: Mapping[str, Mapping[str, Any]], limits: ShiftLimits | None = None
+) -> list[ComparedField]:
+    """Compare the values of two windows, field by field; ``limits``: a :class:`FieldWatch` with other limits.
+
+    Both are the aggregates ``"profile"`` of a window by the names of fields, as in ``aggregate(km=("profile",
+    "km"))``. ``new_values`` is None: only a watch of a learner counts them; a shift of texts shows in ``psi``.
+
+    >>> from streamiter import Flow, tumbling
+    >>> flow = Flow("trips")
+    >>> rows = [{"at": at, "km": at % 50 + (25 if at > 3_599 else 0), "sky": "sun"} for at in range(7_200)]
+    >>> hours = flow.from_items(rows).event_time("at", unit="s", check_unit=False).key_by(lambda row: "all")
+    >>> hours = hours.window(tumbling(3_600)).aggregate(km=("profile", "km"), sky=("profile", "sky")).collect()
+    >>> state = flow.run().state
+    >>> [(each["field"], each["shifted"]) for each in compare_profiles(*(hour.value for hour in hours.items))]
+    [('km', ['psi', 'ks']), ('sky', [])]
+    """
+    return compared(_of_window(before), _of_window(now), limits)
+
+
+def _of_window(profiles: Mapping[str, Mapping[str, Any]]) -> FieldProfiles:
+    if not all(isinstance(each, Mapping) and "records" in each for each in profiles.values()):
+        raise ConfigurationError(
+            'compare_profiles: expected the profiles of a window by field, as of aggregate(km=("profile", "km")), '
+            f"given {shortened(profiles)}"
+        )
+    rows = max((each["records"] for each in profiles.values()), default=0)
+    return FieldProfiles.of_state({"rows": rows, "left out": 0, "fields": profiles})
 
 
 class WatchedFields(DeclaredState):

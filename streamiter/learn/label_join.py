@@ -6,6 +6,7 @@ answers. Compiled code handles the events of a mini-batch one by one, see ``stre
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Hashable, Mapping, Sequence
 from itertools import repeat
@@ -29,6 +30,8 @@ from streamiter.operators.output import Output
 from streamiter.values.numbers import Floats, Indices, plain_scalar
 from streamiter.values.records import Batch, take
 from streamiter.values.times import MAX_TIME, MIN_TIME, before_end, in_seconds
+
+_log = logging.getLogger("streamiter.learn")
 
 WAIT_IS_OVER: Final = "wait is over"
 """The payload of the timer of :meth:`LabelJoin.wait`."""
@@ -108,6 +111,8 @@ class LabelJoin(DeclaredState):
         self._join_again: Indices = np.zeros(0, np.intp)
         """The slots of a restore whose events are joined first: waits are longer now, or fewer may wait."""
         self._timer_at = MAX_TIME
+        self._step = "DelayedLabels"
+        self._has_warned = False
         self._events = JoinEvents.none()
         self._add_places(1)  # The first place is touched in place of the keys that a restored answer no longer has.
 
@@ -133,7 +138,7 @@ class LabelJoin(DeclaredState):
 
     def open(self, context: Context) -> None:
         """Take the time from the step, and set its timers."""
-        self._context = context
+        self._context, self._step = context, f"step {context.name!r}"
 
     # ---- by the clock
 
@@ -292,6 +297,7 @@ class LabelJoin(DeclaredState):
 
     def close(self) -> StillWaiting:
         """End a mini-batch, whose steps have been made; return what waits behind it."""
+        self._warn_of_no_room()
         events = self._events
         most = int(self._counts[layout.TAKEN_SLOTS] + self._counts[layout.STEPS])
         kept, idle = np.empty((most, 3), np.int64), np.empty(int(self._counts[layout.TOUCHED]), np.int64)
@@ -308,6 +314,16 @@ class LabelJoin(DeclaredState):
         is_new = is_new[self._slots[slots[is_new], layout.SLOT_FLAGS] & (layout.HAS_LABEL | layout.IS_ANSWER) > 0]
         self._keep_labels(slots[is_new], of_events[is_new], events)
         return StillWaiting(slots, of_events, scores)
+
+    def _warn_of_no_room(self) -> None:
+        if self._counts[layout.CROWDED_OUT] and not self._has_warned:
+            self._has_warned = True
+            _log.warning(
+                "%s: more than %d questions and answers wait for each other, so from now on those whose wait ends "
+                "first are forgotten; let DelayedLabels have a larger waiting_max, or a shorter within_s",
+                self._step,
+                self._settings[layout.KEPT_MAX],
+            )
 
     def _keep_labels(self, slots: Indices, of_events: Indices, events: JoinEvents) -> None:
         self._labels[slots] = events.labels[of_events]

@@ -103,7 +103,9 @@ TAKEN_SLOTS: Final = 17
 """The number of slots that this call has taken."""
 LATE_ANSWERS: Final = 18
 """The number of answers without a question in this call."""
-COUNTS: Final = 19
+CROWDED_OUT: Final = 19
+"""The number of questions and answers that had no room to wait."""
+COUNTS: Final = 20
 
 # ---- the settings
 WITHIN: Final = 0

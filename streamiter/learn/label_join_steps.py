@@ -18,6 +18,7 @@ from streamiter.learn.label_join_arrays import (
     ASKS,
     ASSUMABLE,
     BRINGS_LABEL,
+    CROWDED_OUT,
     FREE_SLOTS,
     HAS_LABEL,
     IS_ANSWER,
@@ -107,6 +108,7 @@ def _keep_at_most(state: Pointers, event: int) -> None:
         is_question = counts[ANSWERS] == 0 or (counts[QUESTIONS] > 0 and questions[0] - 1 <= answers[0])
         slot = questions[OF] if is_question else answers[OF]
         _close(state, slot)
+        counts[CROWDED_OUT] += 1
         if is_question:
             leave(state, slot, -1, event, True)
         else:

@@ -246,7 +246,7 @@ class FlatMap(EngineOperator):
             result = f(record)
             if type(result) in iterated:
                 yield result
-            elif (rows := rows_if_table("FlatMap(f)", result)) is result:
+            elif (rows := _iterable(result)) is result:
                 iterated.add(type(result))
                 yield result
             else:
@@ -258,7 +258,7 @@ class FlatMap(EngineOperator):
         for row, record in enumerate(untimed(batch)):
             kept = len(gathered)
             try:
-                items = iter(rows_if_table("FlatMap(f)", self._f(record)))
+                items = iter(_iterable(self._f(record)))
                 gathered += islice(items, _PIECE_RECORDS)
             except Exception as error:
                 del gathered[kept:]
@@ -270,6 +270,18 @@ class FlatMap(EngineOperator):
                 gathered, rows = [], []
                 _emit_rest(row, record, items, out)
         emit_made(out, gathered, rows)
+
+
+def _iterable(result: Any) -> Iterable[Any]:
+    """Return what a function of :class:`FlatMap` has returned, and of a table the rows."""
+    rows = rows_if_table("FlatMap(f)", result)
+    if not isinstance(rows, Iterable) and not hasattr(rows, "__getitem__"):
+        raise FunctionResultError(
+            f"FlatMap(f): expected the function to return an iterable, given {shortened(result)}; return [] where a "
+            "record has no items"
+        )
+    items: Iterable[Any] = rows
+    return items
 
 
 def _emit_rest(row: int, record: Any, items: Iterator[Any], out: Output) -> None:

@@ -201,6 +201,8 @@ class Client(Participation):
     ) -> None:
         """Add values; for a column that is named twice, both values count. Under BSP they are applied at the clock.
 
+        NaN and infinities are added, too: the sums follow IEEE arithmetic. Check gradients with ``np.isfinite`` before.
+
         ``update`` is a function that runs on the matrix in the same step (not under BSP: see ``on_clock``). Raises
         OutOfTurn, UnknownMatrix, OutOfRange; then nothing has been added.
         """

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from streamiter.learn.challengers import ComparedRows
+from streamiter.learn.challengers import CHALLENGER_STOPPED, ComparedRows
 from streamiter.models import ModelUpdate, ServedModel
 from streamiter.models.served import ServedVersion
 from streamiter.models.update import learner_in
@@ -21,8 +21,17 @@ class Challenger:
     name: str
     served: ServedModel
     settings: ChallengerSettings
-    stopped: str | None = None
-    """The error that has stopped its learner in this process, which the service notes; None: none has."""
+    told_by: Callable[[], ModelUpdate | None] = lambda: None
+    """Returns the version of the service that tells whether it has stopped; None in the process that trains it."""
+    failure: str | None = None
+    """Why its learner has stopped in this process, which the service notes; None: it has not."""
+
+    @property
+    def stopped(self) -> str | None:
+        """Why its learner has stopped, in this process or in that of the service; None: it has not."""
+        if self.failure is None and (model := self.told_by()) is not None and model.metrics.get(CHALLENGER_STOPPED):
+            return "the log of the service says why"
+        return self.failure
 
     @property
     def compared(self) -> ComparedRows | None:
@@ -62,7 +71,7 @@ class ChallengerNow:
     share: float | None
     """The share of the keys that it answers for."""
     stopped: str | None
-    """The error that has stopped its learner."""
+    """Why its learner has stopped; None: it has not."""
     compared: ComparedRows | None
     verdict: Literal["better", "worse", "not known yet"]
 

@@ -231,7 +231,7 @@ def _embeddings(name: str, figures: EmbeddingFigures) -> Iterator[Metric]:
 def _challenger(challenger: Challenger) -> Iterator[Metric]:
     found, name = challenger.compared, challenger.name
     stopped = [((name,), float(challenger.stopped is not None))]
-    yield _gauge("challenger_stopped", "Whether an error has stopped the challenger: 1 or 0.", ("model",), stopped)
+    yield _gauge("challenger_stopped", "Whether the challenger has stopped: 1 or 0.", ("model",), stopped)
     if found is None:
         return
     rows = [((name,), found.compared_rows)]

@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final, Literal
 
-from streamiter.engine.graph.statistics import JobStatistics
+from streamiter.engine.graph.statistics import JobStatistics, StalledTask
 from streamiter.engine.job.job import Job, StopMode
 from streamiter.engine.job.running import causes_of, run_jobs
 from streamiter.engine.storage.store import Checkpoints
@@ -34,6 +34,7 @@ from streamiter.learn import OnlineTraining
 from streamiter.learn.challengers import challenged
 from streamiter.models import Rollbacks, initial_model
 from streamiter.models.rollbacks import early_deletion
+from streamiter.service.challenger import Challenger
 from streamiter.service.leadership import Leadership
 from streamiter.service.learning import (
     CHALLENGER_STEPS,
@@ -145,8 +146,9 @@ class OnlineLearningService(ServiceSurfaces):
         self._traces = Traces()
         self._stops: Sequence[StopMode] = ()
         """The stops that signals have told the job."""
-        self._ended_by: Literal["stall", "time"] | None = None
-        """Why the service has aborted the job: no progress, or no last checkpoint in time."""
+        self._ended_by: Literal["stall", "time", "challenger"] | None = None
+        """Why the service has aborted the job: no progress of the service or of its challenger alone, or no last
+        checkpoint in time."""
 
     def _read(self, url: str, name: str, at: StartPosition | None, *, is_history: bool = False) -> Stream:
         given, read = self.settings.input, topic(url)
@@ -171,7 +173,15 @@ class OnlineLearningService(ServiceSurfaces):
         self.challenger = self._learnings[-1].train(self.events, rollbacks, newest, beside=self.training)
         after = self.settings.challenger.after
         learners = [learner_in_words(each.learn) for each in (self.settings, given)]
-        served, own = challenged(self.training, self.challenger, rollbacks, after=after, name=step, learners=learners)
+        served, own = challenged(
+            self.training,
+            self.challenger,
+            rollbacks,
+            after=after,
+            name=step,
+            learners=learners,
+            has_stopped=lambda: self._without_challenger is not None,
+        )
         own.publish_model(self._updates, model=given.name, changes=given.publish.changes, name=f"{step}: publish")
         validated = partial(self.observations.validated, learner=given.name)
         self.challenger.validation.map(validated, name=f"{step}: observe validation")
@@ -225,8 +235,7 @@ class OnlineLearningService(ServiceSurfaces):
             await self._end_in_time()
         if (statistics := self.observations.sample()) is not None:
             self._traces.checkpoint(statistics)
-            if self.settings.health.exit_when_stalled:
-                await self._end_if_stalled(statistics)
+            await self._end_if_stalled(statistics)
 
     async def _end_in_time(self) -> None:
         """Abort a job whose last checkpoint takes too long; one that is only slow has more time."""
@@ -249,11 +258,17 @@ class OnlineLearningService(ServiceSurfaces):
 
     async def _end_if_stalled(self, statistics: JobStatistics) -> None:
         stalled = [each for each in statistics.stalled if each.cause == "step"]
-        if stalled and self._ended_by is None:
+        if not stalled or self._ended_by is not None:
+            return
+        challenger, hangs = self.observations.challenger, stalled_challenger(statistics.stalled)
+        if challenger is not None and challenger.failure is None and hangs is not None and not self._stops:
+            self._go_without(challenger, f"no progress for {hangs.stalled_s:.0f} s: {hangs.reason}")
+            await self._abort("challenger")
+        elif self.settings.health.exit_when_stalled:
             _log.error("the service ends: no progress for %.0f s: %s", stalled[0].stalled_s, stalled[0].reason)
             await self._abort("stall")
 
-    async def _abort(self, why: Literal["stall", "time"]) -> None:
+    async def _abort(self, why: Literal["stall", "time", "challenger"]) -> None:
         self._ended_by, job = why, self.observations.job
         if job is not None:
             with contextlib.suppress(StreamiterError):  # job.wait() raises it, too.
@@ -287,9 +302,9 @@ class OnlineLearningService(ServiceSurfaces):
         _log.warning("%s", error)
         self._leadership.leads = False
         # The process that leads now has the challenger; what has stopped it here may not come again.
-        self._without_challenger = None
+        self._without_challenger = self._ended_by = None
         if self.observations.challenger is not None:
-            self.observations.challenger.stopped = None
+            self.observations.challenger.failure = None
         return True
 
     async def _work(self) -> int:
@@ -318,8 +333,12 @@ class OnlineLearningService(ServiceSurfaces):
                 await self._lead()
                 restore = {"restore": self._restore}
                 statistics = await run_jobs(self._start, options | restore, while_running=self._while_running)
+                if self._resumes():
+                    continue
             except StreamiterError as error:
-                if self._is_standby_again(error) or self._challenger_stops(error):
+                if self._is_standby_again(error) or (not is_taken_over(error) and self._resumes()):
+                    continue
+                if self._challenger_stops(error):
                     continue
                 if self._ended_by is not None and not is_taken_over(error):
                     _log.warning("%s", error)
@@ -343,20 +362,31 @@ class OnlineLearningService(ServiceSurfaces):
                     return _CODES[self._ended_by]
                 return ABORTED if state == "aborted" else SUCCEEDED
 
+    def _resumes(self) -> bool:
+        """Whether the job was aborted because its challenger hangs, so that it resumes without it."""
+        if self._ended_by != "challenger":
+            return False
+        self._ended_by = None
+        return not self._stops
+
     def _challenger_stops(self, error: StreamiterError) -> bool:
         """Whether only the challenger has failed, so that the job resumes without it."""
         challenger = self.observations.challenger
-        if challenger is None or challenger.stopped is not None or self._stops or not is_of_challenger(error):
+        if challenger is None or challenger.failure is not None or self._stops or not is_of_challenger(error):
             return False
-        challenger.stopped = described(error.__cause__ or error)  # Without the record, which the log has.
-        self._without_challenger = flow_without_challenger(self.flow)
         _log.error("%s", error)
+        self._go_without(challenger, described(error.__cause__ or error))  # Without the record, which the log has.
+        return True
+
+    def _go_without(self, challenger: Challenger, why: str) -> None:
+        """Let the next job run without the challenger."""
+        challenger.failure = why
+        self._without_challenger = flow_without_challenger(self.flow)
         _log.error(
             "the challenger %r has stopped; the service resumes from its last checkpoint without it, and tries it "
             "again when the process is started again",
             challenger.name,
         )
-        return True
 
     def _failed(self, error: StreamiterError) -> int:
         _log.error("%s", error)
@@ -404,6 +434,19 @@ class OnlineLearningService(ServiceSurfaces):
 def concerns_challenger(error: CheckpointError) -> bool:
     """Whether only steps of challengers are others than in the checkpoint."""
     return bool(error.changes) and all(name.startswith(CHALLENGER_STEPS) for name in error.changes)
+
+
+def stalled_challenger(stalled: Sequence[StalledTask]) -> StalledTask | None:
+    """Return the task of a challenger for which alone all stalled tasks wait; None if there is none.
+
+    >>> behind = StalledTask("learn[0]", "learn[0] waits for room", 61.0, "step")
+    >>> hangs = StalledTask("challenger b: learn[0]", "it is at work on a batch", 61.0, "step", is_at_work=True)
+    >>> stalled_challenger([behind, hangs]) is hangs, stalled_challenger([behind])
+    (True, None)
+    """
+    # A task that is held waits for input, perhaps of one at work; others wait for room, or for a barrier.
+    culprits = [each for each in stalled if each.is_at_work] or [each for each in stalled if each.cause == "held"]
+    return culprits[0] if culprits and all(each.name.startswith(CHALLENGER_STEPS) for each in culprits) else None
 
 
 def is_of_challenger(error: BaseException) -> bool:

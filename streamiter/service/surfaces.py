@@ -173,7 +173,12 @@ class ServiceSurfaces(abc.ABC):
             async with contextlib.AsyncExitStack() as followed:
                 if given is not None:
                     other = self._follower_of(given.name, {"": features[given.name]})
-                    self.observations.challenger = Challenger(given.name, other, self.settings.challenger)
+                    self.observations.challenger = Challenger(
+                        given.name,
+                        other,
+                        self.settings.challenger,
+                        lambda: self.observations.model if self.observations.job is None else None,
+                    )
                     await followed.enter_async_context(other)
                 await followed.enter_async_context(served)
                 # The first request is answered by the last version.

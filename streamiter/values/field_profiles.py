@@ -169,6 +169,12 @@ class ValueProfile:
             tally = np.bincount(texts[0], np.minimum(texts[1], 2), _KNOWN_TEXTS)
             self.known = _with(self.known, np.minimum(tally, 2.0).astype(np.uint8))
 
+    def merge(self, other: ValueProfile) -> None:
+        """Count the values of another profile, too; what is known of a reference is not merged."""
+        self.numbers.merge(other.numbers)
+        self.texts.merge(other.texts)
+        self.rows += other.rows
+
     def state(self) -> dict[str, Any]:
         """Return everything as plain data."""
         known = None

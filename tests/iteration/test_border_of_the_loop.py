@@ -32,7 +32,7 @@ from streamiter.engine.storage.replay_cache import ReplayCache
 from streamiter.engine.tasks.entries import EntryCounts
 from streamiter.iteration import all_reduce, terminate_after
 from streamiter.iteration.border import FEEDBACK, INITIAL, Head, JoinLoop, LoopMember
-from streamiter.iteration.coordinator import LoopCoordinator, LoopDecisions
+from streamiter.iteration.coordinator import LoopCoordinator, LoopDecisions, RestoredMember
 from streamiter.iteration.marked_streams import Replayer
 from streamiter.iteration.progress import Completed, Ended, LoopProgress, ReleasedEpoch
 from streamiter.operators import Output
@@ -495,3 +495,25 @@ async def test_neither_numbers_nor_results_depend_on_the_order_of_opening(seed: 
     await ended(job)
     assert totals.items == expected.items
     assert len(totals.items) > 3
+
+
+class Resuming(LoopCoordinator):
+    """Keeps what the members that resume tell."""
+
+    def restored(self, member: int, state: RestoredMember) -> None:
+        self.resumes_with = state
+
+
+@pytest.mark.parametrize("ends", [(FEEDBACK, INITIAL), (INITIAL, FEEDBACK)])
+async def test_a_head_that_resumes_knows_which_of_its_inputs_have_ended(ends: tuple[str, str]) -> None:
+    """It waited for the end of its feedback, which does not come twice, so the loop never ended."""
+    for number in range(3):
+        resuming = Resuming(heads=["head"], entrances=[], where="")
+        first, second = (Bench(Head(joining(resuming, 0), 0), resuming) for _ in range(2))
+        for name in ends[:number]:
+            await first.control(InputEnded(name))
+        second.operator.restore(first.operator.snapshot())
+        assert resuming.resumes_with.has_ended == (number == 2)
+        for name in ends[number:]:
+            await second.control(InputEnded(name))
+        assert second.operator.snapshot()["received"]["has ended"]

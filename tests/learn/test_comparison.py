@@ -338,7 +338,7 @@ def test_rows_that_wait_too_long_for_the_labels_of_others_are_told(
     with caplog.at_level(logging.WARNING, logger="streamiter.learn"):
         for told in LATE_TOLD[3:]:
             operator.process(told, cast(Any, heard))
-            assert all(rows.shape[1] <= 20 for rows in operator._unpaired.values())
+            assert all(len(rows) <= 20 for rows in operator._unpaired.values())
     [warning] = caplog.records
     assert "'a' is 20 records ahead of 'b', so these records are not compared" in warning.getMessage()
 

@@ -7,12 +7,14 @@ import numpy as np
 import pytest
 
 from streamiter import Columns, Flow
-from streamiter.learn import FieldWatch, train_online
+from streamiter.errors import ConfigurationError
+from streamiter.learn import FieldWatch, compare_profiles, train_online
 from streamiter.learn.adaptive import AdaptiveLinearModel
 from streamiter.learn.field_watch import FIELD_REPORTS, WatchedFields
 from streamiter.learn.model_owner import OwnerOptions
 from streamiter.learn.row_reading import record_of_features
 from streamiter.learn.row_training import RowOwner
+from streamiter.operators.timed.aggregates import BY_NAME
 from streamiter.testing import check_restore
 from streamiter.values.field_profiles import (
     GROUPS_MAX,
@@ -66,6 +68,30 @@ def test_profiles_depend_on_no_cut_and_no_order_of_rows(seed):
         assert same(*states)
         one, other = ({each["field"]: each for each in compared(before, now)} for now in (whole, parts))
         assert one == other
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_the_profile_of_a_window_depends_on_no_order_and_no_parts(seed):
+    """A session that two others became had another profile than one whose records came in order."""
+    profile, draw = BY_NAME["profile"](), np.random.default_rng(seed)
+    values = [*draw.normal(size=3_000).tolist(), *(f"t{n}" for n in draw.integers(0, 900, 2_000)), *[None] * 7, True]
+    values = list(map(profile.checked, values))
+    whole = profile.result(profile.added(range(len(values)), values))
+    draw.shuffle(values)
+    cuts = [0, *sorted(draw.integers(0, len(values), 3)), len(values)]
+    parts = [profile.added(range(stop - start), values[start:stop]) for start, stop in pairwise(cuts)]
+    before = repr(parts)
+    encode = PlainData().encode
+    assert encode(profile.result(profile.combined(parts))) == encode(whole)
+    assert (repr(parts), whole["records"], whole["rows"]) == (before, 5_008, 5_001)
+
+
+def test_what_is_no_profile_is_refused():
+    """The values of a window without names were compared as profiles, with an error of a key."""
+    with pytest.raises(ConfigurationError, match="expected the profiles of a window by field"):
+        compare_profiles({"km": 3}, {"km": 4})
+    with pytest.raises(TypeError, match=r"profile: expected a number, a text or None, given \[1\]; convert it before"):
+        BY_NAME["profile"]().checked([1])
 
 
 def test_the_groups_are_as_narrow_as_their_number_allows():

@@ -67,7 +67,7 @@ def test_an_answered_question_leaves_its_row_at_once() -> None:
     """Answered questions stayed in memory with their rows until they would have been learned as False."""
     labels, clock, due = replace(LABELS, schedule="expected"), VirtualClock(), []
     small = SmallJoin(labels, is_timed=False)
-    small.join.open(SimpleNamespace(clock=clock, set_timer=lambda delay_s, _: due.append(delay_s)))
+    small.join.open(SimpleNamespace(name="learn", clock=clock, set_timer=lambda delay_s, _: due.append(delay_s)))
     for n in range(2_400):
         small.reach(10 * n)
         small.ask(n, None, "question")
@@ -127,7 +127,7 @@ def test_keys_that_nobody_waits_for_are_forgotten() -> None:
         assert list(again.join._places) == ["other"]
     by_clock, again = (SmallJoin(replace(LABELS, schedule="end"), is_timed=False) for _ in range(2))
     for join in (by_clock, again):
-        join.join.open(SimpleNamespace(clock=VirtualClock(), set_timer=print))
+        join.join.open(SimpleNamespace(name="learn", clock=VirtualClock(), set_timer=print))
     assert not [*by_clock.reach(10), *by_clock.ask("a", None, "question"), *by_clock.answer("a", None, True)]
     again.restore(by_clock.state())
     assert len(again.join._arrays(0).keys)
@@ -184,6 +184,16 @@ def test_what_meets_at_the_edges_of_waits(name: str) -> None:
     assert join.state()["settled"] == [[], []] or given[-1] != (9_000,)
 
 
+def test_what_is_forgotten_for_want_of_room_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    """A training lost most of its questions for weeks, and only a metric counted them."""
+    join = SmallJoin(replace(LABELS, waiting_max=2), is_timed=True)
+    for key in range(5):
+        join.ask(key, 100 + key, f"question {key}")
+    [told] = [record.getMessage() for record in caplog.records]
+    assert "more than 2 questions and answers wait" in told
+    assert "a larger waiting_max" in told
+
+
 def test_longer_waits_bring_together_what_a_checkpoint_kept_apart() -> None:
     """A question and its answer, both waiting, were lost without a count when the wait became long enough for both."""
     for schedule in SCHEDULES:
@@ -201,7 +211,7 @@ def test_waits_that_are_over_by_the_clock_do_not_know_the_labels_that_follow() -
     """The prior of a question depended on whether the label behind it came in the same mini-batch."""
     labels = replace(LABELS, schedule="end", otherwise="no")
     join, clock = LabelJoin(labels, is_timed=False), VirtualClock()
-    join.open(SimpleNamespace(clock=clock, set_timer=lambda *_: None))  # type: ignore[arg-type]
+    join.open(SimpleNamespace(name="learn", clock=clock, set_timer=lambda *_: None))  # type: ignore[arg-type]
     known = []
     for now, key, label in [(0, "a", None), (10_000, "b", None), (20_000, "b", "aye")]:  # Then "no" is positive.
         is_answer = np.array([label is not None])

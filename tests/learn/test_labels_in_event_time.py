@@ -172,7 +172,7 @@ async def test_on_a_quiet_stream_a_wait_ends_by_the_clock(is_own: bool) -> None:
 def test_answers_meet_restored_questions_of_a_clock_that_was_ahead() -> None:
     """A job moved to a machine whose clock was two seconds behind, and the answers of the next seconds were lost."""
     before, other, after = (SmallJoin(LABELS, is_timed=False) for _ in range(3))
-    after.join.open(SimpleNamespace(clock=VirtualClock(), set_timer=lambda *_: None))  # type: ignore[arg-type]
+    after.join.open(SimpleNamespace(name="learn", clock=VirtualClock(), set_timer=lambda *_: None))  # type: ignore[arg-type]
     before.reach(5_000)
     before.ask("a", None, "question")
     other.reach(4_000)

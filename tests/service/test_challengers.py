@@ -11,7 +11,7 @@ import numpy as np
 import orjson
 import pytest
 from cli.program import streamiter
-from service.test_service import answers, running, until, until_ready
+from service.test_service import Hang, answers, running, until, until_ready
 from service.test_service_restarts import Place, rows
 from support.kafka_server import KafkaServer
 from support.waiting import PATIENCE_S
@@ -31,6 +31,7 @@ from streamiter.models import (
     promote,
     roll_back,
 )
+from streamiter.operators import Operator
 from streamiter.service import OnlineLearningService, ServiceReplica, read_settings
 from streamiter.service.challenger import Challenger
 from streamiter.service.service import remedy_of
@@ -203,7 +204,9 @@ def test_a_leader_that_is_fenced_tries_its_challenger_again(tmp_path: Path) -> N
     given = place.with_challenger()
     service = OnlineLearningService(read_settings({**given, "service": {"name": place.name, "standby": "7d"}}))
     served = ServedModel(topic(place.url("updates")), place.other)
-    service.observations.challenger = Challenger(place.other, served, service.settings.challenger, "it has diverged")
+    service.observations.challenger = Challenger(
+        place.other, served, service.settings.challenger, failure="it has diverged"
+    )
     assert service._is_standby_again(ProducerFenced("a newer run has claimed the flow"))
     assert service.observations.challenger.stopped is None
 
@@ -287,6 +290,12 @@ async def test_a_challenger_that_fails_stops_alone(tmp_path: Path, monkeypatch: 
         await until(lambda: again.observations.challenger and again.observations.challenger.stopped)
         await until(lambda: again.observations.phase.phase == "running")
         assert learner(again) == place.other, "what is served never changes by itself"
+        replica = ServiceReplica(read_settings(given))
+        async with running(replica):
+            await until(lambda: replica.address and replica.observations.model)
+            async with asyncio.timeout(PATIENCE_S):
+                while "was promoted, and has stopped" not in (await answers(replica, "/readyz"))[1]:
+                    await asyncio.sleep(0.05)
         status, text = await answers(again, "/readyz")
         assert (status, "was promoted, and has stopped; roll back" in text) == (503, True)
         newest = await find_update(updates, place.name, "1")
@@ -301,3 +310,28 @@ async def test_a_challenger_that_fails_stops_alone(tmp_path: Path, monkeypatch: 
     published = await last_update(updates, place.name)
     assert published is not None
     np.testing.assert_array_equal(published.parameters["weights"], expected.parameters()["weights"])
+
+
+async def test_a_challenger_that_hangs_stops_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step of the idea under trial hung: the champion waited behind it, and then the whole service was ended."""
+    place, events = Duel(tmp_path), rows(1_000)
+    await place.create("flights", "updates")
+    # Where a busy machine delays a step for as long, the service itself stays.
+    health = {"stall_limit": "500ms", "exit_when_stalled": False}
+    service = OnlineLearningService(read_settings({**place.with_challenger(), "health": health}))
+    assert service.challenger is not None
+    monkeypatch.setattr(Hang, "close", Operator.close)
+    service.challenger.predictions.process(Hang, name=f"challenger {place.other}: hang")
+    async with running(service):
+        await place.write(events[:500])
+        await until(lambda: service.observations.challenger and service.observations.challenger.stopped)
+        await place.write(events[500:])
+        await until(lambda: learner(service) == "" and service.observations.model.records == 1_000)  # type: ignore[union-attr]
+        await until_ready(service)
+        state = orjson.loads((await answers(service, "/api/state"))[1])
+        assert "no progress for" in state["challenger"]["stopped"]
+        replica = ServiceReplica(read_settings(place.with_challenger(share=1.0, key="user")))
+        async with running(replica):
+            await until(lambda: replica.address and (found := replica.observations.challenger) and found.stopped)
+            # Its last version is not served beside those of a champion that learns on.
+            assert replica.observations.challenger.version_for({"user": "u1"}) is None  # type: ignore[union-attr]

@@ -167,6 +167,8 @@ class StalledTask:
     task that it waits for. ``step``: neither, so a step hangs."""
     process: int = 0
     """The number of the process that the task is in."""
+    is_at_work: bool = False
+    """Whether it handles a batch, so that it waits for no other task."""
 
 
 @dataclass(frozen=True, slots=True)

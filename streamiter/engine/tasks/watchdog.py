@@ -99,9 +99,15 @@ class Watchdog:
                 cause = "topic"
             elif watched.task.is_held:
                 cause = "held"
-            reason = watched.blocked_by or ""
             stalled.append(
-                StalledTask(watched.task.name, reason, now_s - watched.moved_at_s, cause, process=self._process)
+                StalledTask(
+                    name=watched.task.name,
+                    reason=watched.blocked_by or "",
+                    stalled_s=now_s - watched.moved_at_s,
+                    cause=cause,
+                    process=self._process,
+                    is_at_work=is_at_work,
+                )
             )
         return stalled
 

@@ -1,8 +1,8 @@
 """Aggregates: one value from the records of a window.
 
-An aggregate by name is ``"count"``, ``"sum"``, ``"mean"``, ``"min"``, ``"max"``, ``"first"``, ``"last"`` or
-``"collect"``; :func:`quantile` and :func:`fold` make others. An *accumulator* is the plain data that an aggregate keeps
-for a window.
+An aggregate by name is ``"count"``, ``"sum"``, ``"mean"``, ``"min"``, ``"max"``, ``"first"``, ``"last"``,
+``"collect"`` or ``"profile"``; :func:`quantile` and :func:`fold` make others. An *accumulator* is the plain data that
+an aggregate keeps for a window.
 
 >>> mean = BY_NAME["mean"]()
 >>> mean.result(mean.add(mean.add(mean.initial(), 0, 4), 0, 5))
@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache, reduce
+from functools import cache, lru_cache, reduce
 from operator import itemgetter
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -24,6 +24,9 @@ from streamiter.operators.functions import misfit, plain_function
 from streamiter.operators.keyed_state import independent_copy
 from streamiter.values.helpers.importing import need_package
 from streamiter.values.numbers import Array, Indices, plain_float, plain_scalar
+
+if TYPE_CHECKING:
+    from streamiter.values.field_profiles import ValueProfile
 
 
 class Aggregate:
@@ -316,6 +319,62 @@ class CollectValues(Aggregate):
         return [independent_copy(value) for _, value in sorted(accumulator, key=itemgetter(0))]
 
 
+# Calls of numpy cost as much as some hundred values.
+_WAITING_VALUES: Final = 1_024
+
+
+class Profile(Aggregate):
+    """What the values were, in bounded memory: ``compare_profiles`` compares the profiles of two windows.
+
+    The accumulator is the number of records, the values that wait, and the state of a ``ValueProfile``.
+    """
+
+    adds_in_place = True
+
+    def __init__(self) -> None:
+        # Imported here: other windows do not need to know how fields are read.
+        from streamiter.values.field_profiles import ValueProfile
+        from streamiter.values.named_rows import hash_of
+
+        self._profiles = ValueProfile
+        self._code_of = lru_cache(65_536)(lambda text: hash_of(text.encode("utf-8", "surrogatepass")) >> 1)
+
+    def initial(self) -> list[Any]:
+        return [0, [], self._profiles.empty().state()]
+
+    def checked(self, value: Any) -> Any:
+        value = plain_scalar(value)
+        if value is None or isinstance(value, str):
+            return value
+        if isinstance(value, (int, float)):
+            return plain_float(value)
+        raise TypeError(f"{self}: expected a number, a text or None, given {shortened(value)}; convert it before")
+
+    def add(self, accumulator: list[Any], time: int, value: Any) -> list[Any]:
+        accumulator[0] += 1
+        accumulator[1].append(value)
+        if len(accumulator[1]) == _WAITING_VALUES:
+            accumulator[1:] = [], self._counted(accumulator).state()
+        return accumulator
+
+    def _counted(self, accumulator: list[Any]) -> ValueProfile:
+        _, waiting, state = accumulator
+        profile = self._profiles.of_state(state)
+        profile.add_numbers(np.array([value for value in waiting if isinstance(value, float)]))
+        texts = [self._code_of(value) for value in waiting if isinstance(value, str)]
+        profile.add_texts(np.array(texts, np.intp))
+        profile.rows += len(texts)
+        return profile
+
+    def merge(self, earlier: list[Any], later: list[Any]) -> list[Any]:
+        profile = self._counted(earlier)
+        profile.merge(self._counted(later))
+        return [earlier[0] + later[0], [], profile.state()]
+
+    def result(self, accumulator: list[Any]) -> dict[str, Any]:
+        return {"records": accumulator[0], **self._counted(accumulator).state()}
+
+
 # The relative error of a quantile: the value returned is at most this far from a value of that rank.
 _ACCURACY: Final = 0.01
 
@@ -437,6 +496,7 @@ BY_NAME: Final[Mapping[str, Callable[[], Aggregate]]] = {
     "first": First,
     "last": Last,
     "collect": CollectValues,
+    "profile": Profile,
 }
 """The aggregates that are texts."""
 
