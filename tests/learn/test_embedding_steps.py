@@ -229,7 +229,7 @@ def test_embeddings_without_a_compiler_have_the_same_bits(before: str, disabled:
 
 def test_the_first_numbers_of_factors_are_not_alike() -> None:
     """All factors of a field began with nearly the same number, and moved alike: eight learned what one does."""
-    drawn = _drawn(0, 0, 300, 300)
+    drawn = _drawn(0, np.arange(300), 300)
     assert drawn.mean() == pytest.approx(0.0, abs=0.02)
     assert drawn.std() == pytest.approx(1.0, abs=0.02)
     for apart in (1, 2, 7, 8):
