@@ -11,6 +11,7 @@ from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
 from streamiter.errors import ModelError
 from streamiter.learn.embeddings import Embeddings
@@ -255,7 +256,8 @@ class EmbeddingWeights:
         own[:, 1] = vectors[:, 1] = self._layout.SQUARES_AT_FIRST
         vectors[:, 0] = self._first_vectors(_OF_FEATURES, part["keys"][part["is admitted"]])
         early = np.zeros((len(part["early"]), self.table.early_bytes), np.int8)
-        made, two = {"weights": own, "rows": vectors, "early": early}, 2 * self.experts
+        made: dict[str, npt.NDArray[Any]] = {"weights": own, "rows": vectors, "early": early}
+        two = 2 * self.experts
         for name, count in {"weights": two * len(own), "rows": two * len(vectors), "early": len(early)}.items():
             earlier._take_scores(part[name], sources, made[name], count)
         return {**part, **{name: array.reshape(len(array), -1) for name, array in made.items()}}

@@ -108,7 +108,7 @@ class MixedWeights(ExpertWeights):
             of_questions = np.ascontiguousarray(asked[:, : self.scores, own].transpose(0, 2, 1))
             without = self.embedded.without_columns(rows, self.left_out)
             found = self.embedded.step(without, steps, targets, of_questions)
-            made[1 : 1 + self._vectors] = found.reshape(-1, self._vectors, self.scores).transpose(1, 0, 2)
+            made[1 : 1 + self._vectors] = found.reshape(len(found), self._vectors, self.scores).transpose(1, 0, 2)
             asked[:, : self.scores, own] = of_questions.transpose(0, 2, 1)
         predictions = np.zeros((len(steps.rows), self.scores))
         every = [slice(0, len(steps.rows))]
