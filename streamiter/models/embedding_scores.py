@@ -4,8 +4,8 @@ A *feature* is a text of a field, or a missing value; its *key* has the number o
 values), then the low 52 bits of the hash of field and text. Each known feature has a weight, and if it is admitted a
 vector; all others have the common vector of their field. Several features of a field count as their mean. A row is here
 the pooled features of its fields, and the standardized numbers of its numeric columns. Each *expert* has a *head* for
-each score: one, or one for each class. All heads have the same features, with weights and vectors of their own; those of
-the first expert come first. What a feature without a vector has learned is added to the common one.
+each score: one, or one for each class. All heads have the same features, with weights and vectors of their own; the
+heads of the first expert come first. What a feature without a vector has learned is added to the common one.
 """
 
 from __future__ import annotations
