@@ -251,16 +251,16 @@ class EmbeddingWeights:
         self, earlier: EmbeddingWeights, part: Mapping[str, Any], sources: Sequence[int | None]
     ) -> dict[str, Any]:
         """Return a part of the table of earlier members as one of these."""
-        own = np.zeros((len(part["keys"]), 2, self.heads), np.float32)
-        vectors = np.zeros((len(part["rows"]), 2, self.heads, self.embeddings.factors), np.float32)
-        own[:, 1] = vectors[:, 1] = self._layout.SQUARES_AT_FIRST
-        vectors[:, 0] = self._first_vectors(_OF_FEATURES, part["keys"][part["is admitted"]])
-        early = np.zeros((len(part["early"]), self.table.early_bytes), np.int8)
-        made: dict[str, npt.NDArray[Any]] = {"weights": own, "rows": vectors, "early": early}
-        two = 2 * self.experts
-        for name, count in {"weights": two * len(own), "rows": two * len(vectors), "early": len(early)}.items():
-            earlier._take_scores(part[name], sources, made[name], count)
-        return {**part, **{name: array.reshape(len(array), -1) for name, array in made.items()}}
+        table, keys, two = self.table, part["keys"][part["is admitted"]], 2 * self.experts
+        weights = np.zeros((len(part["keys"]), 2 * self.heads), np.float32)
+        rows = np.zeros((len(keys), 2 * table.width), np.float32)
+        rows[:, : table.width] = self._first_vectors(_OF_FEATURES, keys).reshape(len(keys), table.width)
+        weights[:, self.heads :] = rows[:, table.width :] = self._layout.SQUARES_AT_FIRST
+        early = np.zeros((len(part["early"]), table.early_bytes), np.int8)
+        earlier._take_scores(part["weights"], sources, weights, two * len(weights))
+        earlier._take_scores(part["rows"], sources, rows, two * len(rows))
+        earlier._take_scores(part["early"], sources, early, len(early))
+        return {**part, "weights": weights, "rows": rows, "early": early}
 
     def _take_scores(self, given: Any, sources: Sequence[int | None], new: Any, blocks: int) -> None:
         """Put the numbers of the ``sources`` in each block of ``given`` into the blocks of new scores."""
