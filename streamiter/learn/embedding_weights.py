@@ -11,7 +11,6 @@ from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
 from streamiter.errors import ModelError
 from streamiter.learn.embeddings import Embeddings
