@@ -166,7 +166,7 @@ def _time_of(indices: Indices, values: Floats, first: int, stop: int) -> int:
 
 @compiled
 def _has_products(own: EmbeddingArrays, head: int) -> bool:
-    return head >= own.facts[HEAD_COUNT] // EXPERTS or own.facts[HAS_PRODUCTS] != 0
+    return bool(head >= own.facts[HEAD_COUNT] // EXPERTS or own.facts[HAS_PRODUCTS] != 0)
 
 
 @compiled
