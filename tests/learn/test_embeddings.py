@@ -310,6 +310,17 @@ def test_a_third_label_makes_a_model_of_classes_with_their_embeddings(rows_befor
     assert made.shape == (len(records), 5)
 
 
+def test_a_class_that_comes_late_begins_as_the_class_that_had_not_come() -> None:
+    """The linear member began it as the class that had not come; another beginning made the members disagree."""
+    model, records = new(shapes=False), views(400)
+    model.learn(records, labels_of(records, "classes"))
+    before = vectors_of(model)["experts"]
+    assert model._weights is not None
+    model._weights.split_last_score()
+    expected = [before[4 * expert + min(score, 3)] for expert in range(2) for score in range(5)]
+    assert frozen(vectors_of(model)["experts"]) == frozen(expected)
+
+
 def test_a_third_label_keeps_what_the_second_one_has_learned() -> None:
     """The vectors of two labels were lost with the third one: the loss of the next rows was that of a new model."""
     records = views(8_000)
