@@ -41,7 +41,7 @@ _IDS_OF_ALIVE: Final = 10
 # occurrence is not long ago, nearly as many; and with ``admit=3`` it has three entries for each row.
 _CAP_BYTES_OF_ALIVE: Final = 512
 # Two experts with eight factors each. Two fields with few values are beside the id.
-_WIDTH, _WEIGHTS, _ADMIT = 16, 2, 3
+_WIDTH, _WEIGHTS, _ADMIT, _EARLY = 16, 2, 3, 8
 _HOURS, _COUNTRIES = 24, 200
 _CHUNK_ROWS: Final = 20_000
 _SAMPLES: Final = 20
@@ -97,13 +97,13 @@ def _measured(rows: int, way: str) -> list[dict[str, Any]]:
 
 def _table(rows: int, way: str) -> FeatureTable:
     """Return the table; a row a millisecond, an id expires when it was not seen for the time that ids are alive."""
-    alive = _alive(rows)
+    alive, numbers = _alive(rows), {"weights": _WEIGHTS, "admit": _ADMIT, "early": _EARLY}
     expire_ms = _ROWS_OF_AN_ID * alive if way == "with expiry" else 0
     if way == "without expiry and cap":
         ids = rows // _ROWS_OF_AN_ID + _HOURS + _COUNTRIES
-        return FeatureTable(_WIDTH, weights=_WEIGHTS, admit=_ADMIT, capacity=ids, rows=ids)
+        return FeatureTable(_WIDTH, **numbers, capacity=ids, rows=ids)
     size_bytes = _CAP_BYTES_OF_ALIVE * alive
-    return FeatureTable.of_bytes(_WIDTH, weights=_WEIGHTS, admit=_ADMIT, size_bytes=size_bytes, expire_ms=expire_ms)
+    return FeatureTable.of_bytes(_WIDTH, **numbers, size_bytes=size_bytes, expire_ms=expire_ms)
 
 
 def _values(rows: int) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]:

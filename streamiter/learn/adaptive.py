@@ -20,7 +20,7 @@ import numpy.typing as npt
 from streamiter.errors import ConfigurationError, ModelError, OtherModel, shortened
 from streamiter.learn.asked_questions import AskedScores
 from streamiter.learn.cell_columns import Categories
-from streamiter.learn.embeddings import ONE_MODEL_FOR_EACH_CLASS, Embeddings, check_task_of_embeddings
+from streamiter.learn.embeddings import Embeddings, check_embeddings
 from streamiter.learn.expert_weights import ExpertWeights, check_published, check_task, checked_rates, fitted
 from streamiter.learn.labels import FIRST_LABELS, Label, LabelKind, LabelPart, LabelReader, Labels, LearningTask
 from streamiter.learn.losses import LossName, PlainLoss, checked_loss, loss_of_validation
@@ -94,8 +94,7 @@ class AdaptiveLinearModel(RowColumns, Savable):
     the linear model alone, as all models with ``shapes=False``, which are some seven times as fast.
 
     ``embeddings`` are settings of further members, which have a vector for each text of a field: they learn that this
-    user likes this item. They are for truth values, two labels and numbers. If a third label makes a model of classes,
-    they leave the mixture, and a warning says so.
+    user likes this item. Of several classes they have a vector for each class.
 
     ``loss`` says what is predicted of numbers: the mean ("squared", the default), the median ("absolute"), the number
     that the share ``quantile`` of all labels is below ("quantile"), the mean hardly moved by outliers ("huber"), or the
@@ -155,7 +154,7 @@ class AdaptiveLinearModel(RowColumns, Savable):
         least = 0.0 if self._loss == _POISSON else None
         self.labels = LabelReader(_NAME, task if loss is None else "regression", classes, positive, least)
         if embeddings is not None:
-            check_task_of_embeddings(_NAME, embeddings, task, classes, None if self._loss is None else loss)
+            check_embeddings(_NAME, embeddings, None if self._loss is None else loss)
         super().__init__(_NAME, bits, crosses, kinds, time_zone, embeddings, other_settings)
         self.rates = None if rates is None else checked_rates(rates)
         self.predicted_again: Floats | None = None
@@ -368,13 +367,6 @@ class AdaptiveLinearModel(RowColumns, Savable):
             scores = len(reading.names) if reading.kind == "classes" and not self.labels.has_open_class else 1
             self._weights = self._new_weights(reading.kind, scores)
             self._weights.add_numeric(len(self.fields.columns))
-        if reading.kind == "classes" and self.embeddings is not None:
-            _log.warning(
-                "%s: the labels are of several classes, for which there are no embeddings, so the model learns without "
-                "them; expected truth values, two labels or numbers: %s",
-                _NAME,
-                ONE_MODEL_FOR_EACH_CLASS,
-            )
         if before is None:
             return predictions
         predictions = reading.in_terms_of(before, predictions)

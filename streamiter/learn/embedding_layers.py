@@ -1,15 +1,19 @@
 """The arrays of embeddings, and the steps of the network on the vectors of the first expert.
 
+A model of several classes has a score for each, and each expert a *head* for each score: weights, vectors, a network
+and an intercept. The heads of the first expert come first.
+
 ============================  ========================================================================================
-``commons``                   by field: the vectors of both experts that features without their own have; not learned
-``numbers``                   by column: of each expert the weight and the vector, then the sums of squares
+``commons``                   by field: the vectors of all heads that features without their own have; not learned
+``numbers``                   by column: of each head the weight and the vector, then the sums of squares
 ``statistics``                by column: weight, mean and sum of squares
-``weights_of_fields``         of the first layer: for each field and factor, a number for each unit; ``…_of_numbers``
-                              the same for each column
-``layers``                    the biases of the first layer; of each further layer the weights, for each input a number
-                              for each unit, then the biases; the weights of the output, which has the intercept
+``weights_of_fields``         of the first layer: for each field, score and factor, a number for each unit;
+                              ``…_of_numbers`` the same for each column and score
+``layers``                    by score: the biases of the first layer; of each further layer the weights, for each input
+                              a number for each unit, then the biases; the weights of the output, which has the
+                              intercept
 ``squares_of_…``              the sums of squared gradients of these
-``intercepts``                of both experts, then the sums of their squared gradients
+``intercepts``                of all heads, then the sums of their squared gradients
 ``totals``                    of the targets, as in ``row_steps``; of numbers, scores are in units of their deviation
 ============================  ========================================================================================
 
@@ -57,7 +61,12 @@ LOSS_KIND: Final = 5
 EXPIRES: Final = 6
 TIME_MS: Final = 7
 """The time of the last learned row that had one."""
-FACTS_OF_EMBEDDINGS: Final = 8
+HEAD_COUNT: Final = 8
+"""The number of heads: one of each expert for each score."""
+UNIT_COUNT: Final = 9
+"""The number of units of all layers, and of numbers in ``layers``, for each score."""
+LAYER_SIZE: Final = 10
+FACTS_OF_EMBEDDINGS: Final = 11
 
 
 class EmbeddingArrays(NamedTuple):
@@ -93,17 +102,19 @@ class RowRoom(NamedTuple):
     """The numbers of the numeric columns that are not at their mean."""
     standardized: Float32s
     """Their values."""
+    weights: Float32s
+    """By head, the mean weight of a field."""
     vectors: Float32s
-    """The mean vectors of each field, of both experts."""
+    """The mean vectors of each field, of all heads."""
     sums: Float32s
-    """By factor of both experts, the sum of all vectors, then the sum of their squares."""
+    """By factor of all heads, the sum of all vectors, then the sum of their squares."""
     slopes: Float32s
-    """By factor of both experts, the slope of the score by the vector of a field."""
+    """By factor of all heads, the slope of the loss by the vector of a field."""
     outputs: Float32s
-    """The outputs of all units of the layers."""
+    """By score, the outputs of all units of the layers."""
     slopes_of_outputs: Float32s
     scores: Floats
-    """The scores of both experts, then the slopes of the loss by them."""
+    """The scores of all heads, then the slopes of the loss by them."""
 
 
 # ---- layers
@@ -158,22 +169,26 @@ def step_number(numbers: Float32s, at: int, squares_at: int, gradient: np.float3
 
 
 @compiled
-def score_of_network(own: EmbeddingArrays, room: RowRoom, factors: int) -> float:
-    """Return the output of the network, and keep the outputs of all units."""
+def score_of_network(own: EmbeddingArrays, room: RowRoom, score: int) -> float:
+    """Return the output of the network of a score, and keep the outputs of all units."""
     outputs, layers, units = room.outputs, own.layers, own.units[0]
+    factors, heads = own.facts[FACTOR_COUNT], own.facts[HEAD_COUNT]
+    scores = heads // EXPERTS
+    first, at = score * own.facts[UNIT_COUNT], score * own.facts[LAYER_SIZE]
     for unit in range(units):
-        outputs[unit] = layers[unit]
+        outputs[first + unit] = layers[at + unit]
     for each in range(room.counts[0]):
-        at = room.fields[each] * factors
+        row = (room.fields[each] * scores + score) * factors
         for factor in range(factors):
-            value = room.vectors[each * EXPERTS * factors + factor]
-            _add_input(own.weights_of_fields, (at + factor) * units, value, outputs, 0, units)
+            value = room.vectors[(each * heads + score) * factors + factor]
+            _add_input(own.weights_of_fields, (row + factor) * units, value, outputs, first, units)
     for each in range(room.counts[1]):
-        _add_input(own.weights_of_numbers, room.columns[each] * units, room.standardized[each], outputs, 0, units)
+        row = room.columns[each] * scores + score
+        _add_input(own.weights_of_numbers, row * units, room.standardized[each], outputs, first, units)
     zero = np.float32(0.0)
     for unit in range(units):
-        outputs[unit] = max(outputs[unit], zero)
-    first, at = 0, units
+        outputs[first + unit] = max(outputs[first + unit], zero)
+    at += units
     for layer in range(1, own.facts[LAYER_COUNT]):
         inputs, units = units, own.units[layer]
         behind, biases = first + inputs, at + inputs * units
@@ -185,18 +200,21 @@ def score_of_network(own: EmbeddingArrays, room: RowRoom, factors: int) -> float
         for unit in range(units):
             outputs[behind + unit] = max(outputs[behind + unit], zero)
         first, at = behind, biases + units
-    score = 0.0
+    output = 0.0
     for unit in range(units):
-        score += np.float64(outputs[first + unit] * layers[at + unit])
-    return score
+        output += np.float64(outputs[first + unit] * layers[at + unit])
+    return output
 
 
 @compiled
-def learn_layers(own: EmbeddingArrays, room: RowRoom, slope: np.float32) -> None:
-    """Make the steps of all layers behind the inputs; the slopes of the first layer's units are left in the room."""
+def learn_layers(own: EmbeddingArrays, room: RowRoom, score: int, slope: np.float32) -> None:
+    """Make the steps of all layers of a score behind the inputs; the slopes of the first layer's units are left in the
+    room.
+    """
     outputs, slopes, layers, squares = room.outputs, room.slopes_of_outputs, own.layers, own.squares_of_layers
     one, zero, last = np.float32(1.0), np.float32(0.0), own.facts[LAYER_COUNT] - 1
-    first, at = 0, own.units[0]
+    begin = score * own.facts[LAYER_SIZE]
+    first, at = score * own.facts[UNIT_COUNT], begin + own.units[0]
     for layer in range(last):
         first += own.units[layer]
         at += (own.units[layer] + 1) * own.units[layer + 1]
@@ -217,4 +235,4 @@ def learn_layers(own: EmbeddingArrays, room: RowRoom, slope: np.float32) -> None
                 slopes[before + place] = product_with_units(layers, row, slopes, first, units)
                 step_units(layers, squares, row, outputs[before + place], slopes, first, units)
         first, units = before, inputs
-    step_units(layers, squares, 0, one, slopes, 0, units)
+    step_units(layers, squares, begin, one, slopes, first, units)

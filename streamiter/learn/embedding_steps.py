@@ -10,7 +10,8 @@ has the *common* vector of its field, which is not learned, and one step with th
 
 over fields f and numeric columns c, whose values z_c are standardized and clipped as in ``streamiter.learn.row_steps``.
 The products are those of all pairs of the vectors v_f and z_c · v_c. The network has the v_f and z_c as inputs. The two
-experts have weights and vectors of their own, and differ in the learning rate of vectors.
+experts have weights and vectors of their own, and differ in the learning rate of vectors. Of several classes each
+expert has a *head* for each, with all of this, and the softmax of their scores is its prediction.
 
 ``streamiter.learn.embedding_layers`` describes the arrays, and has the network.
 
@@ -35,6 +36,7 @@ from streamiter.learn.embedding_layers import (
     FACTOR_COUNT,
     FIELD_COUNT,
     HAS_PRODUCTS,
+    HEAD_COUNT,
     LAYER_COUNT,
     LOSS_KIND,
     NO_TIME,
@@ -43,6 +45,7 @@ from streamiter.learn.embedding_layers import (
     RATE_OF_WEIGHTS,
     SQUARES_AT_FIRST,
     TIME_MS,
+    UNIT_COUNT,
     EmbeddingArrays,
     RowRoom,
     learn_layers,
@@ -52,7 +55,7 @@ from streamiter.learn.embedding_layers import (
     step_units,
 )
 from streamiter.learn.model_rows import BEHIND_KEYS
-from streamiter.learn.row_losses import BINARY, observe_target, probability_of
+from streamiter.learn.row_losses import BINARY, CLASSES, SQUARED, observe_target, probability_of, softmax
 from streamiter.learn.row_steps import CORRECT, LEARN, PREDICT, STATISTICS, WITHDRAW, observe_value, standardized_value
 from streamiter.models.embedding_scores import HASH_BITS
 from streamiter.parameter_server.admission import UNKNOWN_TIME
@@ -162,8 +165,8 @@ def _time_of(indices: Indices, values: Floats, first: int, stop: int) -> int:
 
 
 @compiled
-def _has_products(own: EmbeddingArrays, expert: int) -> bool:
-    return expert > 0 or own.facts[HAS_PRODUCTS] != 0
+def _has_products(own: EmbeddingArrays, head: int) -> bool:
+    return bool(head >= own.facts[HEAD_COUNT] // EXPERTS or own.facts[HAS_PRODUCTS] != 0)
 
 
 @compiled
@@ -183,15 +186,15 @@ def _add_to_sums(vectors: Float32s, first: int, sums: Float32s, count: int) -> N
 @compiled
 def _add_column(own: EmbeddingArrays, room: RowRoom, column: int, value: np.float32) -> None:
     """Add a standardized value to the scores and the sums."""
-    factors = own.facts[FACTOR_COUNT]
+    factors, heads = own.facts[FACTOR_COUNT], own.facts[HEAD_COUNT]
     width, sums = factors + 1, room.sums
-    for expert in range(EXPERTS):
-        at = (2 * column * EXPERTS + expert) * width
-        room.scores[expert] += np.float64(value * own.numbers[at])
+    for head in range(heads):
+        at = (2 * column * heads + head) * width
+        room.scores[head] += np.float64(value * own.numbers[at])
         for factor in range(factors):
             number = value * own.numbers[at + 1 + factor]
-            sums[expert * factors + factor] += number
-            sums[(EXPERTS + expert) * factors + factor] += number * number
+            sums[head * factors + factor] += number
+            sums[(heads + head) * factors + factor] += number * number
 
 
 @compiled
@@ -199,32 +202,33 @@ def _add_field(
     table: FeatureArrays, own: EmbeddingArrays, room: RowRoom, indices: Indices, field: int, now_ms: int
 ) -> None:
     """Add the features of the last field of the room to the scores and the sums."""
-    each, count = room.counts[0], EXPERTS * own.facts[FACTOR_COUNT]
+    each, heads = room.counts[0], own.facts[HEAD_COUNT]
+    count = heads * own.facts[FACTOR_COUNT]
     start, stop, first, vectors = room.starts[each], room.stops[each], each * count, room.vectors
-    one, other = np.float32(0.0), np.float32(0.0)
+    for head in range(heads):
+        room.weights[head] = np.float32(0.0)
     for number in range(count):
         vectors[first + number] = np.float32(0.0)
     for place in range(start, stop):
         entry = find_feature(table, indices[place], now_ms)
         if entry != 0:
-            one += table.weights[entry * 2 * EXPERTS]
-            other += table.weights[entry * 2 * EXPERTS + 1]
+            _add_vectors(table.weights, entry * 2 * heads, room.weights, 0, heads)
         row = table.row_of[entry]
         if row != 0:
             _add_vectors(table.rows, row * 2 * count, vectors, first, count)
         else:
             _add_vectors(own.commons, field * count, vectors, first, count)
             if entry != 0:
-                _add_early_steps(table, entry, vectors, first, own.facts[FACTOR_COUNT])
+                _add_early_steps(table, entry, vectors, first, count // EXPERTS)
     if stop - start > 1:
         share = np.float32(1.0 / (stop - start))
-        one *= share
-        other *= share
+        for head in range(heads):
+            room.weights[head] *= share
         for number in range(count):
             vectors[first + number] *= share
     _add_to_sums(vectors, first, room.sums, count)
-    room.scores[0] += np.float64(one)
-    room.scores[1] += np.float64(other)
+    for head in range(heads):
+        room.scores[head] += np.float64(room.weights[head])
 
 
 @compiled
@@ -239,11 +243,11 @@ def _score(
     now_ms: int,
 ) -> None:
     """Fill in the scores of a row, and keep what they are made of."""
-    factors, sums, scores = own.facts[FACTOR_COUNT], room.sums, room.scores
-    for number in range(2 * EXPERTS * factors):
+    factors, heads, sums, scores = own.facts[FACTOR_COUNT], own.facts[HEAD_COUNT], room.sums, room.scores
+    for number in range(2 * heads * factors):
         sums[number] = np.float32(0.0)
-    for expert in range(EXPERTS):
-        scores[expert] = own.intercepts[expert]
+    for head in range(heads):
+        scores[head] = own.intercepts[head]
     room.counts[0] = room.counts[1] = 0
     at = first
     while at < stop:
@@ -265,52 +269,59 @@ def _score(
             room.fields[each], room.starts[each], room.stops[each] = field, start, at
             _add_field(table, own, room, indices, field, now_ms)
             room.counts[0] += 1
-    for expert in range(EXPERTS):
-        if _has_products(own, expert):
-            for number in range(expert * factors, (expert + 1) * factors):
+    for head in range(heads):
+        if _has_products(own, head):
+            for number in range(head * factors, (head + 1) * factors):
                 total = np.float64(sums[number])
-                scores[expert] += 0.5 * (total * total - np.float64(sums[EXPERTS * factors + number]))
+                scores[head] += 0.5 * (total * total - np.float64(sums[heads * factors + number]))
     if own.facts[LAYER_COUNT] != 0:
-        scores[0] += score_of_network(own, room, factors)
+        for score in range(heads // EXPERTS):
+            scores[score] += score_of_network(own, room, score)
 
 
 @compiled
 def _learn_numbers(own: EmbeddingArrays, room: RowRoom) -> None:
     """Make the steps of the numeric columns of a row."""
-    factors, numbers, sums = own.facts[FACTOR_COUNT], own.numbers, room.sums
-    width, units = factors + 1, own.units[0]
+    factors, heads, numbers, sums = own.facts[FACTOR_COUNT], own.facts[HEAD_COUNT], own.numbers, room.sums
+    width, units, scores = factors + 1, own.units[0], heads // EXPERTS
     for each in range(room.counts[1]):
         column, value = room.columns[each], room.standardized[each]
-        for expert in range(EXPERTS):
-            gradient = np.float32(room.scores[EXPERTS + expert]) * value
-            rate = RATE_OF_VECTORS if expert == 0 else RATE_OF_VECTORS_2
-            at = (2 * column * EXPERTS + expert) * width
-            if _has_products(own, expert):
+        for head in range(heads):
+            gradient = np.float32(room.scores[heads + head]) * value
+            rate = RATE_OF_VECTORS if head < scores else RATE_OF_VECTORS_2
+            at = (2 * column * heads + head) * width
+            if _has_products(own, head):
                 for factor in range(factors):
-                    others = sums[expert * factors + factor] - value * numbers[at + 1 + factor]
-                    step_number(numbers, at + 1 + factor, at + EXPERTS * width + 1 + factor, gradient * others, rate)
-            step_number(numbers, at, at + EXPERTS * width, gradient, RATE_OF_WEIGHTS)
+                    others = sums[head * factors + factor] - value * numbers[at + 1 + factor]
+                    step_number(numbers, at + 1 + factor, at + heads * width + 1 + factor, gradient * others, rate)
+            step_number(numbers, at, at + heads * width, gradient, RATE_OF_WEIGHTS)
         if own.facts[LAYER_COUNT] != 0:
             weights, squares = own.weights_of_numbers, own.squares_of_numbers
-            step_units(weights, squares, column * units, value, room.slopes_of_outputs, 0, units)
+            for score in range(scores):
+                first = score * own.facts[UNIT_COUNT]
+                row = column * scores + score
+                step_units(weights, squares, row * units, value, room.slopes_of_outputs, first, units)
 
 
 @compiled
 def _slopes_of_field(own: EmbeddingArrays, room: RowRoom, each: int) -> None:
     """Fill in the slopes by the vectors of a field, and make the steps of the first layer's weights of its factors."""
-    factors, sums, vectors, units = own.facts[FACTOR_COUNT], room.sums, room.vectors, own.units[0]
-    first, field = each * EXPERTS * factors, room.fields[each]
-    for expert in range(EXPERTS):
-        slope = np.float32(room.scores[EXPERTS + expert]) if _has_products(own, expert) else np.float32(0.0)
-        for number in range(expert * factors, (expert + 1) * factors):
+    factors, heads, sums, vectors = own.facts[FACTOR_COUNT], own.facts[HEAD_COUNT], room.sums, room.vectors
+    first, field, units = each * heads * factors, room.fields[each], own.units[0]
+    for head in range(heads):
+        slope = np.float32(room.scores[heads + head]) if _has_products(own, head) else np.float32(0.0)
+        for number in range(head * factors, (head + 1) * factors):
             room.slopes[number] = slope * (sums[number] - vectors[first + number])
     if own.facts[LAYER_COUNT] == 0:
         return
     weights, squares, slopes = own.weights_of_fields, own.squares_of_fields, room.slopes_of_outputs
-    for factor in range(factors):
-        row = (field * factors + factor) * units
-        room.slopes[factor] += product_with_units(weights, row, slopes, 0, units)
-        step_units(weights, squares, row, vectors[first + factor], slopes, 0, units)
+    scores = heads // EXPERTS
+    for score in range(scores):
+        of_units = score * own.facts[UNIT_COUNT]
+        for number in range(score * factors, (score + 1) * factors):
+            row = (field * scores * factors + number) * units
+            room.slopes[number] += product_with_units(weights, row, slopes, of_units, units)
+            step_units(weights, squares, row, vectors[first + number], slopes, of_units, units)
 
 
 @compiled
@@ -349,15 +360,17 @@ def _learn(
     table: FeatureArrays, own: EmbeddingArrays, room: RowRoom, indices: Indices, now_ms: int, counts: bool
 ) -> None:
     """Make the steps of all that the scores of a row are made of; ``counts``: its features have occurred once more."""
-    factors = own.facts[FACTOR_COUNT]
+    heads = own.facts[HEAD_COUNT]
+    scores = heads // EXPERTS
+    factors = scores * own.facts[FACTOR_COUNT]  # Of an expert.
     size = 2 * EXPERTS * factors
-    one, other = np.float32(room.scores[EXPERTS]), np.float32(room.scores[EXPERTS + 1])
-    for expert in range(EXPERTS):
-        slope = room.scores[EXPERTS + expert]
-        own.intercepts[EXPERTS + expert] += slope * slope
-        own.intercepts[expert] -= np.float64(RATE_OF_WEIGHTS) * slope / np.sqrt(own.intercepts[EXPERTS + expert])
+    for head in range(heads):
+        slope = room.scores[heads + head]
+        own.intercepts[heads + head] += slope * slope
+        own.intercepts[head] -= np.float64(RATE_OF_WEIGHTS) * slope / np.sqrt(own.intercepts[heads + head])
     if own.facts[LAYER_COUNT] != 0:
-        learn_layers(own, room, one)
+        for score in range(scores):
+            learn_layers(own, room, score, np.float32(room.scores[heads + score]))
     _learn_numbers(own, room)
     for each in range(room.counts[0]):
         _slopes_of_field(own, room, each)
@@ -375,9 +388,10 @@ def _learn(
                 if entry != 0:
                     renew_feature(table, entry)
             if entry != 0:
-                at = entry * 2 * EXPERTS
-                step_number(table.weights, at, at + EXPERTS, share * one, RATE_OF_WEIGHTS)
-                step_number(table.weights, at + 1, at + EXPERTS + 1, share * other, RATE_OF_WEIGHTS)
+                at = entry * 2 * heads
+                for head in range(heads):
+                    gradient = share * np.float32(room.scores[heads + head])
+                    step_number(table.weights, at + head, at + heads + head, gradient, RATE_OF_WEIGHTS)
             row = table.row_of[entry]
             if row != 0:
                 _step_vectors(table.rows, row * size, room.slopes, share, factors)
@@ -387,9 +401,11 @@ def _learn(
 
 @compiled
 def _prediction(task: int, score: float, totals: Floats) -> float:
-    """Return the probability, or the number, of a score."""
+    """Return the probability, or the number, of a score; of classes the score itself."""
     if task == BINARY:
         return probability_of(score)
+    if task == CLASSES:
+        return score
     if totals[0] <= 0.0:
         return 0.0
     number = totals[2] + np.sqrt(totals[3] / totals[0]) * score
@@ -398,27 +414,36 @@ def _prediction(task: int, score: float, totals: Floats) -> float:
 
 @compiled
 def _fill_in_slopes(
-    task: int, room: RowRoom, target: float, row_weight: float, action: int, asked: Floats, at: int, totals: Floats
+    own: EmbeddingArrays, room: RowRoom, target: float, row_weight: float, action: int, asked: Floats, at: int
 ) -> None:
-    """Fill in the slopes of the loss by both scores; of numbers, the target is added to the statistics of targets.
+    """Fill in the slopes of the loss by all scores; of numbers, the target is added to the statistics of targets.
 
     ``asked`` has the predictions of the question from ``at`` on, with whose slopes it was assumed to be False.
     """
-    spread = 1.0
-    if task != BINARY:
+    task, heads, scores, totals, spread = own.facts[LOSS_KIND], own.facts[HEAD_COUNT], room.scores, own.totals, 1.0
+    if task == SQUARED:
         totals[0] += row_weight
         target, spread = observe_target(totals, target, row_weight)
-    for expert in range(EXPERTS):
-        score, slope = room.scores[expert], 0.0
-        if task != BINARY:
+    for head in range(heads):
+        score, slope = scores[head], 0.0
+        if task == CLASSES:
+            slope = score
+        elif task == SQUARED:
             if spread > 0.0:
                 slope = min(max(score - (target - totals[2]) / spread, -_ERROR_MAX), _ERROR_MAX)
         else:
             if not action & WITHDRAW:
                 slope = probability_of(score) - target
             if action & (CORRECT | WITHDRAW):
-                slope -= asked[at + expert]
-        room.scores[EXPERTS + expert] = min(max(slope * row_weight, -_SLOPE_MAX), _SLOPE_MAX)
+                slope -= asked[at + head]
+        scores[heads + head] = slope
+    if task == CLASSES:
+        classes = heads // EXPERTS
+        for first in range(heads, 2 * heads, classes):
+            softmax(scores, first, first + classes, 1)
+            scores[first + int(target)] -= 1.0
+    for head in range(heads, 2 * heads):
+        scores[head] = min(max(scores[head] * row_weight, -_SLOPE_MAX), _SLOPE_MAX)
 
 
 @compiled
@@ -439,11 +464,12 @@ def step_embeddings(
 ) -> None:
     """Predict and learn from the rows ``rows``, one after the other, as ``actions`` says for each of them.
 
-    The arguments are those of ``row_steps.step_rows``; ``asked`` and ``predictions`` have a number for each expert.
+    The arguments are those of ``row_steps.step_rows``; ``asked`` and ``predictions`` have a number for each head.
     """
     table, own, room = pointer_to(features), pointer_to(arrays), pointer_to(work)
     index_of, value_of, kept = pointer_to(indices), pointer_to(values), pointer_to(asked.reshape(-1))
-    task, expires = own.facts[LOSS_KIND], own.facts[EXPIRES] != 0
+    predicted = pointer_to(predictions.reshape(-1))
+    task, heads, expires = own.facts[LOSS_KIND], own.facts[HEAD_COUNT], own.facts[EXPIRES] != 0
     for position in range(len(rows)):
         first, stop, action = indptr[rows[position]], indptr[rows[position] + 1], int(actions[position])
         question, now_ms = questions[position], NO_TIME
@@ -453,10 +479,16 @@ def step_embeddings(
             now_ms = _time_of(index_of, value_of, first, stop)
         _score(table, own, room, index_of, value_of, first, stop, now_ms)
         if action & PREDICT:
-            for expert in range(EXPERTS):
-                predictions[position, expert] = _prediction(task, room.scores[expert], own.totals)
-                if question >= 0:
-                    kept[question * EXPERTS + expert] = predictions[position, expert]
+            begin = position * heads
+            for head in range(heads):
+                predicted[begin + head] = _prediction(task, room.scores[head], own.totals)
+            if task == CLASSES:
+                for expert in range(EXPERTS):
+                    at = begin + expert * (heads // EXPERTS)
+                    softmax(predicted, at, at + heads // EXPERTS, 1)
+            if question >= 0:
+                for head in range(heads):
+                    kept[question * heads + head] = predicted[begin + head]
         if not action & LEARN:
             continue
         counts = not action & (CORRECT | WITHDRAW)
@@ -468,7 +500,7 @@ def step_embeddings(
         if now_ms == NO_TIME:
             now_ms = UNKNOWN_TIME  # A run whose embeddings expire may follow.
         target, row_weight = targets[position], row_weights[position]
-        _fill_in_slopes(task, room, target, row_weight, action, kept, max(question, 0) * EXPERTS, own.totals)
+        _fill_in_slopes(own, room, target, row_weight, action, kept, max(question, 0) * heads)
         _learn(table, own, room, index_of, now_ms, counts)
         if counts:
             for at in range(first, stop):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, get_args
 
@@ -20,8 +20,6 @@ _KINDS: Final[tuple[EmbeddingKind, ...]] = get_args(EmbeddingKind)
 _FACTORS_MAX: Final = 256
 _UNITS_MAX: Final = 1_024
 _LAYERS_MAX: Final = 8
-
-ONE_MODEL_FOR_EACH_CLASS: Final = "train a model for each class, whose label says whether it came"
 
 
 @dataclass(frozen=True)
@@ -40,7 +38,10 @@ class Embeddings(Admission):
     :class:`~streamiter.parameter_server.Admission`. If labels come later, the time of a row is that of the question,
     without ``time=``.
 
-    It is for truth values, two labels and numbers. Raises ConfigurationError for values that cannot be used.
+    Of several classes each has weights, vectors and a network of its own, and so has the class that has not come yet: a
+    feature takes as many times the memory, and a row the time.
+
+    Raises ConfigurationError for values that cannot be used.
 
     >>> Embeddings(kind="fm", factors=4, expire="30d", time="at").expire_ms
     2592000000
@@ -108,18 +109,14 @@ class Embeddings(Admission):
         return found
 
 
-def check_task_of_embeddings(
-    owner: str, given: object, task: str | None, classes: Sequence[Any] | None, other_loss: str | None
-) -> None:
-    """Raise ConfigurationError for anything but ``Embeddings``, for several classes, and for losses but the squared."""
+def check_embeddings(owner: str, given: object, other_loss: str | None) -> None:
+    """Raise ConfigurationError for anything but ``Embeddings``, and for losses of numbers but the squared."""
     if not isinstance(given, Embeddings):
         raise ConfigurationError(f"{owner}(embeddings=): expected Embeddings(…), given {shortened(given)}")
-    if task == "multiclass" or len(set(classes or ())) > 2 or other_loss is not None:
-        shown = f"loss={other_loss!r}" if other_loss else f"task={task!r} and classes={shortened(classes)}"
-        remedy = "" if other_loss else f", or {ONE_MODEL_FOR_EACH_CLASS}"
+    if other_loss is not None:
         raise ConfigurationError(
-            f"{owner}(embeddings=): expected truth values, two labels or numbers with the squared loss, given {shown}; "
-            f"leave embeddings out{remedy}"
+            f"{owner}(embeddings=): expected truth values, classes or numbers with the squared loss, given "
+            f"loss={other_loss!r}; leave embeddings out"
         )
 
 

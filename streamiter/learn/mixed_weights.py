@@ -61,7 +61,7 @@ class MixedWeights(ExpertWeights):
         shapes: bool = True,
         embeddings: Embeddings | None = None,
     ) -> None:
-        """``shapes``: there are members with tables. Several classes have no embeddings, but their rows have keys."""
+        """``shapes``: there are members with tables."""
         self.cell_columns = CellColumns(categories or Categories())
         self._tables = _SIZES_OF_TABLES if shapes else ()
         """What the members with tables are made with, whether they have left the mixture or not."""
@@ -69,8 +69,7 @@ class MixedWeights(ExpertWeights):
         """The members with tables, the one with least memory first."""
         self.embeddings = embeddings
         """The settings of the members with embeddings; None: rows have no keys."""
-        has_vectors = embeddings is not None and task != "classes"
-        self.embedded = EmbeddingWeights(embeddings, task) if embeddings is not None and has_vectors else None
+        self.embedded = None if embeddings is None else EmbeddingWeights(embeddings, task, scores)
         """The members with embeddings."""
         others = self._vectors + len(self.members)
         first = np.append(_FIRST_SHARE_OF_LINEAR, np.full(others, (1.0 - _FIRST_SHARE_OF_LINEAR) / max(others, 1)))
@@ -106,10 +105,11 @@ class MixedWeights(ExpertWeights):
         made[0] = super().step(folded, steps, targets, kept[0])
         if self.embedded is not None:
             own = slice(self._first_prediction + 1, self._first_prediction + 1 + self._vectors)
-            of_questions = np.ascontiguousarray(asked[:, 0, own])
+            of_questions = np.ascontiguousarray(asked[:, : self.scores, own].transpose(0, 2, 1))
             without = self.embedded.without_columns(rows, self.left_out)
-            made[1 : 1 + self._vectors, :, 0] = self.embedded.step(without, steps, targets, of_questions).T
-            asked[:, 0, own] = of_questions
+            found = self.embedded.step(without, steps, targets, of_questions)
+            made[1 : 1 + self._vectors] = found.reshape(len(found), self._vectors, self.scores).transpose(1, 0, 2)
+            asked[:, : self.scores, own] = of_questions.transpose(0, 2, 1)
         predictions = np.zeros((len(steps.rows), self.scores))
         every = [slice(0, len(steps.rows))]
         of_tables = made[1 + self._vectors :]
@@ -226,16 +226,24 @@ class MixedWeights(ExpertWeights):
     def split_last_score(self) -> None:
         """Add a score that begins with the weights of the last score."""
         super().split_last_score()
+        if self.embedded is not None:
+            self.embedded = self.embedded.with_scores([*range(self.scores - 1), self.scores - 2])
         for member in self.members:
             member.split_last_score()
         self._keep_within_memory()
 
     def as_classes(self, rows: int) -> Self:
-        """Return the weights of two classes and of a class that has not come, see ``ExpertWeights.as_classes``."""
+        """Return the weights of two classes and of a class that has not come, see ``ExpertWeights.as_classes``.
+
+        The second class has the vectors of the two labels, which have no half; those of the others are new.
+        """
         classes = super().as_classes(rows)
         classes.cell_columns = self.cell_columns
         classes.members = [member.as_classes(rows) for member in self.members]
-        classes.member_shares, classes.left_out = self._other_shares(), self.left_out
+        classes.member_shares, classes.left_out = self.member_shares.copy(), self.left_out
+        if self.embedded is not None:
+            classes.embedded = self.embedded.with_scores([None, 0, None])
+            classes.embedded.begin_class(2, float(np.log(2.0 / (rows + 1.0))))  # As that of the linear model.
         return classes
 
     def _of_classes(self) -> Self:
@@ -349,7 +357,7 @@ class MixedWeights(ExpertWeights):
             for member, own in zip(self.members, shapes.members, strict=True):
                 member.start_from_tables(published, own)
         if self.embedded is not None and (given := published.get("embeddings")) is not None:
-            vectors = np.array([expert["share"] for expert in given["experts"]])
+            vectors = np.array([head["share"] for head in given["experts"][:: given.get("scores", 1)]])
             self.embedded.start_from(given, self)
         self._begin_with(None if shapes is None else shapes.mixture, vectors)
 

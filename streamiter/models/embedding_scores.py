@@ -3,8 +3,9 @@
 A *feature* is a text of a field, or a missing value; its *key* has the number of the field (10 bits, 0 for missing
 values), then the low 52 bits of the hash of field and text. Each known feature has a weight, and if it is admitted a
 vector; all others have the common vector of their field. Several features of a field count as their mean. A row is here
-the pooled features of its fields, and the standardized numbers of its numeric columns. All *experts* have the same
-features, with weights and vectors of their own. What a feature without a vector has learned is added to the common one.
+the pooled features of its fields, and the standardized numbers of its numeric columns. Each *expert* has a *head* for
+each score: one, or one for each class. All heads have the same features, with weights and vectors of their own; the
+heads of the first expert come first. What a feature without a vector has learned is added to the common one.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ _ROWS_AT_ONCE: Final = 4_096
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EmbeddingExpert:
-    """The numbers of one expert; k is the number of factors."""
+    """The numbers of one head; k is the number of factors."""
 
     weights: _Float32
     """(features,): the weight of each known feature; of all others it is 0."""
@@ -71,7 +72,7 @@ class EmbeddingExpert:
     intercept: float
     """The score of a row of which nothing is known."""
     share: float
-    """The weight of this expert's prediction in the mixture."""
+    """The weight of the expert's prediction in the mixture; all its heads have the same."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -89,16 +90,18 @@ class PublishedEmbeddings:
     admitted: Integers
     """(admitted features,): the keys of the features with a vector, ascending."""
     early: npt.NDArray[np.uint8]
-    """(features, k): what features without a vector have learned, 4 bits for each expert, the low ones for the first;
-    (0, k): nothing."""
+    """(features, scores · k): what features without a vector have learned, 4 bits for each expert, the low ones for the
+    first; (0, scores · k): nothing."""
     scale: float
     """By which all but intercepts is multiplied: 1, or the deviation of the numbers to predict."""
+    scores: int
+    """The number of scores of an expert."""
     experts: Sequence[EmbeddingExpert]
-    """Their shares add up to the share of the embeddings; all other members have the rest."""
+    """The heads. The shares of the experts add up to the share of the embeddings; all other members have the rest."""
 
     @staticmethod
-    def of(given: Mapping[str, Any], subject: str, *, fields: int) -> PublishedEmbeddings:
-        """Return the embeddings of a published model, whose linear member has so many numeric fields.
+    def of(given: Mapping[str, Any], subject: str, *, fields: int, scores: int) -> PublishedEmbeddings:
+        """Return the embeddings of a published model, whose linear member has so many numeric fields, and scores.
 
         The arrays are taken as they are, without a copy. Raises ``ModelError`` for embeddings that do not fit.
         """
@@ -113,8 +116,13 @@ class PublishedEmbeddings:
         names: list[str] = parameter_of(given, "text_fields", subject, f"at most {FIELDS_MAX} names", _are_few_names)
         keys, admitted = (_keys(given, name, subject, len(names)) for name in ("keys", "admitted"))
         has_early = np.size(given.get("early", ())) > 0
-        early = _array(given, "early", subject, (len(keys) if has_early else 0, factors), np.uint8)
+        early = _array(given, "early", subject, (len(keys) if has_early else 0, scores * factors), np.uint8)
         experts = parameter_of(given, "experts", subject, "a list of experts", _are_objects)
+        if given.get("scores", 1) != scores or len(experts) % scores:
+            raise ModelError(
+                f"{subject}: expected experts for {scores} scores, as many as the model has, given {len(experts)} for "
+                f"{given.get('scores', 1)}; the model is damaged"
+            )
         sizes = {
             "features": len(keys),
             "rows": len(admitted),
@@ -123,10 +131,10 @@ class PublishedEmbeddings:
             "factors": factors,
         }
         found = [_expert(each, f"{subject}: expert {number}", **sizes) for number, each in enumerate(experts)]
-        if (total := sum(each.share for each in found)) > 1.0 + _ROUNDING_OF_SHARES:
+        if (total := sum(each.share for each in found[::scores])) > 1.0 + _ROUNDING_OF_SHARES:
             raise ModelError(f"{subject}: expected shares of at most 1 in all, given {total}; the model is damaged")
         scale = float(parameter_of(given, "scale", subject, "a number", is_number))
-        return PublishedEmbeddings(kind, factors, names, keys, admitted, early, scale, found)
+        return PublishedEmbeddings(kind, factors, names, keys, admitted, early, scale, scores, found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +172,7 @@ class EmbeddingFigures:
             len(experts[0]["vectors"]),
             given.get("expired", 0),
             given.get("evicted", 0),
-            float(sum(each["share"] for each in experts)),
+            float(sum(each["share"] for each in experts[:: given.get("scores", 1)])),
         )
 
 
@@ -246,16 +254,16 @@ def _are_few_names(value: object) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class EmbeddedRows:
-    """Rows as E experts see them, F + 1 fields and C numeric columns."""
+    """Rows as H heads see them, F + 1 fields and C numeric columns."""
 
     fields: Floats
-    """(E, rows, F + 1, 1 + k): the mean of the weights and vectors of each field's features, 0 without a feature."""
+    """(H, rows, F + 1, 1 + k): the mean of the weights and vectors of each field's features, 0 without a feature."""
     numbers: Floats
     """(rows, C): the standardized numbers, 0 where the value is missing."""
 
 
 class EmbeddingScores:
-    """Computes the scores of all experts, for one row and for many.
+    """Computes the scores of all heads, for one row and for many.
 
     ``fields`` are the numeric fields of the linear member, with their ``centers`` and ``limits``; ``texts`` are its
     fields of texts. Vectors are float32, and all sums float64.
@@ -272,12 +280,15 @@ class EmbeddingScores:
         self._limits = limits
         self._deviations = np.divide(DEVIATIONS_OF_LIMIT, limits, out=np.zeros(len(limits)), where=limits > 0.0)
         experts = given.experts
-        self.shares = [each.share for each in experts]
+        self._heads = len(experts)
+        self._rows_at_once = max(_ROWS_AT_ONCE // given.scores, 1)
+        self.shares = [each.share for each in experts[:: given.scores]]
         """The share of each expert in the mixture."""
-        self.intercepts = np.array([each.intercept for each in experts])
-        """(E,): the intercept of each expert."""
+        self._intercepts = np.array([each.intercept for each in experts])
+        self.intercepts = self._intercepts.reshape(-1, given.scores)
+        """(E, scores): the intercepts of each expert."""
         self._commons = np.stack([np.pad(each.commons.astype(np.float64), ((0, 0), (1, 0))) for each in experts])
-        """(E, F + 1, 1 + k): the weight 0, and the common vector."""
+        """(H, F + 1, 1 + k): the weight 0, and the common vector."""
         self._numbers = np.stack([each.numbers.astype(np.float64) for each in experts])
         self._squares_of_numbers = (self._numbers[:, :, 1:] ** 2).sum(axis=2)
         self._products = np.array([0.5 * each.products for each in experts])
@@ -295,7 +306,7 @@ class EmbeddingScores:
     # ---- features
 
     def vectors_of(self, keys: Integers, fields: Indices) -> Floats:
-        """Return weight and vector (E, keys, 1 + k) of each key, and of all experts; the fields are those of the keys.
+        """Return weight and vector (H, keys, 1 + k) of each key, and of all heads; the fields are those of the keys.
 
         A key that is not known has the weight 0.
         """
@@ -305,7 +316,9 @@ class EmbeddingScores:
         for place, (numbers, expert) in enumerate(zip(found, self.given.experts, strict=True)):
             numbers[is_known, 0] = expert.weights[at]
             if len(self.given.early):
-                numbers[is_known, 1:] += expert.early_steps[self.given.early[at] >> 4 * place & 15]
+                of_expert, first = place // self.given.scores, place % self.given.scores * self.given.factors
+                early = self.given.early[at, first : first + self.given.factors]
+                numbers[is_known, 1:] += expert.early_steps[early >> 4 * of_expert & 15]
             numbers[has_vector, 1:] = expert.vectors[rows]
         return found
 
@@ -333,9 +346,9 @@ class EmbeddingScores:
         """
         numbers, fields = self._standardized(rows), self._fields_of(rows)
         own = [field for field in fields if field is not None]
-        for start in range(0, len(rows), _ROWS_AT_ONCE):
-            block = slice(start, start + _ROWS_AT_ONCE)
-            found = np.zeros((len(self.shares), len(numbers[block]), *self._commons.shape[1:]))
+        for start in range(0, len(rows), self._rows_at_once):
+            block = slice(start, start + self._rows_at_once)
+            found = np.zeros((self._heads, len(numbers[block]), *self._commons.shape[1:]))
             found[:, :, sorted(set(own))] = self._means(rows.places[block], fields)
             yield EmbeddedRows(found, numbers[block])
 
@@ -354,9 +367,9 @@ class EmbeddingScores:
         return [*map(self.number_of.get, rows.text_fields), *missing]
 
     def _means(self, hashes: Indices, fields: Sequence[int | None]) -> Floats:
-        """Return the means (E, rows, fields, 1 + k) of the features of these fields, each once, in ascending order."""
+        """Return the means (H, rows, fields, 1 + k) of the features of these fields, each once, in ascending order."""
         own = sorted({field for field in fields if field is not None})
-        found = np.zeros((len(self.shares), len(hashes), len(own), self._commons.shape[2]))
+        found = np.zeros((self._heads, len(hashes), len(own), self._commons.shape[2]))
         for at, field in enumerate(own):
             of_field = hashes[:, [column for column, each in enumerate(fields) if each == field]]
             sums, counts = found[:, :, at], np.zeros(len(hashes))
@@ -371,7 +384,7 @@ class EmbeddingScores:
         return found
 
     def of_features(self, features: Sequence[tuple[int, int]]) -> Floats:
-        """Return the means (E, F + 1, 1 + k) of the features of one row: numbers of fields, with hashes."""
+        """Return the means (H, F + 1, 1 + k) of the features of one row: numbers of fields, with hashes."""
         found = np.zeros_like(self._commons)
         if not features:
             return found
@@ -389,18 +402,21 @@ class EmbeddingScores:
 
     # ---- scores
 
-    def scores_of_row(self, fields: Floats, numbers: Floats) -> list[float]:
-        """Return the scores of one row by each expert: its pooled features (E, F + 1, 1 + k), and its numbers (C,)."""
-        scores: list[float] = self.scores(EmbeddedRows(fields[:, None], numbers[None]))[:, 0].tolist()
-        return scores
+    def scores_of_row(self, fields: Floats, numbers: Floats) -> Floats:
+        """Return the scores (E, scores) of one row: its pooled features (H, F + 1, 1 + k), and its numbers (C,)."""
+        return self._by_expert([self.scores(EmbeddedRows(fields[:, None], numbers[None]))])[:, 0]
 
     def scores_of(self, rows: NamedRows) -> Floats:
-        """Return the scores (E, rows) of rows as for :meth:`embedded`."""
-        found = [np.zeros((len(self.shares), 0)), *map(self.scores, self.embedded(rows))]
-        return np.concatenate(found, axis=1)
+        """Return the scores (E, rows, scores) of rows as for :meth:`embedded`."""
+        return self._by_expert(list(map(self.scores, self.embedded(rows))))
+
+    def _by_expert(self, blocks: list[Floats]) -> Floats:
+        """Return the scores (H, rows) of blocks of rows by expert: (E, rows, scores)."""
+        found = np.concatenate([np.zeros((self._heads, 0)), *blocks], axis=1)
+        return found.reshape(len(self.shares), self.given.scores, -1).transpose(0, 2, 1)
 
     def scores(self, rows: EmbeddedRows) -> Floats:
-        """Return the scores (E, rows)."""
+        """Return the scores (H, rows)."""
         vectors, numbers = rows.fields[:, :, :, 1:], rows.numbers
         score = rows.fields[:, :, :, 0].sum(axis=2)
         total = vectors.sum(axis=2)
@@ -413,7 +429,7 @@ class EmbeddingScores:
         for expert, layers in enumerate(self._layers):
             if layers:
                 score[expert] += self._of_network(layers, vectors[expert], numbers)
-        found: Floats = self.intercepts[:, None] + self.given.scale * score
+        found: Floats = self._intercepts[:, None] + self.given.scale * score
         return found
 
     @staticmethod
@@ -426,7 +442,7 @@ class EmbeddingScores:
     # ---- candidates
 
     def scores_beside(self, row: NamedRows, candidates: NamedRows) -> Floats:
-        """Return the scores (E, candidates) of a row together with each candidate, which has other fields of the row.
+        """Return the scores (E, candidates, scores) of a row together with each candidate, which has other fields.
 
         All that depends on the row alone is computed once.
         """
@@ -440,11 +456,11 @@ class EmbeddingScores:
         own = sorted({field for field in fields if field is not None})
         numbers = self._standardized(candidates)
         beside = _Beside.of(common, self._numbers, self._squares_of_numbers)
-        found = [np.zeros((len(self.shares), 0))]
-        for start in range(0, len(candidates), _ROWS_AT_ONCE):
-            block = slice(start, start + _ROWS_AT_ONCE)
+        found = []
+        for start in range(0, len(candidates), self._rows_at_once):
+            block = slice(start, start + self._rows_at_once)
             found.append(self._scores_beside(beside, own, self._means(hashes[block], fields), numbers[block]))
-        return np.concatenate(found, axis=1)
+        return self._by_expert(found)
 
     def _scores_beside(self, beside: _Beside, own: list[int], means: Floats, numbers: Floats) -> Floats:
         columns = np.flatnonzero(numbers.any(axis=0))
@@ -464,34 +480,26 @@ class EmbeddingScores:
                 values = np.concatenate((vectors[expert].reshape(len(numbers), -1), numbers), axis=1)
                 values = values @ weights[inputs] + (beside.inputs[expert] @ weights + bias)
                 score[expert] += _through_layers(values, others)
-        found: Floats = self.intercepts[:, None] + self.given.scale * score
+        found: Floats = self._intercepts[:, None] + self.given.scale * score
         return found
 
     # ---- parts
 
     def parts(self, rows: NamedRows) -> list[dict[str, Floats]]:
-        """Return for each expert the parts (rows, 1) of scores by name: of fields, of pairs, and of the network.
+        """Return for each expert the parts (rows, scores) of scores by name: of fields, of pairs, and of the network.
 
         They add up to the scores without the intercept. Parts that are 0 for all rows are left out.
         """
-        by_expert: list[list[dict[str, Floats]]] = [[] for _ in self.shares]
-        lengths = []
+        scores = self.given.scores
+        found: list[dict[str, Floats]] = [{} for _ in self.shares]
+        start = 0
         for block in self.embedded(rows):
-            lengths.append(len(block.numbers))
-            for expert, parts in enumerate(by_expert):
-                parts.append(self._parts_of(expert, block))
-        found: list[dict[str, Floats]] = []
-        for blocks in by_expert:
-            names = dict.fromkeys(name for block in blocks for name in block)
-            nothing = [np.zeros(length) for length in lengths]
-            found.append(
-                {
-                    name: np.concatenate([block.get(name, none) for block, none in zip(blocks, nothing, strict=True)])[
-                        :, None
-                    ]
-                    for name in names
-                }
-            )
+            stop = start + len(block.numbers)
+            for head in range(self._heads):
+                of_expert = found[head // scores]
+                for name, part in self._parts_of(head, block).items():
+                    of_expert.setdefault(name, np.zeros((len(rows), scores)))[start:stop, head % scores] = part
+            start = stop
         return found
 
     def _parts_of(self, expert: int, rows: EmbeddedRows) -> dict[str, Floats]:
@@ -518,13 +526,13 @@ class _Beside:
     """What a row adds to the scores of its candidates, for E experts."""
 
     weights: Floats
-    """(E,): the sum of its weights."""
+    """(H,): the sum of its weights."""
     totals: Floats
-    """(E, k): the sum of its vectors."""
+    """(H, k): the sum of its vectors."""
     squares: Floats
-    """(E,): the sum of the squares of its vectors."""
+    """(H,): the sum of the squares of its vectors."""
     inputs: Floats
-    """(E, inputs): the inputs of a network."""
+    """(H, inputs): the inputs of a network."""
 
     @staticmethod
     def of(row: EmbeddedRows, of_numbers: Floats, squares_of_numbers: Floats) -> _Beside:

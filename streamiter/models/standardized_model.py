@@ -112,12 +112,11 @@ class StandardizedModel:
             self._shapes = ShapeScores(shapes, *of_fields, self._places[:-1])
         self._embeddings: EmbeddingScores | None = None
         if EMBEDDINGS in given:
-            if self.classes is not None or self.width is not None:
+            if self.width is not None:
                 raise ModelError(
-                    f"{subject}: expected embeddings in a model of named fields with one score, given several classes "
-                    "or sparse rows; the model is damaged"
+                    f"{subject}: expected embeddings in a model of named fields, given sparse rows; it is damaged"
                 )
-            embeddings = PublishedEmbeddings.of(given[EMBEDDINGS], subject, fields=numbers)
+            embeddings = PublishedEmbeddings.of(given[EMBEDDINGS], subject, fields=numbers, scores=len(self._intercept))
             self._embeddings = EmbeddingScores(embeddings, *of_fields, self._texts)
 
     def _place_columns(self, given: Mapping[str, Any]) -> None:
@@ -174,7 +173,7 @@ class StandardizedModel:
             )
         if (embeddings := self._embeddings) is not None:
             own = embeddings.scores_of(rows)
-            values = embeddings.mixed(values, (self._linked(each[:, None]) for each in own))
+            values = embeddings.mixed(values, map(self._linked, own))
         return values
 
     def predict_beside(self, row: Mapping[str, Any], candidates: Columns | list[Any]) -> Floats:
@@ -192,7 +191,7 @@ class StandardizedModel:
             values = self._shapes.mixed([values, *map(self._linked, self._shapes.scores_beside(*bins))])
         if self._embeddings is not None:
             scores = self._embeddings.scores_beside(common, own)
-            values = self._embeddings.mixed(values, (self._linked(each[:, None]) for each in scores))
+            values = self._embeddings.mixed(values, map(self._linked, scores))
         return values
 
     def _binned(self, shapes: ShapeScores, rows: NamedRows) -> BinnedRows:
@@ -251,7 +250,7 @@ class StandardizedModel:
             terms += effects.terms(self._binned(effects.scores, whole))
             mixture = effects.scores.shapes.mixture
         if (embeddings := self._embeddings) is not None:
-            terms += [Term(*each) for each in zip(embeddings.intercepts[:, None], embeddings.parts(rows), strict=True)]
+            terms += [Term(*each) for each in zip(embeddings.intercepts, embeddings.parts(rows), strict=True)]
             mixture = np.append((1.0 - sum(embeddings.shares)) * mixture, embeddings.shares)
         return (mixture, terms) if len(terms) > 1 else None
 
@@ -342,7 +341,7 @@ class StandardizedModel:
             value = self._shapes.mixed([value, *map(self._linked_one, scores)])
         if self._embeddings is not None:
             own = self._embeddings.scores_of_row(*self._embedded_row(self._embeddings, row))
-            value = self._embeddings.mixed(value, map(self._linked_one, own))
+            value = self._embeddings.mixed(value, (self._linked_one(self._weight_of(each)) for each in own))
         return value
 
     def _embedded_row(self, embeddings: EmbeddingScores, row: Mapping[str, Any]) -> tuple[Floats, Floats]:

@@ -127,9 +127,7 @@ def _check_negatives(document: SettingsDocument, learn: dict[str, Any]) -> None:
 
 
 def _check_network(document: SettingsDocument, learn: Mapping[str, Any]) -> None:
-    """Refuse several classes, and embeddings that expire by times that no event has."""
-    if learn.get("kind") == "multiclass":
-        document.expect(("learn", "learner"), '"default" for multiclass', 'write "default"')
+    """Refuse embeddings that expire by times that no event has, and layers that are not used."""
     given, label = learn["learner_settings"], learn.get("label")
     if "network" in given:
         _read_network(document, given)

@@ -165,7 +165,7 @@ def models_and_rows() -> list[tuple[Any, list[Any]]]:
         (of_lists() | {"shapes": shapes_of_lists()}, LISTS),
         *(
             (embedded(link, kind, seed), [row for row in EMBEDDED_ROWS if row.get("km") == row.get("km")])
-            for seed, (link, kind) in enumerate(product(("logit", "clipped"), get_args(EmbeddingKind)))
+            for seed, (link, kind) in enumerate(product(("logit", "clipped", "softmax"), get_args(EmbeddingKind)))
         ),
         *(
             (of_kinds(random, zone, shapes=shapes).parameters(), raw_records(random, 500))

@@ -54,12 +54,23 @@ def scores_of(records: list[Record], *, interaction: float = 2.0) -> np.ndarray[
 
 
 def labels_of(records: list[Record], kind: str = "binary", **options: Any) -> list[Any]:
-    """Return truth values, two texts or numbers."""
+    """Return truth values, two texts, three of them or numbers."""
     scores, draw = scores_of(records, **options), np.random.default_rng(9)
+    if kind == "classes":
+        of_classes = np.stack([scores, -scores, np.zeros(len(scores))], axis=1)
+        return np.array(["good", "bad", "so so"])[
+            (of_classes + draw.gumbel(size=of_classes.shape)).argmax(axis=1)
+        ].tolist()
     if kind == "number":
         return list(100 + 10 * (scores + 0.3 * draw.normal(size=len(scores))))
     are_true = draw.random(len(scores)) < 1 / (1 + np.exp(-scores))
     return [("yes" if each else "no") if kind == "texts" else bool(each) for each in are_true]
+
+
+def loss_of_classes(predictions: Any, labels: list[str], classes: list[Any]) -> float:
+    """Return the mean logarithmic loss of probabilities in the order of the classes."""
+    own = predictions[np.arange(len(labels)), [classes.index(label) for label in labels]]
+    return float(-np.log(np.clip(own, 1e-9, 1.0)).mean())
 
 
 def log_loss(predictions: Any, labels: Any) -> float:
@@ -72,7 +83,7 @@ def uncompiled_results() -> dict[str, list[Any]]:
     """Return predictions and numbers of models with embeddings, as they are with a compiler or without."""
     records, found = views(150), {}
     for name, embeddings in (("deepfm", SMALL), ("fm", EXPIRING)):
-        for kind in ("binary", "number"):
+        for kind in ("binary", "number", "classes"):
             model = AdaptiveLinearModel(shapes=False, embeddings=embeddings)
             made = model.learn_each(records, labels_of(records, kind))
             experts = model.parameters(state=False)["embeddings"]["experts"]

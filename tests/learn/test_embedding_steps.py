@@ -37,14 +37,15 @@ def rows_of(rows: list[Row], numbers: Any) -> ModelRows:
     return ModelRows(np.array(indptr), np.array(indices, np.intp), np.array(values, np.float64))
 
 
-class PlainExpert:
-    """An expert as its formula says, with parameters by name; slopes are differences of scores."""
+class PlainHead:
+    """A head of an expert as its formula says, with parameters by name; slopes are differences of scores."""
 
-    def __init__(self, weights: EmbeddingWeights, expert: int, kind: str, columns: int) -> None:
-        self.expert = expert
+    def __init__(self, weights: EmbeddingWeights, head: int, kind: str, columns: int) -> None:
+        self.head, self.heads = head, weights.heads
+        expert = head // weights.scores
         self.has_products, self.has_layers = expert > 0 or kind != "wide and deep", expert == 0 and kind != "fm"
         self.rate = float((RATE_OF_VECTORS, RATE_OF_VECTORS_2)[expert])
-        published = weights.published(["a", "b"], [], [], np.zeros(2))["experts"][expert]
+        published = weights.published(["a", "b"], [], [], np.zeros(2))["experts"][head]
         self.numbers: dict[Any, float] = {"intercept": 0.0}
         for field, vector in enumerate(published["commons"]):
             self.numbers |= {("common", field, place): float(value) for place, value in enumerate(vector)}
@@ -106,13 +107,13 @@ class PlainExpert:
                     for place in range(FACTORS):
                         self.numbers["early", feature, place] = self.numbers["common", field, place]
                 if self.counts[feature] == 2:
-                    drawn = np.zeros(2 * FACTORS, np.float32)
-                    begin_vectors(drawn, 0, field << HASH_BITS | (7 + text), 2 * FACTORS)
+                    drawn = np.zeros(self.heads * FACTORS, np.float32)
+                    begin_vectors(drawn, 0, field << HASH_BITS | (7 + text), self.heads * FACTORS)
                     for place in range(FACTORS):
                         name = ("vector", feature, place)
                         self.numbers[name] = self.numbers["early", feature, place]
                         self.squares[name] = 1e-2 + self.early[feature, place] ** 2
-                        own[name] = float(drawn[self.expert * FACTORS + place]) - self.numbers["common", field, place]
+                        own[name] = float(drawn[self.head * FACTORS + place]) - self.numbers["common", field, place]
         slopes = {}
         for name, value in list(self.numbers.items()):
             found = []
@@ -135,28 +136,34 @@ class PlainExpert:
             self.numbers[name] += own.get(name, 0.0) - rate * change / np.sqrt(self.squares[name])
 
 
-@pytest.mark.parametrize("kind", ["fm", "deepfm", "wide and deep"])
-def test_each_step_is_one_of_adagrad_along_the_slope_of_the_score(kind: Any) -> None:
+@pytest.mark.parametrize(("kind", "scores"), [("fm", 1), ("deepfm", 1), ("wide and deep", 1), ("deepfm", 3)])
+def test_each_step_is_one_of_adagrad_along_the_slope_of_the_score(kind: Any, scores: int) -> None:
     """Slopes are computed by hand, layer by layer; here they are differences of scores by the formula."""
     draw = np.random.default_rng(4)
     rows: list[Row] = [{1: [int(draw.integers(3))], 2: [int(draw.integers(4))]} for _ in range(25)]
     for row in rows[::3]:
         row[0] = [5]
     numbers = draw.normal(size=(25, 2))
-    labels = (draw.random(25) < 0.5).astype(np.float64)
-    weights = EmbeddingWeights(Embeddings(kind=kind, factors=FACTORS, hidden=UNITS, admit=2, at_most="1 MB"), "binary")
+    labels = draw.integers(max(scores, 2), size=25).astype(np.float64)
+    settings = Embeddings(kind=kind, factors=FACTORS, hidden=UNITS, admit=2, at_most="1 MB")
+    weights = EmbeddingWeights(settings, "binary" if scores == 1 else "classes", scores)
     weights.add_fields(2)
     weights.add_numeric(2)
-    plain = [PlainExpert(weights, expert, kind, 2) for expert in range(2)]
-    found = weights.step(rows_of(rows, numbers), RowSteps.one_each(25, learns=True), labels, np.zeros((0, 2)))
+    plain = [PlainHead(weights, head, kind, 2) for head in range(2 * scores)]
+    steps = RowSteps.one_each(25, learns=True)
+    found = weights.step(rows_of(rows, numbers), steps, labels, np.zeros((0, 2, scores)))
     for at, (row, label) in enumerate(zip(rows, labels, strict=True)):
         before = numbers[:at]
         scale = before.std(axis=0) if at else np.zeros(2)
         z = np.zeros(2) if at < 2 else np.clip((numbers[at] - before.mean(axis=0)) / scale, -10, 10)
-        for expert, own in enumerate(plain):
-            chance = 1 / (1 + np.exp(-own.score(row, z)))
-            assert found[at, expert] == pytest.approx(chance, rel=2e-4), (at, expert)
-            own.learn(row, z, chance - label)
+        for expert in range(2):
+            heads = plain[expert * scores : (expert + 1) * scores]
+            raised = np.exp([own.score(row, z) for own in heads])
+            chances = raised / (raised.sum() if scores > 1 else 1 + raised)
+            assert found[at].reshape(2, scores)[expert] == pytest.approx(chances, rel=2e-4), (at, expert)
+            targets = label == np.arange(scores) if scores > 1 else [label]
+            for own, slope in zip(heads, chances - targets, strict=True):
+                own.learn(row, z, float(slope))
 
 
 def test_features_begin_with_different_vectors() -> None:
@@ -229,7 +236,7 @@ def test_embeddings_without_a_compiler_have_the_same_bits(before: str, disabled:
 
 def test_the_first_numbers_of_factors_are_not_alike() -> None:
     """All factors of a field began with nearly the same number, and moved alike: eight learned what one does."""
-    drawn = _drawn(0, 0, 300, 300)
+    drawn = _drawn(0, np.arange(300), 300)
     assert drawn.mean() == pytest.approx(0.0, abs=0.02)
     assert drawn.std() == pytest.approx(1.0, abs=0.02)
     for apart in (1, 2, 7, 8):

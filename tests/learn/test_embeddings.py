@@ -1,13 +1,12 @@
 """The ready-made model with embeddings: cuts, states, versions, labels of other kinds; what it learns, and what not."""
 
-import logging
 from dataclasses import replace
 from random import Random
 from typing import Any
 
 import numpy as np
 import pytest
-from learn.embedded_streams import EXPIRING, SMALL, Record, labels_of, log_loss, views, visits
+from learn.embedded_streams import EXPIRING, SMALL, Record, labels_of, log_loss, loss_of_classes, views, visits
 from learn.frozen_states import frozen
 from learn.late_label_support import LABELS, Loop, Trained, events, source_of, timed
 from learn.online_support import trained
@@ -38,7 +37,7 @@ def vectors_of(model: AdaptiveLinearModel) -> Any:
 
 @pytest.mark.parametrize("shapes", [True, False])
 @pytest.mark.parametrize("embeddings", [SMALL, EXPIRING], ids=["deepfm", "expiring"])
-@pytest.mark.parametrize("kind", ["binary", "number", "texts"])
+@pytest.mark.parametrize("kind", ["binary", "number", "texts", "classes"])
 def test_no_cut_and_no_restart_changes_a_bit(kind: str, embeddings: Embeddings, shapes: bool) -> None:
     """Fields got their numbers batch by batch, so keys, and the order of sums, depended on where a stream was cut."""
     records, draw = views(ROWS), Random(3)
@@ -58,7 +57,7 @@ def test_no_cut_and_no_restart_changes_a_bit(kind: str, embeddings: Embeddings, 
     assert frozen(whole.state()) == before
 
 
-@pytest.mark.parametrize("kind", ["binary", "number"])
+@pytest.mark.parametrize("kind", ["binary", "number", "classes"])
 def test_the_other_members_are_unchanged_to_the_last_bit(kind: str) -> None:
     """Keys of 62 bits are folded to the places of the linear member, crosses of texts among them."""
     records = views(ROWS)
@@ -78,7 +77,7 @@ def test_the_other_members_are_unchanged_to_the_last_bit(kind: str) -> None:
     assert frozen(states[0]["categories"]) == frozen(states[1]["categories"])
 
 
-@pytest.mark.parametrize("kind", ["binary", "number"])
+@pytest.mark.parametrize("kind", ["binary", "number", "classes"])
 @pytest.mark.parametrize("embeddings", [SMALL, replace(SMALL, kind="wide and deep"), EXPIRING], ids=str)
 def test_a_version_predicts_as_the_learner_and_continues_exactly(embeddings: Embeddings, kind: str) -> None:
     """What is served was learned: known and new texts, lists, missing values and numbers out of range."""
@@ -278,43 +277,76 @@ def test_rows_without_a_time_are_as_old_as_the_row_before() -> None:
 
 
 @pytest.mark.parametrize("rows_before", [300, 1_500])
-def test_a_third_label_makes_a_model_of_classes_without_embeddings(
-    rows_before: int, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The members for two labels had one score, and rows with keys met a model that expected places."""
+@pytest.mark.parametrize("shapes", [True, False])
+def test_a_third_label_makes_a_model_of_classes_with_their_embeddings(rows_before: int, shapes: bool) -> None:
+    """Members for two labels left the mixture, and with them what they had learned; another cut changed the fields of
+    new classes.
+    """
     records = views(rows_before + 400)
     labels: list[Any] = labels_of(records, "texts")
     for at in range(rows_before, len(labels), 3):
         labels[at] = "maybe"
-    whole, alone = new(), new(None)
-    with caplog.at_level(logging.WARNING, "streamiter.learn"):
-        made = whole.learn_each(records, labels)
-    assert sum("several classes, for which there are no embeddings" in line for line in caplog.messages) == 1
-    assert "embeddings" not in whole.parameters(state=False)
+    labels[-50] = "never"
+    for record in records[-250:]:
+        record["late"] = f"l{len(record['tags'])}"
+    whole, alone = new(shapes=shapes), new(None, shapes=shapes)
+    made = whole.learn_each(records, labels)
     alone.learn(records, labels)
     assert whole.classes == alone.classes
-    assert sorted(whole.classes or []) == ["maybe", "no", "yes"]
+    assert sorted(whole.classes or []) == ["maybe", "never", "no", "yes"]
+    two_labels = new(shapes=shapes)
+    two_labels.learn(records, labels_of(records, "texts"))
+    for name in ("keys", "admitted"):
+        assert np.array_equal(vectors_of(whole)[name], vectors_of(two_labels)[name])
+    assert len(vectors_of(whole)["experts"]) == 10
     asked = records[-50:]
     assert LinearPredictor(whole.parameters())(asked) == pytest.approx(whole.predict(asked), rel=1e-6, abs=1e-6)
-    parts, at = new(), 0
-    for stop in (100, 350, 1_100, len(records)):
+    parts, at = new(shapes=shapes), 0
+    for stop in (100, 350, len(records) - 120, len(records)):
         parts.learn(records[at:stop], labels[at:stop])
-        parts, at, state = new(), stop, parts.state()
+        parts, at, state = new(shapes=shapes), stop, parts.state()
         parts.restore(state)
-    assert np.array_equal(parts.predict(asked), whole.predict(asked))
-    assert made.shape == (len(records), 4)
+    assert frozen(parts.parameters(state=False)) == frozen(whole.parameters(state=False))
+    assert made.shape == (len(records), 5)
 
 
-def test_a_third_label_of_questions_that_wait_is_learned_without_embeddings() -> None:
-    """Questions kept the predictions of members that had left the mixture."""
+def test_a_class_that_comes_late_begins_as_the_class_that_had_not_come() -> None:
+    """The linear member began it as the class that had not come; another beginning made the members disagree."""
+    model, records = new(shapes=False), views(400)
+    model.learn(records, labels_of(records, "classes"))
+    before = vectors_of(model)["experts"]
+    assert model._weights is not None
+    model._weights.split_last_score()
+    expected = [before[4 * expert + min(score, 3)] for expert in range(2) for score in range(5)]
+    assert frozen(vectors_of(model)["experts"]) == frozen(expected)
+
+
+def test_a_third_label_keeps_what_the_second_one_has_learned() -> None:
+    """The vectors of two labels were lost with the third one: the loss of the next rows was that of a new model."""
+    records = views(8_000)
+    labels: list[Any] = labels_of(records, "texts")
+    losses = []
+    for embeddings in (None, replace(SMALL, kind="fm")):
+        model = new(embeddings, shapes=False)
+        model.learn(records[:7_000], labels[:7_000])
+        found = model.learn_each(records[7_000:], ["maybe", *labels[7_001:]])
+        losses.append(loss_of_classes(found[1:], labels[7_001:], model.classes or []))
+    assert losses[1] < 0.85 * losses[0]
+
+
+def test_a_third_label_of_questions_that_wait_is_learned_whatever_the_batches_are() -> None:
+    """Questions kept the predictions of one score, and the model had three."""
     given = [{**event, "label": "ab"[event["label"]]} if "label" in event else event for event in events(300)]
-    last = [event for event in given if "label" in event][-40:]
-    for event in last:
+    for event in [event for event in given if "label" in event][-40:]:
         event["label"] = "c"
     labels = replace(LABELS, otherwise="a", schedule="end")
-    found = Trained(labels, lambda flow: timed(flow.from_items(given)), embeddings=SMALL)
-    assert found.parameters["classes"] == ["a", "b", "c"]
-    assert "embeddings" not in found.parameters
+    found = [
+        Trained(labels, lambda flow, rows=rows: timed(flow.from_source(source_of(given, rows))), embeddings=SMALL)
+        for rows in (7, len(given))
+    ]
+    assert found[0].parameters["classes"] == ["a", "b", "c"]
+    assert found[0].parameters["embeddings"]["scores"] == 4
+    assert found[0].bits == found[1].bits
 
 
 def test_embeddings_may_come_and_go_between_two_runs(caplog: pytest.LogCaptureFixture) -> None:
@@ -398,6 +430,17 @@ def test_users_who_like_items_are_learned() -> None:
     assert max(losses["fm"], losses["deepfm"]) < 0.85 * losses["without"]
 
 
+def test_users_who_like_items_are_learned_of_several_classes() -> None:
+    """Vectors that all classes share, or a field of the class, had learned little."""
+    records = views(8_000)
+    labels, losses = labels_of(records, "classes"), []
+    for embeddings in (None, SMALL):
+        model = new(embeddings, shapes=False)
+        made = model.learn_each(records, labels)
+        losses.append(loss_of_classes(made[2_000:], labels[2_000:], model.classes or []))
+    assert losses[1] < 0.9 * losses[0]
+
+
 def test_admission_costs_little_where_users_come_and_go() -> None:
     """What the first two of a user's twenty rows said was lost with ``admit=3``: the loss was 3 % larger."""
     losses = []
@@ -420,11 +463,11 @@ def test_embeddings_cost_little_where_effects_add_up() -> None:
 # ---- through train_online
 
 
-@pytest.mark.parametrize("seed", [1, 2])
-def test_a_training_has_the_same_bits_however_its_stream_is_cut(seed: int) -> None:
+@pytest.mark.parametrize(("seed", "kind"), [(1, "binary"), (2, "classes")])
+def test_a_training_has_the_same_bits_however_its_stream_is_cut(seed: int, kind: str) -> None:
     """Workers read hashes of 52 bits, and one owner gives the fields their numbers."""
     records = views(900)
-    given = [record | {"bought": label} for record, label in zip(records, labels_of(records), strict=True)]
+    given = [record | {"bought": label} for record, label in zip(records, labels_of(records, kind), strict=True)]
     options: dict[str, Any] = {"label": "bought", "embeddings": EXPIRING}
     expected = trained(given, **options).models[-1].parameters
     options |= {"mini_batch": 40, "mode": "synchronous", "workers": 2}
@@ -458,10 +501,11 @@ def test_rows_that_wait_follow_a_model_with_other_numbers_of_fields() -> None:
     assert unknown >> 52 == 1_023
 
 
-async def test_versions_as_changes_are_the_versions_to_the_last_bit() -> None:
+@pytest.mark.parametrize("kind", ["binary", "classes"])
+async def test_versions_as_changes_are_the_versions_to_the_last_bit(kind: str) -> None:
     """Keys come and go in the middle of their array, and rows move with them."""
     records, topic = views(1_500), MemoryBroker().topic("models")
-    given = [record | {"bought": label} for record, label in zip(records, labels_of(records), strict=True)]
+    given = [record | {"bought": label} for record, label in zip(records, labels_of(records, kind), strict=True)]
     await topic.create()
     flow = Flow("f")
     training = train_online(

@@ -31,8 +31,8 @@ def key_of(field: str, text: str | None) -> int:
 SHARES = (0.5, 0.2)
 
 
-def embeddings(kind: EmbeddingKind = "deepfm", seed: int = 1, **changed: Any) -> dict[str, Any]:
-    """Return embeddings of the linear member of ``linear_part``, which has three numbers."""
+def embeddings(kind: EmbeddingKind = "deepfm", seed: int = 1, scores: int = 1, **changed: Any) -> dict[str, Any]:
+    """Return embeddings of the linear member of ``linear_part``, which has three numbers and so many scores."""
     random = np.random.default_rng(seed)
     known = [*(key_of("town", town) for town in TOWNS[:3]), key_of("at[hour]", "23"), key_of("km", None)]
     known += [key_of("gone", "x"), key_of("other", None)]
@@ -41,7 +41,10 @@ def embeddings(kind: EmbeddingKind = "deepfm", seed: int = 1, **changed: Any) ->
         return random.normal(size=shape).astype(np.float32)
 
     sizes = [(1 + len(FIELDS)) * FACTORS + 3, 5, 4, 1]
-    layers = [{"weights": normal(inputs, outputs), "bias": normal(outputs)} for inputs, outputs in pairwise(sizes)]
+
+    def layers() -> list[Any]:
+        return [{"weights": normal(inputs, outputs), "bias": normal(outputs)} for inputs, outputs in pairwise(sizes)]
+
     experts = [
         {
             "weights": normal(len(known)) / 2,
@@ -49,23 +52,26 @@ def embeddings(kind: EmbeddingKind = "deepfm", seed: int = 1, **changed: Any) ->
             "commons": normal(1 + len(FIELDS), FACTORS) / 2,
             "numbers": normal(3, 1 + FACTORS) / 5,
             "products": expert == 1 or kind != "wide and deep",
-            "layers": layers if expert == 0 and kind != "fm" else [],
+            "layers": layers() if expert == 0 and kind != "fm" else [],
             "early_steps": normal(16) / 5,
             "intercept": float(random.normal()),
             "share": share,
         }
         for expert, share in enumerate(SHARES)
+        for _ in range(scores)
     ]
     keys = np.sort(np.array(known))
-    early = random.integers(0, 256, (7, FACTORS) if seed % 3 else (0, FACTORS)).astype(np.uint8)
+    early = random.integers(0, 256, (7 if seed % 3 else 0, scores * FACTORS)).astype(np.uint8)
     given = {"kind": kind, "factors": FACTORS, "text_fields": list(FIELDS), "keys": keys}
+    given |= {} if scores == 1 else {"scores": scores}
     return {**given, "admitted": keys[[1, 2, 3, 5, 6]], "early": early, "scale": 1.0, "experts": experts, **changed}
 
 
 def embedded(link: str = "logit", kind: EmbeddingKind = "deepfm", seed: int = 1, **changed: Any) -> dict[str, Any]:
     """Return the parameters of a model with a linear member, embeddings, and for even seeds tables."""
-    shapes = {"shapes": random_shapes(seed).published()} if seed % 2 == 0 else {}
-    return linear_part(link) | shapes | {"embeddings": embeddings(kind, seed, **changed)}
+    scores = 3 if link == "softmax" else 1
+    shapes = {"shapes": random_shapes(seed, scores).published()} if seed % 2 == 0 else {}
+    return linear_part(link, scores) | shapes | {"embeddings": embeddings(kind, seed, scores, **changed)}
 
 
 EMBEDDED_ROWS: list[dict[str, Any]] = [
@@ -80,10 +86,10 @@ EMBEDDED_ROWS: list[dict[str, Any]] = [
 """Rows of all kinds of values."""
 
 
-def scores_by_hand(parameters: Mapping[str, Any], row: Mapping[str, Any]) -> list[float]:
-    """Return the scores of the experts, one number after the other, as the page of the format describes it."""
+def scores_by_hand(parameters: Mapping[str, Any], row: Mapping[str, Any]) -> list[list[float]]:
+    """Return the scores of each expert, one number after the other, as the page of the format describes it."""
     given = parameters["embeddings"]
-    model = LinearPredictor(parameters | {"link": "clipped", "lowest": -1e9, "highest": 1e9})
+    model = LinearPredictor(parameters)
     prepared = model._standardized._prepared(row)  # type: ignore[union-attr]
     distances = []
     for at, name in enumerate(parameters["fields"]):
@@ -97,19 +103,22 @@ def scores_by_hand(parameters: Mapping[str, Any], row: Mapping[str, Any]) -> lis
         number = 0 if text is None else 1 + given["text_fields"].index(name)
         known = np.flatnonzero(given["keys"] == number << 52 | hash_in(name, text))
         fields.setdefault(number, []).append(int(known[0]) if len(known) else None)
-    return [of_expert(given, expert, fields, distances) for expert in given["experts"]]
+    count = given.get("scores", 1)
+    heads = [of_head(given, place, fields, distances) for place in range(len(given["experts"]))]
+    return [heads[first : first + count] for first in range(0, len(heads), count)]
 
 
-def of_expert(
-    given: Mapping[str, Any], expert: Mapping[str, Any], fields: Mapping[int, list[int | None]], distances: list[float]
+def of_head(
+    given: Mapping[str, Any], place: int, fields: Mapping[int, list[int | None]], distances: list[float]
 ) -> float:
+    expert, count = given["experts"][place], given.get("scores", 1)
+
     def row_of(field: int, feature: int | None) -> Any:
         rows = [] if feature is None else np.flatnonzero(given["admitted"] == given["keys"][feature])
         vector = expert["vectors"][rows[0]] if len(rows) else expert["commons"][field]
         if feature is not None and not len(rows) and len(given["early"]):
-            bits = [
-                each % 16 if expert is given["experts"][0] else each // 16 for each in given["early"][feature].tolist()
-            ]
+            own = given["early"][feature].reshape(count, FACTORS)[place % count].tolist()
+            bits = [each % 16 if place < count else each // 16 for each in own]
             vector = vector.astype(float) + expert["early_steps"][bits]
         return np.append(0.0 if feature is None else expert["weights"][feature], vector.astype(float))
 

@@ -20,7 +20,7 @@ KINDS: list[EmbeddingKind] = ["fm", "deepfm", "wide and deep"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("link", ["logit", "clipped", "log"])
+@pytest.mark.parametrize("link", ["logit", "clipped", "log", "softmax"])
 def test_one_row_gets_the_prediction_that_it_gets_among_many(link: str, kind: EmbeddingKind) -> None:
     """A list of texts counted once for each text alone, and once for all among many."""
     for seed in range(4):
@@ -31,27 +31,28 @@ def test_one_row_gets_the_prediction_that_it_gets_among_many(link: str, kind: Em
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("link", ["logit", "clipped", "log"])
+@pytest.mark.parametrize("link", ["logit", "clipped", "log", "softmax"])
 def test_the_prediction_is_the_sum_that_the_format_says(link: str, kind: EmbeddingKind) -> None:
     """Numbers were not in the products, although the page said so."""
     for seed in range(4):
-        parameters = embedded(link, kind, seed, scale=1.0 if link == "logit" else 2.5)
+        parameters = embedded(link, kind, seed, scale=1.0 if link in ("logit", "softmax") else 2.5)
         others = LinearPredictor({name: value for name, value in parameters.items() if name != "embeddings"})
         predict = LinearPredictor(parameters)
         for row in EMBEDDED_ROWS:
-            first, second = (linked(link, np.array([each]), parameters) for each in scores_by_hand(parameters, row))
+            first, second = (linked(link, np.array(each), parameters) for each in scores_by_hand(parameters, row))
             np.testing.assert_allclose(predict(row), 0.3 * others(row) + 0.5 * first + 0.2 * second, rtol=1e-12)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("link", ["logit", "clipped", "log"])
+@pytest.mark.parametrize("link", ["logit", "clipped", "log", "softmax"])
 def test_the_parts_of_a_row_add_up_to_its_prediction(link: str, kind: EmbeddingKind) -> None:
     """The parts of a row were those of the linear member, which had a share of a tenth."""
     for seed in range(4):
         parameters = embedded(link, kind, seed)
         predict = LinearPredictor(parameters)
         explained, alone = predict.explain(EMBEDDED_ROWS), [predict.explain(row) for row in EMBEDDED_ROWS]
-        given = linked(link, np.asarray(explained.score)[None], parameters)
+        score = np.asarray(explained.score).reshape(len(EMBEDDED_ROWS), -1)
+        given = np.array([linked(link, each, parameters) for each in score])
         expected = np.asarray(predict(EMBEDDED_ROWS))
         inside = np.asarray(explained.score) > -700.0
         np.testing.assert_allclose(given[inside], expected[inside], rtol=1e-9)
@@ -132,11 +133,14 @@ def test_shares_of_more_than_all_are_refused() -> None:
     refused({"experts": [experts[0], experts[1] | {"share": 0.75}]}, "shares of at most 1 in all, given 1.25")
 
 
-def test_embeddings_of_several_classes_are_refused() -> None:
-    """They have one score."""
-    parameters = embedded("softmax", seed=1) | {"intercept": np.zeros(3), "weights": np.zeros((7, 3))}
-    with pytest.raises(ModelError, match="one score, given several classes"):
-        LinearPredictor(parameters | {"classes": ["a", "b", "c"]})
+@pytest.mark.parametrize(
+    "changed", [{"scores": 2}, {"experts": embedded("softmax")["embeddings"]["experts"][1:]}], ids=str
+)
+def test_embeddings_of_other_classes_are_refused(changed: dict[str, Any]) -> None:
+    """The scores of one expert were those of another class."""
+    parameters = embedded("softmax", seed=1)
+    with pytest.raises(ModelError, match="expected experts for 3 scores, as many as the model has, given"):
+        LinearPredictor(parameters | {"embeddings": parameters["embeddings"] | changed})
 
 
 def test_a_model_without_known_features_predicts_with_the_common_vectors() -> None:
@@ -150,7 +154,7 @@ def test_a_model_without_known_features_predicts_with_the_common_vectors() -> No
     predict = LinearPredictor(parameters)
     for row in EMBEDDED_ROWS:
         others = LinearPredictor({name: value for name, value in parameters.items() if name != "embeddings"})(row)
-        first, second = (1 / (1 + np.exp(-each)) for each in scores_by_hand(parameters, row))
+        first, second = (1 / (1 + np.exp(-each)) for [each] in scores_by_hand(parameters, row))
         assert predict(row) == pytest.approx(0.3 * others + 0.5 * first + 0.2 * second, rel=1e-12)
     np.testing.assert_allclose(predict(EMBEDDED_ROWS), [predict(row) for row in EMBEDDED_ROWS], rtol=1e-12)
     assert predict([]).shape == (0,)

@@ -3,6 +3,7 @@
 import itertools
 import sys
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -106,19 +107,34 @@ async def test_a_service_learns_clicks_and_ranks_items(place: ClickPlace) -> Non
         assert 'streamiter_model_features_left_total{model="clicks",reason="expired"} 0.0' in metrics
 
 
-async def test_a_service_with_embeddings_resumes_and_rolls_back(place: ClickPlace) -> None:
-    """After a restart all vectors began anew, and a roll back changed the linear member only."""
+VERDICTS: dict[str, Any] = {"kind": "multiclass", "label": {"field": "verdict", "otherwise": "nothing"}}
+
+
+def with_verdicts(events: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yield the events; a click is a purchase or a question."""
+    for number, event in enumerate(events):
+        yield event | ({"verdict": "bought" if number % 3 else "asked"} if event["event"] == "click" else {})
+
+
+@pytest.mark.parametrize("learn", [{}, VERDICTS], ids=["clicks", "classes"])
+async def test_a_service_with_embeddings_resumes_and_rolls_back(place: ClickPlace, learn: dict[str, Any]) -> None:
+    """After a restart all vectors began anew, and a roll back changed the linear member only. A kind of several classes
+    was refused.
+    """
     shop = clicks.Shop(2)
-    events = shop.events()
+    events = with_verdicts(shop.events())
+    if learn:
+        learn = learn | {"label": place.settings()["learn"]["label"] | learn["label"]}
     await clicks.write(events, topic(place.url("clicks")), views=9_000)
-    service = place.service()
+    service = place.service(learn=learn)
     async with running(service):
         await until(
             lambda: service.observations.model is not None and (service.observations.model.records or 0) > 2_000
         )
     before = await last_update(topic(place.url("models")), "clicks")
     await clicks.write(events, topic(place.url("clicks")), views=9_000)
-    again = place.service(learn={"settings": {"kind": "fm", "admit": 2, "at_most": "30 MB", "expire": "20d"}})
+    settings = {"kind": "fm", "admit": 2, "at_most": "30 MB", "expire": "20d"}
+    again = place.service(learn=learn | {"settings": settings})
     async with running(again):
         seen = again.observations
         records = 0 if before is None else before.records or 0
@@ -128,6 +144,12 @@ async def test_a_service_with_embeddings_resumes_and_rolls_back(place: ClickPlac
         assert known >= len(before.parameters["embeddings"]["keys"])  # type: ignore[call-overload]
         written = await roll_back(topic(place.url("models")), "clicks", f"{before.generation}.{before.version}")
         await until(lambda: seen.model is not None and seen.model.rank >= written.rank)
+        async with httpx.AsyncClient(base_url=again.address or "", trust_env=False, verify=False) as client:
+            row = {"user": shop.users[0], "item": shop.items[0], "hour": "20"}
+            answer = (await client.post("/predict?explain=true", json={"rows": [row]})).json()["predictions"][0]
+            details = (await client.get("/api/details")).json()
+    assert (set(answer.get("probabilities", {})) >= {"nothing", "bought", "asked"}) == bool(learn)
+    assert 0.0 < details["embeddings"]["share"] <= 1.0
 
 
 async def test_a_service_learns_from_choices_alone_and_resumes(place: ClickPlace) -> None:

@@ -4,9 +4,9 @@ const HASH_BITS = 52n;
 const DEVIATIONS = 10; // The limit of a numeric column is so many deviations.
 const KINDS = ["fm", "deepfm", "wide and deep"];
 
-// Returns a function from a row to the scores of all experts. A row is here its features, [field, hash] with the name of
+// Returns a function from a row to the scores of each expert: one, or one for each class. A row is here its features, [field, hash] with the name of
 // the field, or null for a missing value, and the distances of the linear model's fields from their centers.
-export function embeddings({ kind, text_fields, keys, admitted, early, scale, experts }, limit) {
+export function embeddings({ kind, text_fields, keys, admitted, early, scale, scores = 1, experts }, limit) {
   if (!KINDS.includes(kind)) throw new Error(`embeddings of the kind ${kind}, which only a newer consumer knows`);
   const [positions, rows] = [keys, admitted].map(
     (each) => new Map(each.map((key, position) => [BigInt(key), position])), // Keys have 62 bits.
@@ -24,16 +24,20 @@ export function embeddings({ kind, text_fields, keys, admitted, early, scale, ex
       .map(([field, hash]) => [field, keyOf(field, hash)])
       .map(([field, key]) => [field, positions.get(key), rows.get(key), early[positions.get(key)]]);
     const deviations = distances.map((distance, index) => (limit[index] > 0 ? (DEVIATIONS * distance) / limit[index] : 0));
-    return experts.map((expert, place) => expert.intercept + scale * sumOf(expert, place, known, deviations));
+    const sums = experts.map((head, place) => head.intercept + scale * sumOf(head, place, scores, known, deviations));
+    return sums.flatMap((_, place) => (place % scores ? [] : [sums.slice(place, place + scores)]));
   };
 }
 
-function sumOf({ weights, vectors, commons, early_steps, numbers, products, layers }, place, features, deviations) {
+function sumOf(head, place, scores, features, deviations) {
+  const { weights, vectors, commons, early_steps, numbers, products, layers } = head;
   // The mean of the weights and vectors of each field's features; 0 without a feature.
   const fields = commons.map((common) => [0, ...common].map(() => 0));
   const counts = commons.map(() => 0);
   // A feature without a vector has the common one, and a step for each 4 bits of what it has learned.
-  const early = (field, bytes) => commons[field].map((value, at) => value + early_steps[(bytes[at] >> (4 * place)) & 15]);
+  const [first, shift] = [(place % scores) * commons[0].length, 4 * Math.floor(place / scores)];
+  const early = (field, bytes) =>
+    commons[field].map((value, at) => value + early_steps[(bytes[first + at] >> shift) & 15]);
   for (const [field, position, row, bytes] of features) {
     const vector = vectors[row] ?? (bytes ? early(field, bytes) : commons[field]);
     add(fields[field], [weights[position] ?? 0, ...vector], 1);

@@ -112,10 +112,12 @@ function standardizedModel({ weights, intercept, center, limit, fields, places, 
       predicted.forEach((number, score) => (mixed[score] += mixture[member] * number));
     });
     if (scoresOfEmbeddings) {
-      const shares = model.embeddings.experts.map(({ share }) => share);
-      mixed[0] *= 1 - shares.reduce((sum, share) => sum + share, 0);
-      scoresOfEmbeddings(seen.features, seen.distances).forEach((score, expert) => {
-        mixed[0] += shares[expert] * linked([score])[0];
+      const { experts, scores: count = 1 } = model.embeddings;
+      const shares = experts.filter((_, place) => place % count === 0).map(({ share }) => share);
+      const rest = 1 - shares.reduce((sum, share) => sum + share, 0);
+      mixed.forEach((number, score) => (mixed[score] = rest * number));
+      scoresOfEmbeddings(seen.features, seen.distances).forEach((own, expert) => {
+        linked(own).forEach((number, score) => (mixed[score] += shares[expert] * number));
       });
     }
     if (link !== "softmax") return mixed[0];

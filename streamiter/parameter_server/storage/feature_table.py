@@ -6,7 +6,7 @@ and ``touch_feature`` with pointers to ``FeatureTable.arrays``.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple, Self
 
 import numpy as np
@@ -26,6 +26,8 @@ _PLACES_AT_FIRST: Final = 4
 # A number with its sum of squares; and the place of a row among the free ones.
 _PAIR_BYTES: Final = 8
 _FREE_ROW_BYTES: Final = 4
+# Some megabytes with two experts and 8 factors.
+_FEATURES_OF_PART: Final = 1 << 15
 
 
 class FeatureCounts(NamedTuple):
@@ -229,9 +231,19 @@ class FeatureTable:
         ``rows`` has a row for each feature that ``is admitted``, in the same order, and ``early`` the bytes of the
         others.
         """
+        return self.part(self._ordered()) | self.totals()
+
+    def parts(self) -> Iterator[dict[str, Any]]:
+        """Yield the :meth:`state` in parts, for :meth:`restore_parts`."""
+        ordered = self._ordered()
+        for stop in range(len(ordered), 0, -_FEATURES_OF_PART):
+            yield self.part(ordered[max(stop - _FEATURES_OF_PART, 0) : stop])
+
+    def _ordered(self) -> npt.NDArray[np.int32]:
+        """Return the entries in the order of their last changes."""
         ordered = np.zeros(self.counts().features, np.int32)
         self.steps.newer_entries(self.arrays, 0, ordered)
-        return self.part(ordered) | self.totals()
+        return ordered
 
     def part(self, entries: npt.NDArray[np.int32]) -> dict[str, Any]:
         """Return the features in these entries as plain data, in this order."""

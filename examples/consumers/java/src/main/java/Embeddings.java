@@ -18,7 +18,8 @@ final class Embeddings {
 
   private record Layer(double[][] weights, double[] bias) {}
 
-  private record Expert(
+  /** The numbers of an expert for one score. */
+  private record Head(
       int place, double[] weights, double[][] vectors, double[][] commons, double[] earlySteps, double[][] numbers,
       boolean products, List<Layer> layers, double intercept) {}
 
@@ -26,8 +27,9 @@ final class Embeddings {
   private final Map<Long, Integer> positions = new HashMap<>(); // By key.
   private final Map<Long, Integer> rows = new HashMap<>(); // By key.
   private final double[][] early; // What features without a vector have learned: 4 bits for each expert.
+  private final int count; // The number of scores of an expert.
   private final double scale;
-  private final List<Expert> experts = new ArrayList<>();
+  private final List<Head> heads = new ArrayList<>();
 
   /** The shares of the experts in the mixture. */
   final List<Double> shares = new ArrayList<>();
@@ -44,15 +46,16 @@ final class Embeddings {
     for (JsonNode key : given.get("admitted")) rows.put(key.asLong(), rows.size());
     early = LinearModel.matrix(given.get("early"));
     scale = given.get("scale").asDouble();
+    count = given.path("scores").asInt(1);
     for (JsonNode expert : given.get("experts")) {
       List<Layer> layers = new ArrayList<>();
       for (JsonNode layer : expert.get("layers")) {
         layers.add(new Layer(LinearModel.matrix(layer.get("weights")), LinearModel.numbers(layer.get("bias"))));
       }
-      shares.add(expert.get("share").asDouble());
-      experts.add(
-          new Expert(
-              experts.size(), LinearModel.numbers(expert.get("weights")), LinearModel.matrix(expert.get("vectors")),
+      if (heads.size() % count == 0) shares.add(expert.get("share").asDouble());
+      heads.add(
+          new Head(
+              heads.size(), LinearModel.numbers(expert.get("weights")), LinearModel.matrix(expert.get("vectors")),
               LinearModel.matrix(expert.get("commons")), LinearModel.numbers(expert.get("early_steps")),
               LinearModel.matrix(expert.get("numbers")),
               expert.get("products").asBoolean(), layers, expert.get("intercept").asDouble()));
@@ -60,10 +63,10 @@ final class Embeddings {
   }
 
   /**
-   * Returns the scores of all experts for a row: its features, and the distances of the linear model's fields from their
-   * centers, with their limits.
+   * Returns the scores of each expert for a row, one or one for each class: of its features, and of the distances of the
+   * linear model's fields from their centers, with their limits.
    */
-  double[] scores(List<Feature> features, double[] distances, double[] limits) {
+  double[][] scores(List<Feature> features, double[] distances, double[] limits) {
     List<Known> known = new ArrayList<>();
     for (Feature feature : features) {
       Integer field = numberOf.get(feature.field);
@@ -75,47 +78,53 @@ final class Embeddings {
     for (int column = 0; column < deviations.length; column++) {
       if (limits[column] > 0.0) deviations[column] = DEVIATIONS * distances[column] / limits[column];
     }
-    return experts.stream().mapToDouble(each -> each.intercept + scale * sum(each, known, deviations)).toArray();
+    double[][] scores = new double[shares.size()][count];
+    for (Head head : heads) {
+      scores[head.place / count][head.place % count] = head.intercept + scale * sum(head, known, deviations);
+    }
+    return scores;
   }
 
-  private double sum(Expert expert, List<Known> features, double[] deviations) {
-    int factors = expert.commons[0].length;
-    double[][] terms = new double[expert.commons.length + deviations.length][1 + factors];
-    pool(expert, features, terms);
-    double[] inputs = new double[expert.commons.length * factors + deviations.length];
-    for (int field = 0; field < expert.commons.length; field++) {
+  private double sum(Head head, List<Known> features, double[] deviations) {
+    int factors = head.commons[0].length;
+    double[][] terms = new double[head.commons.length + deviations.length][1 + factors];
+    pool(head, features, terms);
+    double[] inputs = new double[head.commons.length * factors + deviations.length];
+    for (int field = 0; field < head.commons.length; field++) {
       System.arraycopy(terms[field], 1, inputs, field * factors, factors);
     }
     for (int column = 0; column < deviations.length; column++) {
-      add(expert.numbers[column], deviations[column], terms[expert.commons.length + column]);
-      inputs[expert.commons.length * factors + column] = deviations[column];
+      add(head.numbers[column], deviations[column], terms[head.commons.length + column]);
+      inputs[head.commons.length * factors + column] = deviations[column];
     }
     double[] total = new double[1 + factors];
     for (double[] term : terms) add(term, 1.0, total);
     double sum = total[0];
-    if (expert.products) sum += 0.5 * (squares(total) - Arrays.stream(terms).mapToDouble(Embeddings::squares).sum());
-    return expert.layers.isEmpty() ? sum : sum + throughLayers(expert.layers, inputs);
+    if (head.products) sum += 0.5 * (squares(total) - Arrays.stream(terms).mapToDouble(Embeddings::squares).sum());
+    return head.layers.isEmpty() ? sum : sum + throughLayers(head.layers, inputs);
   }
 
   /** Fills in the mean of the weights and vectors of each field's features; 0 without a feature. */
-  private void pool(Expert expert, List<Known> features, double[][] terms) {
-    int[] counts = new int[expert.commons.length];
+  private void pool(Head head, List<Known> features, double[][] terms) {
+    int[] counts = new int[head.commons.length];
     for (Known feature : features) counts[feature.field]++;
     for (Known feature : features) {
       double share = 1.0 / counts[feature.field];
       double[] term = terms[feature.field];
-      double[] vector = feature.row == null ? commonVector(expert, feature) : expert.vectors[feature.row];
-      if (feature.position != null) term[0] += share * expert.weights[feature.position];
+      double[] vector = feature.row == null ? commonVector(head, feature) : head.vectors[feature.row];
+      if (feature.position != null) term[0] += share * head.weights[feature.position];
       for (int factor = 0; factor < vector.length; factor++) term[1 + factor] += share * vector[factor];
     }
   }
 
   /** Returns the vector of a feature without its own: the common one, and a step for each 4 bits of what it has learned. */
-  private double[] commonVector(Expert expert, Known feature) {
-    double[] vector = expert.commons[feature.field].clone();
+  private double[] commonVector(Head head, Known feature) {
+    double[] vector = head.commons[feature.field].clone();
     if (feature.position == null || early.length == 0) return vector;
+    int first = head.place % count * vector.length;
     for (int factor = 0; factor < vector.length; factor++) {
-      vector[factor] += expert.earlySteps[(int) early[feature.position][factor] >> 4 * expert.place & 15];
+      int bits = (int) early[feature.position][first + factor] >> 4 * (head.place / count) & 15;
+      vector[factor] += head.earlySteps[bits];
     }
     return vector;
   }

@@ -102,10 +102,14 @@ final class LinearModel {
     }
     if (embeddings != null) {
       double[] limits = numbers(parameters.get("limit"));
-      double[] scores = embeddings.scores(seen.features, seen.distances, limits);
-      mixed[0] *= 1.0 - embeddings.shares.stream().mapToDouble(share -> share).sum();
+      double[][] scores = embeddings.scores(seen.features, seen.distances, limits);
+      double rest = 1.0 - embeddings.shares.stream().mapToDouble(share -> share).sum();
+      for (int score = 0; score < mixed.length; score++) mixed[score] *= rest;
       for (int expert = 0; expert < scores.length; expert++) {
-        mixed[0] += embeddings.shares.get(expert) * linked(new double[] {scores[expert]})[0];
+        double[] predicted = linked(scores[expert]);
+        for (int score = 0; score < mixed.length; score++) {
+          mixed[score] += embeddings.shares.get(expert) * predicted[score];
+        }
       }
     }
     return link.equals("softmax") ? labelled(mixed) : JsonNodeFactory.instance.numberNode(mixed[0]);
