@@ -23,8 +23,9 @@ from benchmarks.session import Session
 from streamiter import Flow
 from streamiter.errors import ConfigurationError
 from streamiter.flow.stream import Stream
-from streamiter.learn import DelayedLabels, OnlineTraining, train_online
+from streamiter.learn import OnlineTraining, train_online
 from streamiter.learn.flights import FIELDS, FlightEvents, delayed_labels, is_late_event
+from streamiter.learn.losses import PROBABILITY_FLOOR
 from streamiter.service import read_settings
 from streamiter.service.learning import ServiceLearning
 from streamiter.topics import Decoder, Json, JsonColumns, OutgoingBatch
@@ -69,12 +70,13 @@ class Settled(NamedTuple):
     def loss(self) -> float:
         """The mean log loss."""
         right = np.where(self.labels, self.predictions, 1.0 - self.predictions)
-        return -float(np.log(right).mean())
+        return -float(np.log(np.clip(right, PROBABILITY_FLOOR, 1.0)).mean())
 
     def by_share(self) -> Settled:
         """Return the predictions of a learner that only counts the labels that came before."""
-        before = np.arange(len(self.labels))
-        return self._replace(predictions=(np.cumsum(self.labels) - self.labels + 1.0) / (before + 2.0))
+        true = np.cumsum(self.labels) - self.labels
+        shares: Floats = (true + 1.0) / (np.arange(len(self.labels)) + 2.0)
+        return self._replace(predictions=shares)
 
 
 def late_labels_from_kafka(session: Session) -> Iterator[Figure]:
@@ -145,7 +147,8 @@ def _with_all_fields(batches: Iterable[OutgoingBatch]) -> Iterator[OutgoingBatch
     asked: dict[str, Event] = {}
     for batch in batches:
         values = []
-        for event in map(orjson.loads, batch.values):
+        for value in batch.values:
+            event = orjson.loads(value or b"")
             if is_answer := event["event"] == "arrival":
                 event = asked.pop(event["flight"]) | {"late": is_late_event(event)}
             else:
