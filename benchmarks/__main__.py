@@ -23,6 +23,7 @@ from benchmarks.k_means import k_means
 from benchmarks.kafka_map import kafka_map
 from benchmarks.large_state import state_backends
 from benchmarks.late_labels import late_labels
+from benchmarks.late_labels_from_kafka import late_labels_from_kafka
 from benchmarks.latency import latency, latency_of_updates
 from benchmarks.link import link
 from benchmarks.measuring import Figure
@@ -65,6 +66,7 @@ BENCHMARKS: Final[Mapping[str, Callable[[Session], Iterable[Figure]]]] = Mapping
         "online-learning-for-long": online_learning_for_long,
         "row-steps": row_steps,
         "late-labels": late_labels,
+        "late-labels-from-kafka": late_labels_from_kafka,
         "json-lines": json_lines,
         "offline-logistic-regression": offline_logistic_regression,
         "drift": drift,

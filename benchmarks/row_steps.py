@@ -28,10 +28,13 @@ ROWS: Final = "rows/s"
 BARE: Final = "bare compiled steps"
 FLOW: Final = "train_online"
 MODEL: Final = "AdaptiveLinearModel.learn_each"
+LOSS: Final = "log loss"
 RIVER: Final = "by hand: river, a row at a time"
+RIVER_MANY: Final = "by hand: river, learn_many of 1,000 rows"
 
 # river is so much slower that fewer rows are enough to measure it.
 _PART_FOR_RIVER: Final = 50
+_ROWS_OF_LEARN_MANY: Final = 1_000
 _ROWS_AT_LEAST: Final = 500_000
 _TIMES_RIVER: Final = 10.0
 # The members with tables take some seven times as long.
@@ -64,6 +67,8 @@ def _dense(session: Session) -> Iterator[Figure]:
     if find_spec("river") is not None:
         part = max(count // _PART_FOR_RIVER, 100)
         contenders[RIVER] = lambda: _river(matrix[:part], labels[:part])
+        if find_spec("pandas") is not None:
+            contenders[RIVER_MANY] = lambda: _river_many(matrix, labels)
         other = f"{_DENSE} numbers, beside it: {RIVER}"
         shaped[other] = contenders[RIVER]
     yield from _figures(f"{_DENSE} numbers", contenders, session.repeat, at_least=_ROWS_AT_LEAST)
@@ -105,9 +110,14 @@ def _figures(
     for name in contenders:
         target = Target("figure", at_least=at_least) if name == FLOW and at_least is not None else None
         yield series.figure(named(name), ROWS, compared_with="" if name == BARE else named(BARE), target=target)
+    for river in (RIVER, RIVER_MANY):
+        if river in contenders:
+            target = Target("ratio", at_least=_TIMES_RIVER) if river == RIVER else None
+            yield series.figure(named(FLOW), ROWS, compared_with=named(river), target=target)
+            note = "of its rows, the first ones" if river == RIVER else ""
+            yield series.figure(named(river), LOSS, note=note)
     if RIVER in contenders:
-        target = Target("ratio", at_least=_TIMES_RIVER)
-        yield series.figure(named(FLOW), ROWS, compared_with=named(RIVER), target=target)
+        yield series.figure(named(FLOW), LOSS)
 
 
 def _agree(first: float, other: float | None) -> bool:
@@ -146,7 +156,8 @@ def _flow(
     with Stopwatch() as watch:
         run_to_end(flow)
     assert reports.items[-1]["count"] == len(records)
-    return Trial(watch.rates(len(records), "rows"), reports.items[-1]["loss"])
+    loss = reports.items[-1]["loss"]
+    return Trial({**watch.rates(len(records), "rows"), LOSS: loss}, loss)
 
 
 def _river(matrix: Floats, labels: npt.NDArray[np.bool_]) -> Trial:
@@ -154,8 +165,27 @@ def _river(matrix: Floats, labels: npt.NDArray[np.bool_]) -> Trial:
 
     model: Any = preprocessing.StandardScaler() | linear_model.LogisticRegression()
     rows = [dict(enumerate(row)) for row in matrix.tolist()]
+    predictions = []
     with Stopwatch() as watch:
         for row, label in zip(rows, labels.tolist(), strict=True):
-            model.predict_proba_one(row)
+            predictions.append(model.predict_proba_one(row)[True])
             model.learn_one(row, label)
-    return Trial(watch.rates(len(rows), "rows"))
+    return Trial({**watch.rates(len(rows), "rows"), LOSS: _log_loss(np.array(predictions), labels)})
+
+
+def _river_many(matrix: Floats, labels: npt.NDArray[np.bool_]) -> Trial:
+    """Learn in mini-batches: a step with the mean gradient of its rows. Before the first one there is no prediction."""
+    import pandas
+    from river import linear_model, preprocessing
+
+    model: Any = preprocessing.StandardScaler() | linear_model.LogisticRegression()
+    columns = [f"x{number}" for number in range(matrix.shape[1])]
+    predictions = []
+    with Stopwatch() as watch:
+        for start in range(0, len(matrix), _ROWS_OF_LEARN_MANY):
+            rows = slice(start, start + _ROWS_OF_LEARN_MANY)
+            mini_batch = pandas.DataFrame(matrix[rows], columns=columns)
+            found = model.predict_proba_many(mini_batch)
+            predictions.append(found[True].to_numpy() if True in found else np.full(len(mini_batch), 0.5))
+            model.learn_many(mini_batch, pandas.Series(labels[rows]))
+    return Trial({**watch.rates(len(matrix), "rows"), LOSS: _log_loss(np.concatenate(predictions), labels)})

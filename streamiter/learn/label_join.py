@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Hashable, Mapping, Sequence
-from itertools import repeat
+from itertools import compress, repeat
 from operator import is_not
 from typing import Any, Final
 
@@ -342,19 +342,16 @@ class LabelJoin(DeclaredState):
 
     def _places_of(self, keys: Sequence[Hashable]) -> npt.NDArray[np.int64]:
         """Return the place of each key in the array of keys; a new key gets one."""
-        found = np.fromiter(map(self._places.get, keys, repeat(-1)), np.int64, len(keys))
-        new = np.flatnonzero(found < 0)
-        if len(new):
-            new_keys = [keys[event] for event in new.tolist()]
-            names = dict.fromkeys(new_keys)
-            if len(names) > len(self._free_places):
-                self._add_places(len(names) + len(self._names))
-            places = self._free_places[-len(names) :]
-            del self._free_places[-len(names) :]
-            self._places.update(zip(names, places, strict=True))
-            self._names[places] = objects(list(names))
-            # Mostly each of them has one event.
-            found[new] = places if len(names) == len(new) else list(map(self._places.__getitem__, new_keys))
+        if len(keys) > len(self._free_places):
+            self._add_places(len(keys) + len(self._names))
+        free = self._free_places[len(self._free_places) - len(keys) :]
+        del self._free_places[len(self._free_places) - len(keys) :]
+        # A key that has a place leaves the one that it is offered free.
+        found = np.fromiter(map(self._places.setdefault, keys, free), np.int64, len(keys))
+        offered = np.array(free, np.int64)
+        is_new = found == offered
+        self._names[offered[is_new]] = objects(list(compress(keys, is_new.tolist())))
+        self._free_places += offered[~is_new].tolist()
         return found * layout.KEY_COLUMNS
 
     def _add_places(self, more: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from itertools import compress
+from operator import itemgetter
 from typing import Any, NamedTuple, TypedDict, final
 
 import numpy as np
@@ -104,13 +105,16 @@ class TimedEvents(NamedTuple):
         if isinstance(mini_batch, Columns):
             arrays = mini_batch.arrays
             return cls(arrays.pop(BEFORE_FIELD), arrays.pop(TIME_FIELD), Columns(arrays))
+        rows: Any = mini_batch
         # Of a mini-batch of several kinds of batches, the rows of columns are dicts.
-        rows = [
-            (each.pop(BEFORE_FIELD), each.pop(TIME_FIELD), each) if isinstance(each, dict) else each
-            for each in mini_batch
-        ]
-        before, times, *items = map(list, zip(*rows, strict=True)) if rows else ([], [], [])
-        return cls(np.array(before, np.int64), np.array(times, np.int64), *items)
+        if dict in frozenset(map(type, rows)):
+            rows = [
+                (each.pop(BEFORE_FIELD), each.pop(TIME_FIELD), each) if isinstance(each, dict) else each
+                for each in rows
+            ]
+        before, times = (np.fromiter(map(itemgetter(place), rows), np.int64, len(rows)) for place in (0, 1))
+        places = range(2, len(rows[0])) if len(rows) else [2]
+        return cls(before, times, *(list(map(itemgetter(place), rows)) for place in places))
 
     def taken(self, rows: Indices) -> TimedEvents:
         """Return some of the events."""

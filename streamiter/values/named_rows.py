@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from datetime import tzinfo
 from functools import cache
 from itertools import chain, compress
-from operator import itemgetter, methodcaller
+from operator import itemgetter
 from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
@@ -341,15 +341,11 @@ class FieldReader:
         if names is None:
             first = tuple(records[0])
             if set(map(tuple, records)) == {first}:
-                columns = zip(*map(methodcaller("values"), records), strict=True)
-                return {
-                    name: list(column) for name, column in zip(first, columns, strict=True) if self._is_wanted(name)
-                }
+                return {name: list(map(itemgetter(name), records)) for name in filter(self._is_wanted, first)}
             names = tuple(filter(self._is_wanted, dict.fromkeys(chain.from_iterable(records))))
-        elif are_dicts and len(names) > 1 and records[0].keys() >= set(names):
+        elif are_dicts and records[0].keys() >= set(names):
             with suppress(KeyError):  # A record need not name all fields.
-                columns = zip(*map(itemgetter(*names), records), strict=True)
-                return {name: list(column) for name, column in zip(names, columns, strict=True)}
+                return {name: list(map(itemgetter(name), records)) for name in names}
         return {name: [record.get(name, _UNNAMED) for record in records] for name in names}
 
     # ---- values of a column

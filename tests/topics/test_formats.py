@@ -452,6 +452,13 @@ def test_whole_numbers_of_any_size_are_exact_both_ways(numbers: list[Any]) -> No
     assert list(caught.value.failures) == refused
 
 
+def test_a_big_number_is_exact_wherever_it_is_in_a_long_batch() -> None:
+    """Only a part of the bytes of a long batch is looked at first."""
+    small, big = b'{"at": "2013-01-01T10:15Z"}', -(2**63) - 1
+    found = [decode(Json(), *[small] * 100, b" " * place + str(big).encode())[-1] for place in range(8)]
+    assert found == [big] * 8
+
+
 def test_what_looks_like_a_big_number_stays_as_it_is() -> None:
     texts = [b'{"t": "123456789012345678901234567890", "f": 0.12345678901234567890123}', b"null", b'[1e30, "\xc3\xa4"]']
     assert decode(Json(big_integers="refuse"), *texts, None) == [*map(orjson.loads, texts), None]
