@@ -26,18 +26,23 @@ def sections(path: Path) -> dict[str, str]:
 
 
 async def with_errors_now(section: str, call: Call) -> str:
-    """Return the text of a section with the errors that its calls raise now.
+    """Return the text of a section with the errors that its calls raise now."""
+    errors = {line: await _error_of(line, call) for line, before in _calls_and_remarks(section) if before is not None}
+    return with_texts_now(section, errors.__getitem__)
 
-    An error that ends with "…" stays if the error now begins so: the rest is the text of another library.
+
+def with_texts_now(section: str, text_of: Callable[[str], str]) -> str:
+    """Return a section with the texts that belong to its calls now.
+
+    A text that ends with "…" stays if the text now begins so: the rest is the text of another library.
     """
     lines: list[str] = []
     for line, before in _calls_and_remarks(section):
         lines.append(line)
         if before is not None:
-            error = await _error_of(line, call)
-            shown = before if before.endswith("…") and error.startswith(before[:-1]) else error
+            text = text_of(line)
             lines += textwrap.wrap(
-                shown,
+                before if before.endswith("…") and text.startswith(before[:-1]) else text,
                 LINE_LENGTH,
                 initial_indent="    ",
                 subsequent_indent="    ",
@@ -64,7 +69,12 @@ async def _error_of(code: str, call: Call) -> str:
 
 def write(path: Path, calls: dict[str, Call]) -> None:
     """Write the file again, with the errors that its calls raise now."""
+    rewrite(path, lambda name, text: asyncio.run(with_errors_now(text, calls[name])))
+
+
+def rewrite(path: Path, as_now: Callable[[str, str], str]) -> None:
+    """Write each section of the file again, given its name and its text."""
     written = path.read_text(encoding="utf-8").partition("\n== ")[0].rstrip() + "\n"
     for name, text in sections(path).items():
-        written += f"\n== {name}\n{asyncio.run(with_errors_now(text, calls[name]))}\n"
+        written += f"\n== {name}\n{as_now(name, text)}\n"
     path.write_text(written, encoding="utf-8")
