@@ -1,7 +1,6 @@
 """The plan: which steps run together in one task."""
 
 import asyncio
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,9 +8,7 @@ import pytest
 from streamiter import Flow, Operator, OutputTag, connect
 from streamiter.engine.job.job import Job
 from streamiter.engine.plan.job_settings import JobOptions
-from streamiter.errors import GraphError
 from streamiter.operators import Output
-from streamiter.operators.source import Source
 
 TAG = OutputTag("side")
 
@@ -135,48 +132,3 @@ def test_a_union_of_a_stream_with_itself_brings_each_record_twice() -> None:
 
 
 SHARED = Pass()
-
-
-@pytest.mark.parametrize(
-    "build",
-    [
-        lambda flow: flow.from_items([1]).process(lambda: SHARED, name="step", parallelism=2),
-        lambda flow: flow.from_items([1]).process(lambda: SHARED, name="other").process(lambda: SHARED, name="step"),
-    ],
-)
-def test_a_factory_that_gives_the_same_operator_again_is_refused(build: Callable[[Flow], Any]) -> None:
-    """Two subtasks shared one state, so every count was wrong, and different in each run."""
-    flow = Flow("f")
-    build(flow)
-    with pytest.raises(
-        GraphError, match=r"step 'step': expected its factory to make a new .* \(at test_plan.py:\d+\)$"
-    ):
-        flow.run()
-
-
-@pytest.mark.parametrize(
-    ("factory", "message"),
-    [
-        (lambda: 1 / 0, r"expected its factory to work without arguments, given ZeroDivisionError: division by zero"),
-        (lambda: 3, r"expected its factory to give an Operator, given int; derive it from streamiter.Operator"),
-        (lambda: Operator(), r"expected Operator to define process\(record, out\) or process_batch\(batch, out\)"),
-    ],
-)
-def test_a_factory_that_returns_no_operator_is_refused_before_anything_starts(
-    factory: Callable[[], Any], message: str
-) -> None:
-    """An error in a factory did not name its step, as other errors do."""
-    flow = Flow("f")
-    flow.from_items([1]).process(factory, name="step")
-    with pytest.raises(GraphError, match=message) as caught:
-        flow.run()
-    assert "step 'step'" in str(caught.value)
-
-
-def test_a_source_factory_must_give_a_source() -> None:
-    """A source factory that returned no source failed without the name of its step."""
-    flow = Flow("f")
-    flow.from_source(lambda: 3, name="in")  # type: ignore[arg-type,return-value]
-    with pytest.raises(GraphError, match="expected its factory to give a Source, given int"):
-        flow.run()
-    assert issubclass(Source, object)
