@@ -19,6 +19,7 @@ from iteration.topic_loop_program import Options
 from iteration.topic_loops_support import KINDS, Kind, MakeTopic, check_undisturbed, end_of, logged_in_last, values_in
 from support.kafka_server import KafkaServer
 from support.processes import async_process
+from support.soak import in_soak
 from support.waiting import PATIENCE_S, until
 from topics.topic_case import missing_soon
 
@@ -212,8 +213,8 @@ async def grown_by(loop: Topic, records: int, process: asyncio.subprocess.Proces
 
 @pytest.mark.parametrize(
     ("make_topic", "kind"),
-    # Each kind runs once: tests without a kill, which are much faster, cover both topics for each kind.
-    [("sqlite", "synchronous"), ("sqlite", "asynchronous"), ("kafka", "one ahead"), ("kafka", "unbounded")],
+    # Tests without a kill, which are much faster, cover both topics for each kind.
+    [("sqlite", "asynchronous"), ("kafka", "one ahead"), *in_soak(("sqlite", "synchronous"), ("kafka", "unbounded"))],
     indirect=["make_topic"],
 )
 async def test_a_killed_loop_has_the_results_of_an_undisturbed_one(
