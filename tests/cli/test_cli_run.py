@@ -5,8 +5,9 @@ import re
 
 import pytest
 from cli.program import on_terminal, started, streamiter
+from topics.topic_case import write
 
-from streamiter.topics import OutgoingBatch, topic
+from streamiter.topics import topic
 
 FLOWS = """
 from streamiter import Flow, IterationBodyResult, Operator, connect, iterate_unbounded_streams, topic
@@ -195,9 +196,7 @@ def test_an_unexpected_error_asks_to_be_reported(folder):
 async def _events(folder, count):
     events = topic(f"sqlite:///{folder}/events.db?topic=events")
     await events.create()
-    writer = await events.open_writer()
-    await writer.write(OutgoingBatch([b"%d" % number for number in range(count)]))
-    await writer.close()
+    await write(events, [b"%d" % number for number in range(count)])
 
 
 def test_without_a_terminal_figures_are_logged(folder):

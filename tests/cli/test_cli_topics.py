@@ -12,6 +12,7 @@ import pytest
 from cli.program import PROGRAM, environment, on_terminal, started, streamiter
 from support.processes import process
 from support.waiting import PATIENCE_S
+from topics.topic_case import write
 
 from streamiter import Columns, Flow, IterationBodyResult, feedback_through, iterate_unbounded_streams
 from streamiter.cli.topics import descriptions
@@ -27,9 +28,7 @@ async def written(folder, values, *, name="events", partitions=1, **columns):
     """Create a topic in a file of the folder, write these values, and return the topic."""
     target = topic(f"sqlite:///{folder}/events.db?topic={name}")
     await target.create(partitions=partitions)
-    writer = await target.open_writer()
-    await writer.write(OutgoingBatch(values, timestamps_ms=[1_000 + n for n in range(len(values))], **columns))
-    await writer.close()
+    await write(target, OutgoingBatch(values, timestamps_ms=[1_000 + n for n in range(len(values))], **columns))
     return target
 
 

@@ -21,13 +21,13 @@ from support.kafka_server import KafkaServer
 from support.processes import async_process
 from support.soak import in_soak
 from support.waiting import PATIENCE_S, until
-from topics.topic_case import missing_soon
+from topics.topic_case import missing_soon, write
 
 from streamiter import Flow, IterationBodyResult, Stream, feedback_through, topic
 from streamiter.engine.graph.feedback import TopicRange
 from streamiter.engine.storage.store import store_at
 from streamiter.errors import CheckpointError, JobFailed
-from streamiter.topics import MemoryBroker, OutgoingBatch, Topic
+from streamiter.topics import MemoryBroker, Topic
 
 
 async def test_a_foreign_record_is_an_error_that_names_its_place(make_topic: MakeTopic) -> None:
@@ -41,9 +41,7 @@ async def test_a_foreign_record_is_an_error_that_names_its_place(make_topic: Mak
     [passed] = iterate(flow.from_items([]), [flow.from_source(Endless())], body, "unbounded")
     passed.collect()
     job = await flow.start()
-    writer = await through.open_writer()
-    await writer.write(OutgoingBatch([b"hello"]))
-    await writer.close()
+    await write(through, [b"hello"])
     with pytest.raises(JobFailed) as failed:
         await ended(job)
     assert "'variable 0'" in str(failed.value)
