@@ -129,6 +129,3 @@ def test_a_union_of_a_stream_with_itself_brings_each_record_twice() -> None:
     twice = source.union(source).collect()
     flow.run()
     assert sorted(twice.items) == [1, 1, 2, 2]
-
-
-SHARED = Pass()
