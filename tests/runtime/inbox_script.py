@@ -9,9 +9,9 @@ indented:
     0: w0 w1
         watermark 0, watermark 1
 
-``30@3`` is a record of epoch 3, ``[1 2]`` an array, ``1,2`` a batch; ``w3`` is an epoch watermark, ``b1`` a barrier,
-``t30`` an event-time watermark, ``data-end3`` the end of the data in epoch 3, ``end3`` that of the input, ``read`` a
-table's end. All other commands are methods of ``Script``.
+``30@3`` is a record of epoch 3, ``[1,2]`` an array, ``1,2`` a batch; ``w3`` is an epoch watermark, ``b1`` a barrier,
+``t30`` an event-time watermark (``t-idle30``, ``t-max``), ``data-end3`` the end of the data in epoch 3, ``end3`` that
+of the input, ``read`` a table's end. All other commands are methods of ``Script``.
 """
 
 import re
@@ -29,6 +29,7 @@ from streamiter.values.records import (
     Idle,
     ReadToEnd,
 )
+from streamiter.values.times import MAX_TIME
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "by epoch": {"in_order": True},
@@ -38,6 +39,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 _ITEM = re.compile(r"(?P<kind>[a-z-]*)(?P<records>\[?[\d,]*\]?)(@(?P<epoch>\d+))?")
 _CONTROLS: dict[str, Any] = {"w": EpochWatermark, "b": barrier, "t": EventTimeWatermark, "data-end": EndOfData}
 _CONTROLS |= {"end": EndOfInput, "idle": Idle, "read": ReadToEnd}
+_CONTROLS |= {"t-idle": lambda time: EventTimeWatermark(time, True), "t-max": lambda: EventTimeWatermark(MAX_TIME)}
 
 
 def item(word: str) -> Item:
@@ -53,7 +55,8 @@ def item(word: str) -> Item:
 def shown(told: Seen | Control) -> str:
     """Return in words what the operator was told, with the epochs of ends and the times of watermarks."""
     if isinstance(told, EventTimeWatermark):
-        return f"time {told.time}"
+        time = "at its end" if told.time == MAX_TIME else str(told.time)
+        return f"time {time}{', idle' if told.is_idle else ''}"
     for kind, word in ((Idle, "idle"), (ReadToEnd, "read to its end"), (Posted, "posted")):
         if isinstance(told, kind):
             return word
@@ -141,6 +144,10 @@ class Script:
 
     def do_awaited(self, given: str) -> str:
         return f"awaited: {self.run.inbox.barriers.awaited()}"
+
+    def do_slowest(self, given: str) -> str:
+        assert self.run.inbox.times is not None
+        return f"slowest: {self.run.inbox.times.slowest}"
 
     def do_admit(self, given: str) -> None:
         self.run.inbox.admit_up_to(int(given))
