@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 import pytest
 from checkpoints.plain_values import Click, Point
-from support.refusals import sections, with_errors_now, write
+from support.refusals import refusals_test, sections, write
 
 from streamiter.errors import PlainDataError
 from streamiter.learn import KMeans
@@ -135,12 +135,10 @@ async def where_written(code: str) -> object:
     return eval(code, NAMES)
 
 
-@pytest.mark.parametrize("section", sections(FILE))
-async def test_wrong_values_are_refused_with_their_texts(section: str) -> None:
-    """Each section tells the incidents that its refusals prevent."""
-    text = sections(FILE)[section]
-    assert await with_errors_now(text, where_written) == text
+CALLS = dict.fromkeys(sections(FILE), where_written)
+
+test_wrong_values_are_refused_with_their_texts = refusals_test(FILE, CALLS)
 
 
 if __name__ == "__main__":
-    write(FILE, dict.fromkeys(sections(FILE), where_written))
+    write(FILE, CALLS)

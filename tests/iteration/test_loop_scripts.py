@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.refusals import rewrite, sections, with_texts_now
+from support.refusals import scripts_test, write_scripts
 
 from streamiter.iteration.coordinator import LoopCoordinator, LoopDecisions, RestoredMember
 from streamiter.iteration.progress import Decision, LoopProgress
@@ -139,16 +139,7 @@ def shown(answer: object) -> str:
 NAMES = {"Loop": Loop, "Progress": Progress, "two_heads": two_heads}
 
 
-def as_now(section: str) -> str:
-    script = Script()
-    return with_texts_now(section, script.act)
-
-
-@pytest.mark.parametrize("section", sections(FILE))
-def test_a_loop_does_what_the_section_says(section: str) -> None:
-    """Each section tells the incident that it prevents."""
-    text = sections(FILE)[section]
-    assert as_now(text) == text
+test_a_loop_does_what_the_section_says = scripts_test(FILE, Script)
 
 
 def test_the_statistics_have_the_end_and_the_figures_of_all_heads() -> None:
@@ -182,4 +173,4 @@ def test_heads_whose_feedback_has_ended_end_the_iteration(caplog: pytest.LogCapt
 
 
 if __name__ == "__main__":
-    rewrite(FILE, lambda _, text: as_now(text))
+    write_scripts(FILE, Script)

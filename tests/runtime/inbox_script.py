@@ -74,7 +74,9 @@ def wants_of(given: str) -> Wants:
     names = tuple(given.removesuffix(" in turn").split(", "))
     if given.endswith(" in turn"):
         return lambda run: (names[len(run.records()) % len(names)],)
-    wanted = None if given == "all" else () if given == "nothing" else names
+    wanted: Any = None if given == "all" else () if given == "nothing" else names
+    if given.startswith('"'):
+        wanted = given.strip('"')  # a text, which is no collection of names
     return lambda _: wanted
 
 

@@ -10,12 +10,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
 from processes.linked_jobs import joined_jobs
 from runtime.checkpointed_sums import broker_of_sums, settings, summing
 from runtime.probe import failure_of
 from runtime.test_placement import Awaited, Pass, looped_through_topic, small, too_many
-from support.refusals import Call, sections, with_errors_now, write
+from support.refusals import Call, refusals_test, write
 
 import streamiter
 from streamiter import Flow, IterationBodyResult, Operator, connect, iterate_unbounded_streams, topic
@@ -200,12 +199,7 @@ CALLS = {
     "flows that cannot be divided among processes": without_lines(of_a_plan),
 }
 
-
-@pytest.mark.parametrize("section", CALLS)
-async def test_jobs_fail_and_flows_are_refused_with_their_texts(section: str) -> None:
-    """Each section tells the incidents that its refusals prevent."""
-    text = sections(FILE)[section]
-    assert await with_errors_now(text, CALLS[section]) == text
+test_jobs_fail_and_flows_are_refused_with_their_texts = refusals_test(FILE, CALLS)
 
 
 if __name__ == "__main__":

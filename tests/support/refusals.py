@@ -12,6 +12,9 @@ import re
 import textwrap
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
+from typing import Protocol
+
+import pytest
 
 LINE_LENGTH = 120
 
@@ -65,6 +68,42 @@ async def _error_of(code: str, call: Call) -> str:
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return f"accepted: {result!r}"
+
+
+def refusals_test(path: Path, calls: dict[str, Call]) -> Callable[..., Awaitable[None]]:
+    """Return a test, with a case for each section, that the errors are those of the file."""
+
+    @pytest.mark.parametrize("section", calls)
+    async def test(section: str) -> None:
+        """Each section tells the incidents that its refusals prevent."""
+        text = sections(path)[section]
+        assert await with_errors_now(text, calls[section]) == text
+
+    return test
+
+
+class Script(Protocol):
+    """Runs the lines of one section of a file of scripts."""
+
+    def act(self, line: str) -> str:
+        """Do what a line says, and return what follows, as it is below the line."""
+
+
+def scripts_test(path: Path, script: Callable[[], Script]) -> Callable[[str], None]:
+    """Return a test, with a case for each section, that scripts do what the file says."""
+
+    @pytest.mark.parametrize("section", sections(path))
+    def test(section: str) -> None:
+        """Each section tells the incident that it prevents."""
+        text = sections(path)[section]
+        assert with_texts_now(text, script().act) == text
+
+    return test
+
+
+def write_scripts(path: Path, script: Callable[[], Script]) -> None:
+    """Write the file again, with what its scripts do now."""
+    rewrite(path, lambda _, text: with_texts_now(text, script().act))
 
 
 def write(path: Path, calls: dict[str, Call]) -> None:
