@@ -18,6 +18,7 @@ from support.refusals import Call, refusals_test, write
 
 import streamiter
 from streamiter import Flow, IterationBodyResult, Operator, connect, iterate_unbounded_streams, topic
+from streamiter.engine.checkpointing.restore import check_restore_option
 from streamiter.engine.plan.plan import first_process
 from streamiter.errors import GraphError, RejectRecords
 from streamiter.operators import Output
@@ -114,6 +115,7 @@ class Waiting(Pass):
 SHARED = Pass()
 NAMES: dict[str, Any] = {name: getattr(streamiter, name) for name in streamiter.__all__} | {**globals()}
 NAMES |= {"Source": Source, "joined_jobs": joined_jobs, "first_process": first_process, "topic": topic, "small": small}
+NAMES |= {"check_restore_option": check_restore_option}
 NAMES |= {"too_many": too_many, "looped_through_topic": looped_through_topic, "Awaited": Awaited, "connect": connect}
 
 
@@ -174,8 +176,7 @@ async def of_sums(code: str) -> object:
         return job
 
 
-async def of_a_plan(code: str) -> object:
-    """Divide a flow among processes."""
+async def where_written(code: str) -> object:
     return evaluated(code)
 
 
@@ -196,7 +197,8 @@ CALLS = {
     "jobs that fail": of_a_job,
     "flows that do not start": without_lines(of_a_start),
     "flows with checkpoints that do not start": without_lines(of_sums),
-    "flows that cannot be divided among processes": without_lines(of_a_plan),
+    "stores of checkpoints": where_written,
+    "flows that cannot be divided among processes": without_lines(where_written),
 }
 
 test_jobs_fail_and_flows_are_refused_with_their_texts = refusals_test(FILE, CALLS)
