@@ -1,6 +1,5 @@
 """Keys: the valid values, their bytes, and the groups in which their state is stored."""
 
-
 import numpy as np
 import pytest
 from checkpoints.plain_values import many, some_bytes, some_int, some_text
