@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from processes.linked_jobs import joined_jobs
 from runtime.checkpointed_sums import broker_of_sums, settings, summing
 from runtime.probe import failure_of
@@ -19,6 +20,7 @@ from support.refusals import Call, refusals_test, write
 import streamiter
 from streamiter import Flow, IterationBodyResult, Operator, connect, iterate_unbounded_streams, topic
 from streamiter.engine.checkpointing.restore import check_restore_option
+from streamiter.engine.graph.output import ByFunction, ByKey, Partitioning
 from streamiter.engine.plan.plan import first_process
 from streamiter.errors import GraphError, RejectRecords
 from streamiter.operators import Output
@@ -115,12 +117,12 @@ class Waiting(Pass):
 SHARED = Pass()
 NAMES: dict[str, Any] = {name: getattr(streamiter, name) for name in streamiter.__all__} | {**globals()}
 NAMES |= {"Source": Source, "joined_jobs": joined_jobs, "first_process": first_process, "topic": topic, "small": small}
-NAMES |= {"check_restore_option": check_restore_option}
+NAMES |= {"check_restore_option": check_restore_option, "ByKey": ByKey, "ByFunction": ByFunction, "np": np}
 NAMES |= {"too_many": too_many, "looped_through_topic": looped_through_topic, "Awaited": Awaited, "connect": connect}
 
 
 def evaluated(code: str, **names: Any) -> Any:
-    return eval(compile(code, "call.py", "eval"), {**NAMES, **names})
+    return eval(compile(code, "call.py", "eval"), {**NAMES, "split": split, **names})
 
 
 async def of_a_job(code: str) -> object:
@@ -176,6 +178,10 @@ async def of_sums(code: str) -> object:
         return job
 
 
+def split(partitioning: Partitioning) -> object:
+    return partitioning.splitter(0, 2)([1, 2, 3])
+
+
 async def where_written(code: str) -> object:
     return evaluated(code)
 
@@ -198,6 +204,7 @@ CALLS = {
     "flows that do not start": without_lines(of_a_start),
     "flows with checkpoints that do not start": without_lines(of_sums),
     "stores of checkpoints": where_written,
+    "keys and partitions": where_written,
     "flows that cannot be divided among processes": without_lines(where_written),
 }
 
