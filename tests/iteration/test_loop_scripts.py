@@ -61,13 +61,14 @@ class Loop:
         heads: Sequence[str] = ("left", "right"),
         entrances: Sequence[str] = ("fast", "slow"),
         criteria: Sequence[str] = ("more",),
+        joins: bool = True,
         **options: Any,
     ) -> None:
         self.heads, self.criteria = range(len(heads)), range(len(heads), len(heads) + len(criteria))
         self.members = range(len(heads) + len(criteria) + len(entrances))
         self.coordinator = LoopCoordinator(heads, entrances, criteria, where="flow.py:7", **options)
         self._told: list[str] = []
-        for number in self.members:
+        for number in self.members if joins else ():
             self.coordinator.join(number, Told(number, self.coordinator, self._told))
 
     def __getattr__(self, name: str) -> Any:
