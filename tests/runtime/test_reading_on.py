@@ -286,8 +286,8 @@ def rows_of(name: str, count: int) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     ("name", "processes"),
     [
-        *((name, 1 + number % 2) for number, name in enumerate(TRAININGS)),
-        *in_soak(*((name, 2 - number % 2) for number, name in enumerate(TRAININGS))),
+        *((name, 2 - number % 2) for number, name in enumerate(TRAININGS)),
+        *in_soak(*((name, 1 + number % 2) for number, name in enumerate(TRAININGS))),
     ],
 )
 async def test_a_training_reads_on(name: str, processes: int, tmp_path: Path) -> None:
