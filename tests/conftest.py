@@ -30,6 +30,7 @@ __all__ = [
 
 # A failed assert in the shared checks of a contract shows its values, as in a test module.
 pytest.register_assert_rewrite(
+    "support.refusals",
     "checkpoints.store_contract",
     "topics.contract_lifecycle",
     "topics.contract_range",

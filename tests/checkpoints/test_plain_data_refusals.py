@@ -16,9 +16,8 @@ import pytest
 from checkpoints.plain_values import Click, Point, some_plain_value
 from support.examples import random_examples
 
-from streamiter.errors import ConfigurationError, PlainDataError
+from streamiter.errors import PlainDataError
 from streamiter.values.plain_data import PlainData
-from streamiter.values.plain_format import dtype_refusal
 from streamiter.values.records import Columns
 
 PLAIN = PlainData([Click, Point])
@@ -110,68 +109,6 @@ def test_a_foreign_value_is_found_next_to_any_plain_one(example):
     value, foreign = example
     with pytest.raises(PlainDataError, match="given"):
         PLAIN.encode((value, {"a": [value, Click("u", more=(value, foreign))]}))
-
-
-@pytest.mark.parametrize(
-    ("dtype", "refusal"),
-    [
-        ("O", "which holds arbitrary objects; give the array a numeric or text dtype, or make it a list"),
-        (
-            np.dtypes.StringDType(),
-            "which is no fixed-size type of numpy's own; convert it, for example with .astype('U')",
-        ),
-        (np.dtype([((1, "a"), "i4")]), "with a field title that is not a str; name fields by str alone"),
-        (
-            np.dtype([("a", "O", (2,))]),
-            "which holds arbitrary objects; give the array a numeric or text dtype, or make it a list",
-        ),
-    ],
-    ids=str,
-)
-def test_a_refused_dtype_is_reported_with_the_remedy(dtype, refusal):
-    """Users of other libraries received an error about a dtype without a remedy."""
-    assert dtype_refusal(np.dtype(dtype)) == refusal
-
-
-@pytest.mark.parametrize(
-    "make", [lambda a: a.extend([a, a]), lambda a: a.append({"a": (a,)}), lambda a: a.append(Click("u", more=a))]
-)
-def test_a_value_that_contains_itself_is_refused(make):
-    """The packer, or the search for the wrong value, ran forever."""
-    value: list = []
-    make(value)
-    with pytest.raises(PlainDataError, match=r"levels of nesting.*contain itself"):
-        PLAIN.encode(value)
-
-
-@pytest.mark.parametrize("wrap", [lambda v: [v], lambda v: (v,), lambda v: {"a": v}, lambda v: Click("u", more=v)])
-def test_nesting_is_refused_past_its_limit(wrap):
-    """A checkpoint was written that was nested too deeply to be read, and so was lost."""
-    value = None
-    for _ in range(501):
-        value = wrap(value)
-    with pytest.raises(PlainDataError, match="at most 500 levels"):
-        PLAIN.encode(value)
-
-
-def test_a_struct_with_a_field_that_is_not_set_is_refused():
-    """A struct without one of its fields was stored, and could not be restored."""
-    click = Click("u")
-    del click.user
-    with pytest.raises(
-        PlainDataError, match=r"^record\[0\]: expected every field of .*Click to be set, given none for user"
-    ):
-        PLAIN.encode([click])
-
-
-def test_two_structs_of_one_name_are_refused():
-    """Stored data names a struct by its class name alone, and the wrong class was restored."""
-    other = msgspec.defstruct("Click", ["a"])
-    with pytest.raises(ConfigurationError, match=r"one class of each name, given .*plain_values\.Click and .*Click"):
-        PlainData([Click, other])
-    PLAIN.register(Click)
-    with pytest.raises(ConfigurationError, match="rename one"):
-        PLAIN.register(other)
 
 
 def test_a_struct_registered_later_is_known_from_then_on():

@@ -16,10 +16,11 @@ import pytest
 from cli.program import PROGRAM, on_terminal, started, streamiter
 from support.flights import first_flights
 from support.waiting import PATIENCE_S
+from topics.topic_case import write
 
 from streamiter.learn.flights import FlightEvents
 from streamiter.models import model_updates
-from streamiter.topics import OutgoingBatch, ReadRequest, topic
+from streamiter.topics import ReadRequest, topic
 
 __all__ = ["first_flights"]
 
@@ -235,9 +236,7 @@ async def test_records_of_other_programs_are_kept(tmp_path, option):
     (tmp_path / "data").mkdir()
     theirs = topic(f"sqlite:///{tmp_path}/data/streamiter.db?topic=flights")
     await theirs.create()
-    writer = await theirs.open_writer()
-    await writer.write(OutgoingBatch([b"mine"]))
-    await writer.close()
+    await write(theirs, [b"mine"])
     ran = streamiter(*SMALL, *option, cwd=tmp_path)
     assert (ran.returncode, ran.stdout) == (1, "")
     assert ran.stderr == (

@@ -11,11 +11,12 @@ from cli.program import on_terminal, started, streamiter
 from models.embedding_cases import embedded
 from models.shape_cases import shaped
 from support.waiting import PATIENCE_S
+from topics.topic_case import write
 
 from streamiter.errors import ModelError
 from streamiter.learn import AdaptiveLinearModel
 from streamiter.models import LinearPredictor, ModelSnapshot, ModelUpdateEncoder, last_update, read_model
-from streamiter.topics import OutgoingBatch, topic
+from streamiter.topics import topic
 from streamiter.values.helpers.clock import SystemClock
 
 UPDATES = "sqlite:///models.db?topic=updates"
@@ -34,9 +35,7 @@ async def published_as_given(folder, models, encoder=None):
     """Publish the given models to a topic in a folder."""
     target = topic(f"sqlite:///{folder}/models.db?topic=updates")
     await target.create()
-    writer = await target.open_writer()
-    await writer.write((encoder or ModelUpdateEncoder("ctr", 1, clock=SystemClock())).encode(models))
-    await writer.close()
+    await write(target, (encoder or ModelUpdateEncoder("ctr", 1, clock=SystemClock())).encode(models))
 
 
 async def test_the_last_updates_are_a_line_each(tmp_path):
@@ -267,9 +266,7 @@ async def test_texts_that_moved_have_their_names(tmp_path):
     await published_as_given(tmp_path, versions)
     events = topic(f"sqlite:///{tmp_path}/models.db?topic=events")
     await events.create()
-    writer = await events.open_writer()
-    await writer.write(OutgoingBatch([b"{", b"3", *map(orjson.dumps, rows)]))
-    await writer.close()
+    await write(events, [b"{", b"3", *map(orjson.dumps, rows)])
     command = ("models", "diff", UPDATES, "1.1", "-m", "ctr")
     without = streamiter(*command, cwd=tmp_path)
     assert "--records URL names" in without.stderr

@@ -2,13 +2,12 @@
 
 import json
 import re
-import signal
 
 import pytest
 from cli.program import on_terminal, started, streamiter
-from support.waiting import PATIENCE_S
+from topics.topic_case import write
 
-from streamiter.topics import OutgoingBatch, topic
+from streamiter.topics import topic
 
 FLOWS = """
 from streamiter import Flow, IterationBodyResult, Operator, connect, iterate_unbounded_streams, topic
@@ -197,32 +196,7 @@ def test_an_unexpected_error_asks_to_be_reported(folder):
 async def _events(folder, count):
     events = topic(f"sqlite:///{folder}/events.db?topic=events")
     await events.create()
-    writer = await events.open_writer()
-    await writer.write(OutgoingBatch([b"%d" % number for number in range(count)]))
-    await writer.close()
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-async def test_a_signal_suspends_the_job_and_the_program_ends_well(folder, number):
-    """A service manager stopped the program by SIGTERM, and its exit code raised an alarm."""
-    await _events(folder, 2)
-    with started("run", "clicks:endless", cwd=folder) as program:
-        assert [program.stdout.readline() for _ in range(2)] == ["0\n", "1\n"]
-        program.send_signal(number)
-        printed, said = program.communicate(timeout=PATIENCE_S)
-    assert (program.returncode, printed) == (0, "")
-    assert said.startswith("endless: suspended, ")
-
-
-def test_a_second_signal_aborts_a_step_that_does_not_end(folder):
-    """The program could not be stopped, because a step waited for ever."""
-    with started("run", "clicks:stuck", cwd=folder) as program:
-        assert program.stdout.readline() == "stuck\n"
-        program.send_signal(signal.SIGTERM)
-        program.send_signal(signal.SIGINT)  # another signal, because two equal signals at once count as one
-        program.wait(PATIENCE_S)
-        assert program.returncode == 130
-        assert program.stderr.read().startswith("stuck: aborted, ")
+    await write(events, [b"%d" % number for number in range(count)])
 
 
 def test_without_a_terminal_figures_are_logged(folder):
@@ -301,22 +275,6 @@ def test_a_terminal_shows_the_epoch_of_a_loop_and_then_its_last_one(folder):
     assert re.search(
         r"iteration 1 \(variable 0\): ended in epoch [\d,]+, the job was drained, [\d,]+ records fed back\r", last
     )
-
-
-@pytest.mark.parametrize(
-    ("options", "state", "result"),
-    [((), "suspended", ""), (("--on-interrupt", "drain"), "finished", r"result \d+\n")],
-    ids=["suspend", "drain"],
-)
-def test_an_interrupted_loop_emits_its_result_if_the_option_is_given(folder, options, state, result):
-    """Ctrl-C lost all rounds of an hour."""
-    with started("run", "clicks:many_rounds", *options, cwd=folder) as program:
-        assert program.stdout.readline() == "in round 100\n"
-        program.send_signal(signal.SIGINT)
-        printed, said = program.communicate(timeout=PATIENCE_S)
-    assert program.returncode == 0
-    assert re.fullmatch(result, printed)
-    assert said.startswith(f"rounds: {state}, ")
 
 
 def test_an_unknown_way_to_interrupt_is_a_usage_error(folder):

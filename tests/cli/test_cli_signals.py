@@ -22,12 +22,13 @@ from networks.training_support import document
 from support.flights import first_flights
 from support.processes import async_process
 from support.waiting import PATIENCE_S, until
+from topics.topic_case import write
 
 from streamiter.cli.app import app
 from streamiter.models import ModelUpdate, exported
 from streamiter.networks.network import Network
 from streamiter.networks.serving import save_network
-from streamiter.topics import OutgoingBatch, topic
+from streamiter.topics import topic
 
 __all__ = ["first_flights"]
 
@@ -122,9 +123,7 @@ async def prepare(folder: Path) -> None:
     for name, record in (("events", b"1"), ("clicks", b'{"n": 1}')):
         made = topic(f"sqlite:///{folder}/{name}.db?topic={name}")
         await made.create()
-        writer = await made.open_writer()
-        await writer.write(OutgoingBatch([record]))
-        await writer.close()
+        await write(made, [record])
     await topic(f"sqlite:///{folder}/clicks.db?topic=updates").create()
     served = {name: f"sqlite:///clicks.db?topic={name}" for name in ("clicks", "updates")}
     (folder / "service.toml").write_text(SERVICE.format(**served))

@@ -12,6 +12,7 @@ import pytest
 from cli.program import PROGRAM, environment, on_terminal, started, streamiter
 from support.processes import process
 from support.waiting import PATIENCE_S
+from topics.topic_case import write
 
 from streamiter import Columns, Flow, IterationBodyResult, feedback_through, iterate_unbounded_streams
 from streamiter.cli.topics import descriptions
@@ -27,9 +28,7 @@ async def written(folder, values, *, name="events", partitions=1, **columns):
     """Create a topic in a file of the folder, write these values, and return the topic."""
     target = topic(f"sqlite:///{folder}/events.db?topic={name}")
     await target.create(partitions=partitions)
-    writer = await target.open_writer()
-    await writer.write(OutgoingBatch(values, timestamps_ms=[1_000 + n for n in range(len(values))], **columns))
-    await writer.close()
+    await write(target, OutgoingBatch(values, timestamps_ms=[1_000 + n for n in range(len(values))], **columns))
     return target
 
 
@@ -215,15 +214,14 @@ async def test_binary_values_show_their_size_and_are_complete_in_json(tmp_path):
     assert (first["value_base64"], second["value"]) == ("/wA=", None)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-async def test_following_lasts_until_a_signal_which_is_its_regular_end(tmp_path, number):
+async def test_following_lasts_until_a_signal_which_is_its_regular_end(tmp_path):
     """A service manager's signal ended the following of a topic with a traceback or an exit code of failure."""
     await written(tmp_path, [b"before"])
     with started("topics", "tail", EVENTS, "--follow", cwd=tmp_path) as program:
         assert program.stdout.readline().endswith(" before\n")
         await written(tmp_path, [b"behind"])
         assert program.stdout.readline().endswith(" behind\n")
-        program.send_signal(number)
+        program.send_signal(signal.SIGTERM)
         assert program.communicate(timeout=PATIENCE_S) == ("", "")
         assert program.returncode == 0
 

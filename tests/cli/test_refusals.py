@@ -9,13 +9,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import pytest
 from cli.program import streamiter
 from cli.test_cli_run import write_flows
 from cli.test_cli_topics import LINES, written
 from cli.test_cli_train import write_network
 from networks.training_support import document
-from support.refusals import Call, sections, with_errors_now, write
+from support.refusals import Call, refusals_test, write
 
 from streamiter.networks.network import Network
 from streamiter.networks.serving import save_network
@@ -88,12 +87,7 @@ CALLS = {
     "flows": in_a_folder(write_flows),
 }
 
-
-@pytest.mark.parametrize("section", CALLS)
-async def test_wrong_commands_are_refused_with_their_texts(section: str) -> None:
-    """Each section tells the incidents that its refusals prevent."""
-    text = sections(FILE)[section]
-    assert await with_errors_now(text, CALLS[section]) == text
+test_wrong_commands_are_refused_with_their_texts = refusals_test(FILE, CALLS)
 
 
 if __name__ == "__main__":

@@ -7,10 +7,9 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-import pytest
 from event_time.operators import Countdown, Stamped
 from event_time.test_jobs import batches, timed
-from support.refusals import sections, with_errors_now, write
+from support.refusals import refusals_test, write
 
 import streamiter
 from streamiter import Flow, OutputTag
@@ -48,12 +47,7 @@ async def when_run(code: str) -> object:
 
 CALLS = {"event time": when_added, "windows and joins": when_added, "while the flow runs": when_run}
 
-
-@pytest.mark.parametrize("section", CALLS)
-async def test_a_step_is_refused_with_its_text(section: str) -> None:
-    """Each section tells the incidents that its refusals prevent."""
-    text = sections(FILE)[section]
-    assert await with_errors_now(text, CALLS[section]) == text
+test_a_step_is_refused_with_its_text = refusals_test(FILE, CALLS)
 
 
 if __name__ == "__main__":

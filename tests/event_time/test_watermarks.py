@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from flow.small_flows import Fed
 from operators.operator_harness import stored
-from runtime.inbox_run import InboxRun, Item, data
 from support.examples import random_examples
 
 from streamiter import Flow, tumbling
@@ -22,7 +21,6 @@ from streamiter.operators.frontier import Frontier
 from streamiter.operators.keyed_state import KeyedStates
 from streamiter.testing import VirtualClock
 from streamiter.values.helpers.clock import ForwardTime, SystemClock
-from streamiter.values.records import EpochWatermark, EventTimeWatermark
 from streamiter.values.times import MAX_TIME, MIN_TIME
 
 # The cases 16 and 17 of the reference: a@time/partition, and behind it the watermark that follows from it.
@@ -173,49 +171,6 @@ def test_the_watermark_of_a_gate_is_that_of_its_definition(example: list[tuple[s
         watermark = max(watermark, least)
         assert parts.value == watermark
         assert parts.is_idle is (not active and bool(asleep))
-
-
-def inbox_with_times(ports: int) -> InboxRun:
-    """Return an inbox by epoch, all of whose ports bring event time."""
-    return InboxRun(["input"] * ports, in_order=True, timed_ports=range(ports))
-
-
-def times_told(run: InboxRun, port: int, *items: Item) -> list[str]:
-    """Bring items; return the event-time watermarks and epochs that the task is told of."""
-    run.trace.clear()
-    run.put_all(port, *items)
-    return [f"{entry!r}" for entry in run.run() if isinstance(entry, (EventTimeWatermark, EpochWatermark))]
-
-
-def test_a_task_is_told_of_a_time_after_the_records_before_it_are_handled() -> None:
-    """A watermark that overtakes records of a later epoch would make them late."""
-    run = inbox_with_times(2)
-    assert times_told(run, 1, EventTimeWatermark(100)) == []
-    assert times_told(run, 0, data(1, epoch=2), EventTimeWatermark(5), EventTimeWatermark(7)) == []
-    assert times_told(run, 0, data(2, epoch=3), EventTimeWatermark(9)) == []
-    assert times_told(run, 1, EpochWatermark(1)) == []
-    assert times_told(run, 0, EpochWatermark(1)) == ["EpochWatermark(1)", "EventTimeWatermark(7)"]
-    assert times_told(run, 1, EpochWatermark(2)) == []
-    assert times_told(run, 0, EpochWatermark(2)) == ["EpochWatermark(2)", "EventTimeWatermark(9)"]
-    assert run.inbox.times is not None
-    assert run.inbox.times.slowest == 0
-    assert times_told(run, 0, EventTimeWatermark(MAX_TIME)) == ["EventTimeWatermark(100)"]
-    assert times_told(run, 1, EventTimeWatermark(100, True)) == ["EventTimeWatermark(100, idle)"]
-    assert times_told(run, 1, EventTimeWatermark(MAX_TIME)) == [f"EventTimeWatermark({MAX_TIME})"]
-
-
-def test_epochs_and_times_of_a_port_act_in_the_order_of_their_arrival() -> None:
-    """A window fired before the callback of the epoch in front of its watermark, or after the next callback."""
-    run = inbox_with_times(2)
-    assert times_told(run, 1, EventTimeWatermark(50), EpochWatermark(9)) == []
-    behind = (EventTimeWatermark(1), EpochWatermark(2), EventTimeWatermark(2), EpochWatermark(3))
-    assert times_told(run, 0, data(1, epoch=2), *behind) == [
-        "EpochWatermark(1)",
-        "EventTimeWatermark(1)",
-        "EpochWatermark(2)",
-        "EventTimeWatermark(2)",
-        "EpochWatermark(3)",
-    ]
 
 
 # -- timers ------------------------------------------------------------------------------------------------

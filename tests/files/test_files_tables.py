@@ -19,6 +19,7 @@ from files.files_support import batches_of, rest_of, topic_at, values_of
 from pyarrow import feather, parquet
 from support.processes import process
 from support.waiting import until
+from topics.topic_case import write
 
 from streamiter import Checkpoints, Columns, Flow
 from streamiter.errors import ConfigurationError, OffsetOutOfRange, StorageFull, TopicError, TopicNotFound
@@ -303,9 +304,7 @@ async def test_a_topic_of_tables_is_created_as_a_folder_without_files(place: str
     assert os.listdir(tmp_path / "lake") == []
     with pytest.raises(TopicNotFound):
         await made.open_reader(ReadRequest())
-    writer = await made.open_writer()
-    await writer.write(Table().encode([{"n": 1}]))
-    await writer.close()
+    await write(made, Table().encode([{"n": 1}]))
     assert await values_of(made) == [b'{"n":1}']
     await made.create()
     assert len(os.listdir(tmp_path / "lake")) == 1
@@ -355,9 +354,7 @@ def test_checkpoints_complete_files(tmp_path: Path) -> None:
 async def test_a_killed_writer_leaves_no_file(tmp_path: Path) -> None:
     """What it has left is not read, and is overwritten by the next writer of the same file."""
     (tmp_path / ".out.parquet.writing").write_bytes(b"torn" * 1000)
-    writer = await topic_at(tmp_path / "out.parquet").open_writer()
-    await writer.write(Table().encode([{"n": 1}]))
-    await writer.close()
+    await write(topic_at(tmp_path / "out.parquet"), Table().encode([{"n": 1}]))
     assert parquet.read_table(tmp_path / "out.parquet").to_pylist() == [{"n": 1}]
     assert os.listdir(tmp_path) == ["out.parquet"]
     (tmp_path / "out").mkdir()
@@ -365,9 +362,7 @@ async def test_a_killed_writer_leaves_no_file(tmp_path: Path) -> None:
     for path in (left, new):
         path.write_bytes(b"torn")
     os.utime(left, (0, 0))
-    writer = await topic_at(f"{tmp_path}/out/", format="parquet").open_writer()
-    await writer.write(Table().encode([{"n": 1}]))
-    await writer.close()
+    await write(topic_at(f"{tmp_path}/out/", format="parquet"), Table().encode([{"n": 1}]))
     assert sorted(os.listdir(tmp_path / "out")) == [new.name, "part-0.parquet"]
 
 

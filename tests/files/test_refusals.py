@@ -12,9 +12,8 @@ from typing import Any
 
 import numpy as np
 import pyarrow
-import pytest
 from files.files_support import records_of, topic_at
-from support.refusals import sections, with_errors_now, write
+from support.refusals import refusals_test, write
 
 from streamiter.errors import StreamiterError
 from streamiter.topics import Json, OutgoingBatch, ReadRequest, TopicBatch
@@ -115,12 +114,7 @@ async def in_a_folder(code: str) -> object:
 
 CALLS = dict.fromkeys(["URLs and options", "files", "lines", "records", "rows of tables"], in_a_folder)
 
-
-@pytest.mark.parametrize("section", CALLS)
-async def test_wrong_files_and_records_are_refused_with_their_texts(section: str) -> None:
-    """Each section tells the incidents that its refusals prevent."""
-    text = sections(FILE)[section]
-    assert await with_errors_now(text, CALLS[section]) == text
+test_wrong_files_and_records_are_refused_with_their_texts = refusals_test(FILE, CALLS)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from flow import small_flows
 from flow.small_flows import Fed, Pass, in_body
-from support.refusals import sections, with_errors_now, write
+from support.refusals import refusals_test, sections, write
 
 import streamiter.iteration
 import streamiter.learn
@@ -115,12 +115,7 @@ async def called(code: str) -> object:
 
 CALLS = dict.fromkeys(sections(FILE), called)
 
-
-@pytest.mark.parametrize("section", CALLS)
-async def test_a_wrong_step_is_refused_with_its_text_at_the_line_of_the_user(section: str) -> None:
-    """Each section tells the incidents that its refusals prevent."""
-    text = sections(FILE)[section]
-    assert await with_errors_now(text, CALLS[section]) == text
+test_a_wrong_step_is_refused_with_its_text_at_the_line_of_the_user = refusals_test(FILE, CALLS)
 
 
 if __name__ == "__main__":

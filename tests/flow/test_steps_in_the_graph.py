@@ -11,6 +11,7 @@ from typing import Any, get_args, get_type_hints
 import msgspec
 import pytest
 from flow.small_flows import CLICKS, Pass, stream
+from topics.topic_case import write
 
 from streamiter import Checkpoints, Flow, IterationConfig, Operator, Stream, connect
 from streamiter.errors import GraphError
@@ -215,9 +216,7 @@ async def test_events_of_a_typed_source_can_be_state(tmp_path: Path) -> None:
     """
     orders = MemoryBroker().topic("orders")
     await orders.create()
-    writer = await orders.open_writer()
-    await writer.write(OutgoingBatch([b'{"type": "Order", "items": [{"name": "tea"}]}']))
-    await writer.close()
+    await write(orders, OutgoingBatch([b'{"type": "Order", "items": [{"name": "tea"}]}']))
     for decoder in (Typed(Order | Cancellation), WithMetadata(Typed(Order | Cancellation))):
         flow = Flow("orders")
         flow.source(orders, decode=decoder, stop="latest").process(Last, name="last")

@@ -37,7 +37,9 @@ from streamiter.engine.plan.job_settings import ChannelLimits
 from streamiter.operators.source import Collected
 
 SEEDS = range(2)
-PARALLELISM_AND_SEED = [(1, 0), (3, 1), (1, 2), (3, 3)]
+LOOPS = pytest.mark.parametrize(
+    ("ahead", "parallelism", "seed"), [(0, 1, 0), (2, 3, 1), (None, 1, 2), (0, 3, 3), (2, 1, 2), (None, 3, 1)]
+)
 
 
 class SumOfRound(Operator):
@@ -86,8 +88,7 @@ async def going(flow: Flow, epoch: int) -> Job:
     return job
 
 
-@pytest.mark.parametrize(("parallelism", "seed"), PARALLELISM_AND_SEED)
-@pytest.mark.parametrize("ahead", [0, 2, None])
+@LOOPS
 def test_a_drained_endless_loop_ends_with_the_present_epoch(ahead: int | None, parallelism: int, seed: int) -> None:
     """A loop without criteria could not be ended with its results."""
     log = Log()
@@ -110,8 +111,7 @@ def test_a_drained_endless_loop_ends_with_the_present_epoch(ahead: int | None, p
     assert len(log) == parallelism + 1
 
 
-@pytest.mark.parametrize(("parallelism", "seed"), PARALLELISM_AND_SEED)
-@pytest.mark.parametrize("ahead", [0, 2, None])
+@LOOPS
 def test_no_step_of_a_suspended_loop_receives_an_end(ahead: int | None, parallelism: int, seed: int) -> None:
     """SIGTERM suspends a job: a suspended step received an end in the middle of an epoch, a replay or a round."""
     log = Log()
@@ -131,8 +131,7 @@ def test_no_step_of_a_suspended_loop_receives_an_end(ahead: int | None, parallel
         assert callbacks(entries) == list(range(len(callbacks(entries))))
 
 
-@pytest.mark.parametrize(("parallelism", "seed"), PARALLELISM_AND_SEED)
-@pytest.mark.parametrize("ahead", [0, None])
+@LOOPS
 def test_an_aborted_loop_ends_at_once_and_closes_everything(ahead: int | None, parallelism: int, seed: int) -> None:
     """An aborted loop left operators open."""
     log = Log()
@@ -148,8 +147,7 @@ def test_an_aborted_loop_ends_at_once_and_closes_everything(ahead: int | None, p
         assert entries.count(("close",)) == 1
 
 
-@pytest.mark.parametrize(("parallelism", "seed"), PARALLELISM_AND_SEED)
-@pytest.mark.parametrize("ahead", [0, 2, None])
+@LOOPS
 def test_an_endless_loop_resumes_from_a_snapshot_and_can_then_be_drained(
     ahead: int | None, parallelism: int, seed: int
 ) -> None:

@@ -12,21 +12,30 @@ from itertools import count
 from typing import Any, TypeVar
 
 import pytest
-from iteration.loop_ways import Loop, Way
+from iteration.iteration_support import cut_items, run
+from iteration.loop_ways import WAYS, Loop, Way
+from runtime.probe import turns
 from support.soak import ForEachSeed
 
 from streamiter import (
     FeedbackLimits,
+    Flow,
     IterationBodyResult,
+    IterationConfig,
     IterationListener,
     Operator,
     Stream,
     connect,
     epochs_every,
     for_each_round,
+    iterate_bounded_streams_until_termination,
+    iterate_unbounded_streams,
     replayed,
 )
+from streamiter.errors import ConfigurationError, StreamiterError
 from streamiter.iteration import all_reduce, terminate_after
+from streamiter.operators import Context, Output
+from streamiter.operators.source import Collected
 
 T = TypeVar("T")
 
@@ -264,7 +273,7 @@ def check(seed: int) -> None:
     assert log_of(seed, schedule + 2, replace(at_once, stopped_by="snapshot")) == expected
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(4))
 def test_each_step_has_the_same_sequence_at_any_speed(seed: int) -> None:
     """A step added its floats in another order in one of two runs, or a loop stood still in one of them."""
     check(seed)
@@ -291,3 +300,88 @@ def test_each_step_of_any_loop_has_the_same_sequence(
 ) -> None:
     """Only one arrangement in a hundred had another order."""
     for_each_soak_seed(check)
+
+
+@pytest.mark.parametrize("ahead", [1, 3])
+def test_a_loop_with_repartitioned_stamped_data_ends_if_epochs_may_be_ahead(ahead: int) -> None:
+    """An entrance with a batch too far ahead read no channel, not even one with records of the current epoch."""
+
+    def build(loop: Loop) -> Collected:
+        def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+            mixed = (
+                variables[0].rebalance().union(data[0].rebalance().process(lambda: Lag(loop.seed, 0), parallelism=2))
+            )
+            return IterationBodyResult([mixed.filter(lambda x: x < 0).rebalance()], [mixed])
+
+        data = epochs_every(loop.items(range(60), parallelism=3), records=4).rebalance()
+        [passed] = loop.collect([loop.items([0] * 5, parallelism=2)], [data], body, is_unbounded=True)
+        return passed
+
+    for seed in range(6):
+        assert sorted(WAYS["in simulated time"].run(build, seed, ahead).items) == sorted([*[0] * 5, *range(60)])
+
+
+def test_records_before_their_turn_beyond_the_limit_on_disk_end_the_job() -> None:
+    """A loop set aside all data of one subtask, and filled the disk."""
+    flow = Flow("limit")
+
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        return IterationBodyResult([variables[0]], [data[0].rebalance().map(float, parallelism=1)])
+
+    config = IterationConfig(feedback_limits=FeedbackLimits(memory_bytes=0, disk_bytes=2_000))
+    data = cut_items(flow, [n / 7 for n in range(2_000)], parallelism=2)
+    iterate_bounded_streams_until_termination([flow.from_items([])], [data], body, config)
+    with pytest.raises(StreamiterError, match="expected at most 2000 bytes of batches waiting on disk"):
+        run(flow)
+
+
+class Slow(Operator):
+    """Its first subtask takes several turns of the loop for each record."""
+
+    def open(self, context: Context) -> None:
+        self.turns = 7 if context.subtask_index == 0 else 0
+
+    async def process(self, record: int, out: Output) -> None:
+        for _ in range(self.turns):
+            await asyncio.sleep(0)
+        out.emit(record)
+
+
+def slow_loop() -> tuple[Flow, Collected]:
+    """Return a synchronous loop with two initial and two data channels, one of which is slow."""
+
+    def spread(stream: Stream, name: str) -> Stream:
+        return stream.rebalance().map(lambda record: record, parallelism=2, name=name)
+
+    flow = Flow("slow")
+    initial = spread(flow.from_items([0] * 4, name="initial"), "spread")
+    data = epochs_every(spread(flow.from_items(list(range(1, 41)), name="data"), "spread data"), records=4)
+
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        slow = data[0].process(Slow, name="slow", parallelism=2)
+        back = slow.map(lambda record: record, name="back", parallelism=2).rebalance()
+        return IterationBodyResult([back], [variables[0].map(lambda record: record, name="seen")])
+
+    [seen] = iterate_unbounded_streams([initial.rebalance()], [data], body, IterationConfig(max_epochs_ahead=0))
+    return flow, seen.collect()
+
+
+async def test_a_synchronous_loop_is_restored_at_any_turn() -> None:
+    """An end of data waited behind feedback that was set aside. The restored head took it for feedback, and failed."""
+    flow, whole = slow_loop()
+    await (await flow.start()).wait()
+    restored = 0
+    for first_turns in range(20, 400, 9):
+        flow, _ = slow_loop()
+        job = await flow.start()
+        await turns(first_turns)
+        try:
+            snapshot = await job.snapshot()
+        except ConfigurationError:  # The job has ended.
+            break
+        await job.stop("abort")
+        flow, seen = slow_loop()
+        await (await flow.start(snapshot=snapshot)).wait()
+        assert sorted(seen.items) == sorted(whole.items), first_turns
+        restored += 1
+    assert restored > 10

@@ -214,59 +214,6 @@ class Told(LoopDecisions):
         self.told.append((self.number, epoch))
 
 
-def coordinator() -> tuple[LoopCoordinator, list[tuple[int, int]]]:
-    """Return the coordinator of two heads, and the epochs that it tells to be complete: member, epoch."""
-    made, told = LoopCoordinator(["a", "b"], [], where=""), list[tuple[int, int]]()
-    for number in range(2):
-        made.join(number, Told(number, told))
-    return made, told
-
-
-def test_a_checkpoint_begins_before_the_last_member_has_reported_the_one_before() -> None:
-    """The late report counted for the new checkpoint: epochs were complete in some of its snapshots and not in others.
-
-    Head a is in checkpoint 2 when the report of head b about checkpoint 1 arrives.
-    """
-    loop, told = coordinator()
-    loop.checkpoint_begins(0, 1)
-    loop.received(0, 0, 0)
-    loop.checkpoint_begins(0, 2)
-    loop.received(0, 1, 1)
-    loop.received(1, 0, 0)
-    assert told == []
-    loop.checkpoint_begins(1, 1)
-    assert told == [(0, 0), (1, 0)]
-    loop.received(1, 1, 0)
-    assert told[2:] == []
-    loop.checkpoint_begins(1, 2)
-    assert told[2:] == [(0, 1), (1, 1)]
-
-
-def test_the_beginning_of_a_checkpoint_is_reported_after_it_was_given_up() -> None:
-    """The loop waited for the end of a checkpoint that no member would report."""
-    loop, told = coordinator()
-    loop.checkpoint_begins(0, 1)
-    loop.received(0, 0, 0)
-    loop.received(1, 0, 0)
-    assert told == []
-    loop.checkpoint_abandoned(1)
-    assert told == [(0, 0), (1, 0)]
-    loop.checkpoint_begins(1, 1)
-    loop.received(0, 1, 1)
-    loop.received(1, 1, 0)
-    assert told[2:] == [(0, 1), (1, 1)]
-
-
-def test_a_checkpoint_is_given_up_before_its_beginning_is_reported() -> None:
-    """The first report about the checkpoint was behind its end, and the loop waited for ever."""
-    loop, told = coordinator()
-    loop.checkpoint_abandoned(1)
-    loop.checkpoint_begins(0, 1)
-    loop.received(0, 0, 0)
-    loop.received(1, 0, 0)
-    assert told == [(0, 0), (1, 0)]
-
-
 async def test_a_subtask_that_was_faster_than_the_others_does_not_return_to_their_epoch() -> None:
     """The answer came while the subtask completed later epochs: the next records were in an epoch that was over."""
     posted, passed = list[Notice](), list[tuple[str, int]]()
@@ -290,20 +237,6 @@ async def test_a_subtask_that_was_faster_than_the_others_does_not_return_to_thei
     await called(notice, out)
     await stamper.on_batch("", [4], 0, out)
     assert passed == [(kind, epoch) for epoch in range(4) for kind in ("records", "watermark")]
-
-
-def test_a_restored_head_reports_its_next_epoch_before_the_other_is_restored() -> None:
-    """The report of the next epoch came first: it counted as one that was left out.
-
-    Before the snapshots head a was told that epoch 3 is complete, and head b was not.
-    """
-    loop, told = coordinator()
-    loop.restored(0, RestoredMember(None, advanced=3, complete=3, released=3, reported=4, counts=[(4, 1)]))
-    loop.received(0, 5, 0)
-    loop.restored(1, RestoredMember(None, advanced=2, complete=2, released=2, reported=4, counts=[(3, 1), (4, 0)]))
-    assert told == [(1, 3), (0, 4), (1, 4)]
-    loop.received(1, 5, 2)
-    assert told[3:] == [(0, 5), (1, 5)]
 
 
 def test_heads_that_replace_others_know_the_decisions_that_one_of_those_was_told() -> None:

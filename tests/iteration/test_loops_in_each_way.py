@@ -2,10 +2,10 @@
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
-from itertools import cycle
-from typing import Literal
+from itertools import cycle, product
+from typing import Any, Literal
 
 import pytest
 from iteration.iteration_support import SMALL, callbacks, ended, run_shuffled
@@ -33,8 +33,13 @@ def check(name: str, way: str, seed: int) -> None:
         raise
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("name", CASES)
+def shared_out(*axes: Iterable[Any]) -> list[tuple[Any, ...]]:
+    """Return a third of all combinations of values, with each value of an axis; soak tests make all combinations."""
+    combinations = product(*map(enumerate, axes))
+    return [tuple(value for _, value in each) for each in combinations if sum(place for place, _ in each) % 3 == 0]
+
+
+@pytest.mark.parametrize(("name", "way"), shared_out(CASES, WAYS))
 def test_a_loop_has_its_results_in_each_way(name: str, way: str) -> None:
     """The docstring of each case tells the incident that it prevents."""
     check(name, way, seed=0)
@@ -128,9 +133,7 @@ def check_unbounded(way: str, seed: int) -> None:
 CHECKS: list[Callable[[str, int], None]] = [check_synchronous, check_ahead, check_unbounded]
 
 
-@pytest.mark.parametrize("seed", range(SEEDS))
-@pytest.mark.parametrize("way", WAYS_HERE)
-@pytest.mark.parametrize("check", CHECKS)
+@pytest.mark.parametrize(("check", "way", "seed"), shared_out(CHECKS, WAYS_HERE, range(SEEDS)))
 def test_a_random_loop_has_its_results_in_each_way(check: Callable[[str, int], None], way: str, seed: int) -> None:
     """An untested arrangement had a deadlock, a lost or doubled record, a callback too early, or another order.
 

@@ -3,10 +3,8 @@
 import math
 from random import Random
 
-import pytest
 from support.examples import random_examples
 
-from streamiter.errors import InternalError
 from streamiter.iteration.progress import Completed, Decision, Ended, EndReason, LoopProgress, ReleasedEpoch
 
 
@@ -137,91 +135,3 @@ def test_only_the_last_thousand_runs_of_rounds_are_kept() -> None:
     for epoch in range(1_502):
         progress.head_received(0, epoch=epoch, count=epoch % 2 + 1 if epoch else 0)
     assert [first for first, _, _ in progress.rounds.runs] == list(range(502, 1_502))
-
-
-def test_a_loop_that_was_restored_after_its_end_decides_nothing_more() -> None:
-    """The heads report their received epochs again, and the loop ended twice."""
-    progress = LoopProgress(heads=1, entrances=0)
-    progress.head_restored(0, received=2, counts=[])
-    assert progress.resume_after(released=2, complete=2, ended_in=2) == []
-    assert progress.head_received(0, epoch=3, count=1) == []
-
-
-def test_heads_of_two_variables_are_aligned_together() -> None:
-    """The second or third of five heads, of variables with parallelism 2 and 3, decided instead of the fifth."""
-    progress = LoopProgress(heads=5, entrances=0)
-    for epoch, counts, expected in (
-        (0, [0, 0, 0, 0, 0], Completed(0)),
-        (1, [0, 0, 0, 0, 7], Completed(1)),
-        (2, [0, 0, 0, 0, 0], Ended(2)),
-    ):
-        given_ = [progress.head_received(head, epoch=epoch, count=count) for head, count in enumerate(counts)]
-        assert given_ == [[], [], [], [], [ReleasedEpoch(epoch), expected]]
-
-
-def test_the_criteria_end_a_loop_and_never_keep_an_empty_one_alive() -> None:
-    """Records of the criteria stream counted as feedback, and a loop without feedback never ended."""
-    for fed_back, criteria, expected in ((3, 0, Ended(2)), (0, 5, Ended(2)), (3, 5, Completed(2))):
-        progress = LoopProgress(heads=1, entrances=0, criteria_heads=2)
-        for epoch, counts in ((0, (0, 0, 0)), (1, (2, 1, 0)), (2, (fed_back, 0, criteria))):
-            decided = [progress.head_received(head, epoch=epoch, count=count) for head, count in enumerate(counts)]
-            assert decided[:2] == [[], []]
-        assert decided[2] == [ReleasedEpoch(2), expected]
-
-
-def test_a_drained_loop_ends_at_the_next_complete_epoch_but_never_in_epoch_0() -> None:
-    """A loop that was drained in epoch 0 ended before its first records were handled once."""
-    progress = LoopProgress(heads=1, entrances=1)
-    progress.end_soon()
-    assert progress.head_received(0, epoch=0, count=0) == [ReleasedEpoch(0)]
-    assert progress.entrance_ended(0) == [Completed(0)]
-    assert progress.head_received(0, epoch=1, count=7) == [ReleasedEpoch(1), Ended(1)]
-
-
-def test_a_finished_head_holds_no_other_head_back() -> None:
-    """One of two variables had no more feedback, and the other waited for it."""
-    progress = LoopProgress(heads=2, entrances=0)
-    assert progress.head_finished(1) == []
-    assert progress.head_received(0, epoch=0, count=0) == [ReleasedEpoch(0), Completed(0)]
-    assert progress.head_received(0, epoch=1, count=1) == [ReleasedEpoch(1), Completed(1)]
-    assert progress.head_received(0, epoch=2, count=0) == [ReleasedEpoch(2), Ended(2)]
-
-
-def test_a_loop_ends_when_nothing_can_be_fed_back_to_any_head() -> None:
-    """All feedback topics had ended, and the loop waited for a report of a head."""
-    progress = LoopProgress(heads=2, entrances=0)
-    assert progress.head_finished(0) == []
-    assert progress.head_finished(1) == [ReleasedEpoch(0), Completed(0), ReleasedEpoch(1), Ended(1)]
-    assert progress.end_reason is EndReason.NO_FEEDBACK
-
-
-def test_an_epoch_reported_twice_or_left_out_is_a_mistake_of_the_engine() -> None:
-    """A wrong report was found only when the loop stalled, and not at once, as a bug in the engine."""
-    progress = LoopProgress(heads=1, entrances=1)
-    progress.head_received(0, epoch=0, count=0)
-    for epoch in (0, 2):
-        with pytest.raises(InternalError, match=rf"head 0 reports epoch {epoch} after epoch 0"):
-            progress.head_received(0, epoch=epoch, count=0)
-
-
-def test_after_a_restore_nothing_is_decided_before_all_have_reported() -> None:
-    """The first head's old report completed an epoch with records at another head."""
-    progress = LoopProgress(heads=2, entrances=1)
-    assert progress.entrance_ended(0) == []
-    progress.head_restored(0, received=4, counts=[(4, 0)])
-    assert progress.head_received(0, epoch=5, count=0) == []
-    progress.head_restored(1, received=4, counts=[(3, 7), (4, 2)])
-    assert progress.resume_after(released=4, complete=3, ended_in=None) == [Completed(4)]
-    assert progress.rounds.runs == [[4, 4, 2]]
-    assert progress.head_received(1, epoch=5, count=0) == [ReleasedEpoch(5), Ended(5)]
-
-
-def test_a_restored_loop_decides_nothing_until_every_head_has_reported_again() -> None:
-    """The entrances reported first: an epoch counted as without feedback, and the loop ended with records in it."""
-    progress = LoopProgress(heads=2, entrances=1)
-    assert progress.entrance_ended(0) == []
-    progress.head_restored(0, received=1, counts=[(1, 0)])
-    progress.head_restored(1, received=1, counts=[(1, 5)])
-    decisions = progress.resume_after(released=1, complete=0, ended_in=None)
-    assert not any(isinstance(decision, Ended) for decision in decisions)
-    assert progress.last_complete == 1

@@ -8,9 +8,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-import pytest
 from iteration.iteration_support import Endless, ended
-from support.refusals import sections, with_errors_now, write
+from support.refusals import refusals_test, sections, write
 
 import streamiter
 from streamiter import Flow, IterationBodyResult, IterationConfig, IterationListener, Operator, Stream
@@ -153,12 +152,10 @@ async def of_a_flow(code: str) -> object:
         raise type(type(error).__name__, (Exception,), {})(text) from error
 
 
-@pytest.mark.parametrize("section", sections(FILE))
-async def test_wrong_iterations_are_refused_with_their_texts(section: str) -> None:
-    """The first error message is the only help that a user has at that moment; sections tell further incidents."""
-    text = sections(FILE)[section]
-    assert await with_errors_now(text, of_a_flow) == text
+CALLS = dict.fromkeys(sections(FILE), of_a_flow)
+
+test_wrong_iterations_are_refused_with_their_texts = refusals_test(FILE, CALLS)
 
 
 if __name__ == "__main__":
-    write(FILE, dict.fromkeys(sections(FILE), of_a_flow))
+    write(FILE, CALLS)

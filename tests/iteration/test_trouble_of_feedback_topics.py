@@ -19,14 +19,15 @@ from iteration.topic_loop_program import Options
 from iteration.topic_loops_support import KINDS, Kind, MakeTopic, check_undisturbed, end_of, logged_in_last, values_in
 from support.kafka_server import KafkaServer
 from support.processes import async_process
+from support.soak import in_soak
 from support.waiting import PATIENCE_S, until
-from topics.topic_case import missing_soon
+from topics.topic_case import missing_soon, write
 
 from streamiter import Flow, IterationBodyResult, Stream, feedback_through, topic
 from streamiter.engine.graph.feedback import TopicRange
 from streamiter.engine.storage.store import store_at
 from streamiter.errors import CheckpointError, JobFailed
-from streamiter.topics import MemoryBroker, OutgoingBatch, Topic
+from streamiter.topics import MemoryBroker, Topic
 
 
 async def test_a_foreign_record_is_an_error_that_names_its_place(make_topic: MakeTopic) -> None:
@@ -40,9 +41,7 @@ async def test_a_foreign_record_is_an_error_that_names_its_place(make_topic: Mak
     [passed] = iterate(flow.from_items([]), [flow.from_source(Endless())], body, "unbounded")
     passed.collect()
     job = await flow.start()
-    writer = await through.open_writer()
-    await writer.write(OutgoingBatch([b"hello"]))
-    await writer.close()
+    await write(through, [b"hello"])
     with pytest.raises(JobFailed) as failed:
         await ended(job)
     assert "'variable 0'" in str(failed.value)
@@ -212,8 +211,8 @@ async def grown_by(loop: Topic, records: int, process: asyncio.subprocess.Proces
 
 @pytest.mark.parametrize(
     ("make_topic", "kind"),
-    # Each kind runs once: tests without a kill, which are much faster, cover both topics for each kind.
-    [("sqlite", "synchronous"), ("sqlite", "asynchronous"), ("kafka", "one ahead"), ("kafka", "unbounded")],
+    # Tests without a kill, which are much faster, cover both topics for each kind.
+    [("sqlite", "asynchronous"), ("kafka", "one ahead"), *in_soak(("sqlite", "synchronous"), ("kafka", "unbounded"))],
     indirect=["make_topic"],
 )
 async def test_a_killed_loop_has_the_results_of_an_undisturbed_one(

@@ -20,6 +20,7 @@ from crash.test_kill_9 import seed
 from job_faults.service import Serve, Service, nothing_unheard, one_line
 from support.kafka_retention import delete_records
 from support.processes import async_process
+from support.soak import in_soak
 from support.waiting import PATIENCE_S
 from topics.topic_case import created, numbered, numbers_of, patiently, read_to_end, write, write_transaction
 
@@ -55,9 +56,8 @@ LIVES = 4
     ("numbers_in", "doubled_in", "delivery", "is_once"),
     [
         ("kafka", "kafka", "", True),
-        ("kafka", "kafka", "at_least_once", False),
         ("kafka", "sqlite", "", False),
-        ("sqlite", "sqlite", "", True),
+        *in_soak(("kafka", "kafka", "at_least_once", False), ("sqlite", "sqlite", "", True)),
     ],
 )
 async def test_a_job_that_is_killed_at_random_moments_loses_nothing_and_repeats_nothing_if_it_says_so(

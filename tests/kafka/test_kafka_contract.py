@@ -106,13 +106,12 @@ async def test_a_backlog_is_learned_by_the_timestamps_of_its_topic(kafka_topic: 
     await writer.close()
     loop = Loop(given, "expected")
     assert len(loop.assumed) > 100
-    for mini_batch in (None, 17):
-        flow = Flow("catches up")
-        training = train_online(flow.source(backlog, stop="latest"), labels=LABELS, mini_batch=mini_batch)
-        models, metrics = training.models.collect(), training.validation.collect()
-        statistics = await (await flow.start()).wait()
-        assert frozen(models.items[-1].parameters) == frozen(loop.model.parameters(state=False))
-        assert (metrics.items[-1]["count"], statistics.step("learn").rejected) == (1_500, loop.late)
+    flow = Flow("catches up")
+    training = train_online(flow.source(backlog, stop="latest"), labels=LABELS)
+    models, metrics = training.models.collect(), training.validation.collect()
+    statistics = await (await flow.start()).wait()
+    assert frozen(models.items[-1].parameters) == frozen(loop.model.parameters(state=False))
+    assert (metrics.items[-1]["count"], statistics.step("learn").rejected) == (1_500, loop.late)
 
 
 CLICK = json.dumps(

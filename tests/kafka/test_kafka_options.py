@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
-from topics.topic_case import begun, created, numbered, patiently
+from topics.topic_case import begun, created, numbered, patiently, write
 
 from streamiter.errors import ConfigurationError
 from streamiter.topics import OutgoingBatch, ReadRequest, Topic, topic
@@ -182,9 +182,7 @@ async def test_closing_that_is_cancelled_leaves_no_connection_open(
 ) -> None:
     """A step failed while the source next to it was closing at its end: its two connections stayed open."""
     topic = await created(kafka_topic())
-    writer = await topic.open_writer()
-    await writer.write(OutgoingBatch([b"to read"]))
-    await writer.close()
+    await write(topic, [b"to read"])
     gc.collect()
     gc.freeze()  # Collections that follow look at new objects only.
     for turns in range(1, 6) if times == 1 else (1, 4):

@@ -6,9 +6,8 @@
 from pathlib import Path
 
 import numpy as np
-import pytest
 from operators.operator_harness import Driven
-from support.refusals import sections, with_errors_now, write
+from support.refusals import refusals_test, write
 
 from streamiter import Flow, operators
 from streamiter.errors import GraphError
@@ -53,12 +52,7 @@ async def when_fed(code: str) -> object:
 
 CALLS = {"arguments": when_made, "results of functions": when_fed}
 
-
-@pytest.mark.parametrize("section", CALLS)
-async def test_wrong_arguments_and_results_are_refused_with_their_texts(section: str) -> None:
-    """Each section tells the incidents that its refusals prevent."""
-    text = sections(FILE)[section]
-    assert await with_errors_now(text, CALLS[section]) == text
+test_wrong_arguments_and_results_are_refused_with_their_texts = refusals_test(FILE, CALLS)
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from runtime import checkpointed_sums
 from support.fork_server import FORKS_PROCESSES, Forked
 from support.processes import AsyncForked, process
 from support.waiting import PATIENCE_S, until
+from topics.topic_case import write
 
 from streamiter import Checkpoints, Flow, LocalProcesses, Ray, topic
 from streamiter.cli.run import run_flow
@@ -108,9 +109,7 @@ def test_a_finished_flow_reads_on_in_several_processes(tmp_path: Path, monkeypat
 
 
 async def write_numbers(numbers: Topic, values: range) -> None:
-    writer = await numbers.open_writer()
-    await writer.write(OutgoingBatch([b"%d" % value for value in values], keys=[b"%d" % (n % 2) for n in values]))
-    await writer.close()
+    await write(numbers, OutgoingBatch([b"%d" % value for value in values], keys=[b"%d" % (n % 2) for n in values]))
 
 
 @pytest.mark.usefixtures("forks")

@@ -148,7 +148,7 @@ class InboxRun:
 
     def told(self) -> list[str]:
         """Return the trace in words: records as numbers, events by name."""
-        return [_word(entry) for entry in self.trace]
+        return [word_of(entry) for entry in self.trace]
 
     @property
     def has_ended(self) -> bool:
@@ -156,7 +156,7 @@ class InboxRun:
         return bool(self.trace) and isinstance(self.trace[-1], EndOfInput)
 
 
-def _word(entry: Seen | Control) -> str:
+def word_of(entry: Seen | Control) -> str:
     if isinstance(entry, Seen):
         return str(entry.record)
     if isinstance(entry, EpochWatermark):

@@ -1,10 +1,15 @@
 """Operators and sources for tests of jobs: they record their calls, and fail and wait on request."""
 
 import asyncio
+import threading
 from collections import Counter
 from typing import Any
 
-from streamiter import Operator
+import pytest
+
+from streamiter import Flow, Operator
+from streamiter.engine.job.job import Job
+from streamiter.errors import JobFailed
 from streamiter.operators import Output
 from streamiter.operators.operator import Context
 from streamiter.operators.source import Positions, Source, SourceBatch
@@ -128,3 +133,26 @@ async def turns(count: int = 50) -> None:
 def tasks_left() -> list[str]:
     """Return the names of asyncio tasks except the test's own."""
     return [task.get_name() for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+
+
+async def failure_of(flow: Flow, **options: Any) -> JobFailed:
+    """Return the error of a job that fails, after the checks for all such errors."""
+    threads = threading.active_count()
+    jobs: list[Job] = []
+
+    async def run() -> None:
+        jobs.append(await flow.start(**options))
+        await jobs[0].wait()
+
+    with pytest.raises(JobFailed) as caught:
+        await run()
+    await turns(3)
+    assert tasks_left() == []
+    # The event loop keeps a thread for ``to_thread``; no other thread stays.
+    assert threading.active_count() <= threads + 1
+    for job in jobs:
+        assert job.statistics().state == "failed"
+        with pytest.raises(JobFailed) as again:
+            await job.stop("drain")
+        assert str(again.value) == str(caught.value)
+    return caught.value

@@ -35,11 +35,21 @@ class Held(Operator):
         out.emit(record)
 
 
-async def given_up(job: Job, count: int) -> None:
+async def started(flow: Flow, folder: Path, clock: VirtualClock) -> Job:
+    """Start a flow with a checkpoint each five seconds, which waits for its barriers for a second."""
+    settings = Checkpoints(folder, interval_s=5.0, alignment_timeout_s=1.0)
+    return await flow.start(checkpoints=settings, clock=clock)
+
+
+async def given_up(job: Job, clock: VirtualClock, count: int) -> None:
+    """Let the time of a checkpoint pass, and then that of its barriers."""
+    await clock.advance(5.0)
+    await clock.advance(1.0)
     await until(lambda: job.statistics().checkpoints.given_up >= count)  # type: ignore[union-attr]
 
 
-async def committed(job: Job, number: int) -> None:
+async def committed(job: Job, clock: VirtualClock, number: int) -> None:
+    await clock.advance(5.0)
     await until(lambda: (job.statistics().checkpoints.committed or 0) >= number)  # type: ignore[union-attr]
 
 
@@ -61,20 +71,16 @@ async def test_outputs_of_an_abandoned_checkpoint_are_committed_with_the_next(
     numbers.process(lambda: Held(door), name="held").sink(broker.topic("slow"))
     numbers.sink(broker.topic("fast"))
     await write(broker.topic("in"), [1, 2])
-    settings = Checkpoints(tmp_path, interval_s=5.0, alignment_timeout_s=1.0)
-    job = await flow.start(checkpoints=settings, clock=clock)
+    job = await started(flow, tmp_path, clock)
     await until(lambda: job.statistics().step("sink fast").records_in == 2)
-    await clock.advance(5.0)
-    await clock.advance(1.0)
-    await given_up(job, 1)
+    await given_up(job, clock, 1)
     assert "checkpoint 1: its barrier has not passed held[0]" in caplog.text
     await write(broker.topic("in"), [3])
     await until(lambda: job.statistics().step("sink fast").records_in == 3)
     assert await written(broker.topic("fast")) == []
     door.set()
     await until(lambda: job.statistics().step("sink slow").records_in == 3)
-    await clock.advance(5.0)
-    await committed(job, 2)
+    await committed(job, clock, 2)
     assert await written(broker.topic("fast")) == [1, 2, 3]
     assert await written(broker.topic("slow")) == [1, 2, 3]
     await job.stop("abort")
@@ -94,7 +100,7 @@ async def test_a_checkpoint_that_takes_longer_than_the_interval_is_reported_once
         await clock.advance(5.0)
         await clock.advance(8.0)
         door.set()
-        await committed(job, number)
+        await until(lambda number=number: (job.statistics().checkpoints.committed or 0) >= number)
         door.clear()
     assert caplog.text.count("a checkpoint took 8.0 s, longer than the interval of 5 s: 8.0 s until") == 1
     await job.stop("abort")
@@ -108,17 +114,13 @@ async def test_a_second_checkpoint_does_not_overtake_the_barrier_of_the_first(
     flow = Flow("still slow")
     flow.source(broker.topic("in")).process(lambda: Held(door), name="held").sink(broker.topic("slow"))
     await write(broker.topic("in"), [1])
-    settings = Checkpoints(tmp_path, interval_s=5.0, alignment_timeout_s=1.0)
-    job = await flow.start(checkpoints=settings, clock=clock)
+    job = await started(flow, tmp_path, clock)
     await until(lambda: job.statistics().step("held").records_in == 1)
     for count in (1, 2):
-        await clock.advance(5.0)
-        await clock.advance(1.0)
-        await given_up(job, count)
+        await given_up(job, clock, count)
     door.set()
     await until(lambda: job.statistics().step("sink slow").records_in == 1)
-    await clock.advance(5.0)
-    await committed(job, 2)
+    await committed(job, clock, 2)
     assert await written(broker.topic("slow")) == [1]
     await job.stop("abort")
 
@@ -131,12 +133,9 @@ async def test_a_suspension_waits_for_the_barrier_of_an_abandoned_checkpoint(
     flow = Flow("stopped while slow")
     flow.source(broker.topic("in")).process(lambda: Held(door), name="held").sink(broker.topic("slow"))
     await write(broker.topic("in"), [1])
-    settings = Checkpoints(tmp_path, interval_s=5.0, alignment_timeout_s=1.0)
-    job = await flow.start(checkpoints=settings, clock=clock)
+    job = await started(flow, tmp_path, clock)
     await until(lambda: job.statistics().step("held").records_in == 1)
-    await clock.advance(5.0)
-    await clock.advance(1.0)
-    await given_up(job, 1)
+    await given_up(job, clock, 1)
     stopping = asyncio.create_task(job.stop("suspend"))
     await asyncio.sleep(0)
     door.set()
@@ -163,16 +162,12 @@ async def test_a_loop_continues_when_its_checkpoint_is_abandoned(
     [seen] = iterate_unbounded_streams([flow.from_items([0], name="initial")], [numbers], body, config)
     seen.sink(broker.topic("slow"))
     await write(broker.topic("in"), [1, 2])
-    settings = Checkpoints(tmp_path, interval_s=5.0, alignment_timeout_s=1.0)
-    job = await flow.start(checkpoints=settings, clock=clock)
+    job = await started(flow, tmp_path, clock)
     await until(lambda: job.statistics().step("held").records_in >= 1)
-    await clock.advance(5.0)
-    await clock.advance(1.0)
-    await given_up(job, 1)
+    await given_up(job, clock, 1)
     door.set()
     await until(lambda: job.statistics().step("sink slow").records_in == 6)
-    await clock.advance(5.0)
-    await committed(job, 2)
+    await committed(job, clock, 2)
     assert sorted(await written(broker.topic("slow"))) == [0, 1, 2, 100, 101, 102]
     await write(broker.topic("in"), [3])
     await until(lambda: job.statistics().step("sink slow").records_in == 8)
@@ -196,15 +191,12 @@ async def test_a_loop_completes_epochs_while_a_step_before_it_holds_the_abandone
     iterate_unbounded_streams([flow.from_items([], name="initial")], [fast, slow], body)
     door.set()
     await write(broker.topic("slow"), [*range(4)])
-    settings = Checkpoints(tmp_path, interval_s=5.0, alignment_timeout_s=1.0)
-    job = await flow.start(checkpoints=settings, clock=clock)
+    job = await started(flow, tmp_path, clock)
     await until(lambda: job.statistics().step("data 1").records_in == 4)
     door.clear()
     await write(broker.topic("slow"), [4])
     await until(lambda: job.statistics().step("held").records_in == 5)
-    await clock.advance(5.0)
-    await clock.advance(1.0)
-    await given_up(job, 1)
+    await given_up(job, clock, 1)
     await write(broker.topic("fast"), [*range(3)])
     await until(lambda: job.statistics().loops[0].epoch_complete == 2)
     assert not door.is_set()

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from topics.topic_case import numbered, numbers_of, read_to_end, write
 
 from streamiter import Checkpoints, Flow, Operator, topic
 from streamiter.engine.job.job import Job
-from streamiter.errors import ConfigurationError, GraphError, JobFailed, ProducerFenced
+from streamiter.errors import JobFailed, ProducerFenced
 from streamiter.flow.stream import Stream
 from streamiter.testing import VirtualClock
 from streamiter.topics import MemoryBroker, Topic
@@ -178,109 +177,6 @@ class Waiting(Operator):
 
     def on_timer(self, payload: object, out: Any) -> None:
         pass
-
-
-@pytest.mark.parametrize(
-    ("add", "said"),
-    [
-        (lambda read: read.key_by(lambda n: n).process(Waiting, name="x"), "keeps state by key"),
-        (
-            lambda read: read.key_by(lambda n: n).reduce(lambda a, b: a + b, name="x"),
-            "keeps state: KeyedReduce defines snapshot()",
-        ),
-        (lambda read: read.process(Waiting, name="x"), "keeps state: Waiting defines on_timer()"),
-        (lambda read: read.batch(4, name="x"), "keeps state: MiniBatch defines snapshot()"),
-        (lambda read: read.collect(name="x"), "keeps state: Collect defines snapshot()"),
-    ],
-    ids=["keyed", "sum", "timer", "mini-batch", "collect"],
-)
-async def test_a_step_with_state_is_refused(
-    topics: tuple[Topic, Topic], add: Callable[[Stream], object], said: str
-) -> None:
-    """The positions were committed, the state was not, and sums were wrong after the first restart."""
-    flow = Flow("state")
-    add(flow.source(topics[0], start="committed"))
-    with pytest.raises(GraphError) as caught:
-        await flow.start()
-    message = str(caught.value)
-    assert message.startswith("step 'x': expected a step without state, since step 'numbers' has start=\"committed\"")
-    assert f'given one that {said}; use flow.start(checkpoints=Checkpoints("folder"))' in message
-    assert "test_committed.py" in message
-
-
-async def test_a_loop_is_refused(topics: tuple[Topic, Topic]) -> None:
-    """The feedback on its way was lost at each restart."""
-    from streamiter import IterationBodyResult, iterate_unbounded_streams
-
-    flow = Flow("loop")
-    read = flow.source(topics[0], start="committed", stop="latest")
-    iterate_unbounded_streams(
-        [read], [], lambda variables, data: IterationBodyResult([variables[0].filter(lambda n: False)], [variables[0]])
-    )
-    with pytest.raises(GraphError, match="given one that is in an iteration"):
-        await flow.start()
-
-
-@pytest.mark.parametrize(
-    ("sources", "said"),
-    [
-        ([{"start": "committed"}, {"start": "earliest"}], 'expected start="committed" or "latest", as another source'),
-        ([{"start": "committed"}, {}], "given a source that begins again at each start"),
-        ([{"start": "committed"}, {"start": "committed"}], "a group has one position in a partition"),
-    ],
-    ids=["earliest", "default", "twice"],
-)
-async def test_sources_that_do_not_fit_are_refused(
-    topics: tuple[Topic, Topic], sources: list[dict[str, Any]], said: str
-) -> None:
-    """One of two inputs was read again at each start, or two sources overwrote each other's positions."""
-    flow = Flow("sources")
-    first, second = (flow.source(topics[0], name=f"source {index}", **each) for index, each in enumerate(sources))
-    first.union(second).sink(topics[1])
-    with pytest.raises(GraphError, match=re.escape(said)) as caught:
-        await flow.start()
-    assert "step 'source 1'" in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"restore": 7}, 'expected restore=None or restore="last" without a store of checkpoints, given 7'),
-        ({"changed_steps": ["doubled"]}, "to name sources with start=\"committed\" ('numbers'), given 'doubled'"),
-        ({"changed_steps": ["nubmers"]}, "no other step has a position or state; did you mean 'numbers'?"),
-        ({"snapshot": {}}, 'expected either sources with start="committed" or snapshot='),
-    ],
-    ids=str,
-)
-async def test_options_that_need_a_folder_are_refused(
-    topics: tuple[Topic, Topic], options: dict[str, Any], said: str
-) -> None:
-    """``restore=7`` silently began somewhere else."""
-    with pytest.raises(ConfigurationError, match=re.escape(said)):
-        await doubling(*topics).start(**options)
-
-
-def test_a_start_that_cannot_work_is_refused_at_its_line(topics: tuple[Topic, Topic], tmp_path: Path) -> None:
-    """``first_start=`` was ignored, and a flow of files failed only after its start."""
-    (tmp_path / "numbers.jsonl").write_text("1\n")
-    flow = Flow("refused")
-    for of_topic, options, said in (
-        (topics[0], {"first_start": "latest"}, 'expected first_start= together with start="committed"'),
-        (
-            topics[0],
-            {"start": "committed", "first_start": "now"},
-            'expected first_start "earliest", "latest", an offset',
-        ),
-        (topic(f"file:{tmp_path}/numbers.jsonl"), {"start": "committed"}, "which has no transactions; use flow.start"),
-    ):
-        with pytest.raises(GraphError, match=re.escape(said)):
-            flow.source(of_topic, **options)
-
-
-async def test_checkpoints_without_a_folder_need_committed_sources(topics: tuple[Topic, Topic]) -> None:
-    """A variable with the folder was None, and the job ran without checkpoints."""
-    with pytest.raises(ConfigurationError, match="expected Checkpoints with a store, or sources with"):
-        await doubling(*topics, start="earliest").start(checkpoints=Checkpoints())
 
 
 # -- outputs that double ---------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from runtime.probe import Life, ProbeSource, Valve, turns
 from support.waiting import turn, until
+from topics.topic_case import write
 
 from streamiter import (
     Columns,
@@ -31,7 +32,7 @@ from streamiter.operators import Output
 from streamiter.operators.operator import Context
 from streamiter.operators.source import Positions, Source, SourceBatch
 from streamiter.testing import VirtualClock
-from streamiter.topics import MemoryBroker, OutgoingBatch
+from streamiter.topics import MemoryBroker
 from streamiter.values.records import Batch
 
 
@@ -425,9 +426,7 @@ async def test_a_barrier_passes_a_slow_source_within_a_batch(made: str) -> None:
     broker = MemoryBroker()
     topic = broker.topic("numbers")
     await topic.create()
-    writer = await topic.open_writer()
-    await writer.write(OutgoingBatch([str(number).encode() for number in range(count)]))
-    await writer.close()
+    await write(topic, [str(number).encode() for number in range(count)])
 
     def build() -> Flow:
         flow = Flow("f")

@@ -1,13 +1,10 @@
 """The placement of a flow: plain data, the same for all processes, and the errors of flows that differ."""
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import msgspec
 import numpy as np
-import pytest
-from processes.linked_jobs import joined_jobs
 
 from streamiter import (
     Flow,
@@ -23,7 +20,6 @@ from streamiter import (
 )
 from streamiter.engine.plan.placement import PlacedEdge, PlacedStep, Placement, StepDescription, Traits
 from streamiter.engine.plan.plan import first_process
-from streamiter.errors import GraphError
 from streamiter.operators import Output
 from streamiter.operators.operator import EngineOperator
 from streamiter.parameter_server import ParameterServer
@@ -230,40 +226,23 @@ def test_each_epoch_in_order_for_operators_of_one_round() -> None:
     ]
 
 
-def small(change: str = "") -> Flow:
+def small(change: str = "", kind: type[Operator] = Awaited) -> Flow:
     flow = Flow("small" if change != "flow" else "other", parallelism=3 if change == "parallelism" else 2)
     numbers = flow.from_items([1], name="in")
     between = numbers if change == "partitioning" else numbers.rebalance()
     step = between.process(Pass if change == "factory" else Awaited, name="b" if change == "name" else "a")
     if change != "fewer":
-        step.process(lambda: Awaited(), name="last")
+        step.process(lambda: kind(), name="last")
     if change == "more":
         step.process(Awaited, name="further")
     return flow
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ("flow", "flow 'other': expected flow 'small' as in process 0, given another flow; start all processes"),
-        ("parallelism", r"step 'in': expected parallelism 2 as in process 0, given 3; .* \(at test_plac.*:\d+\)$"),
-        ("name", "flow 'small': expected step 'a' as in process 0, given step 'b'"),
-        ("partitioning", r"step 'a': expected inputs \(\"input from 'in' by Rebalance\",\) .*'in' by Forward"),
-        ("factory", "step 'a': expected factory 'Awaited' as in process 0, given 'Pass'"),
-        ("fewer", "flow 'small': expected step 'last' as in process 0, given none"),
-        ("more", "flow 'small': expected no further step as in process 0, given step 'further'"),
-    ],
-)
-async def test_a_flow_that_differs_is_refused_with_its_first_step(change: str, message: str) -> None:
+def test_flows_that_differ_have_other_fingerprints() -> None:
     """Another version of the program ran in the second process, and records went to the wrong steps."""
-    placement, other = placed(small()), small(change)
-    placement.check("small", small().steps)
-    with pytest.raises(GraphError, match=message) as caught:
-        joined_jobs([small(), other])
-    if change in ("partitioning", "factory"):
-        [where] = [step.where for step in other.steps if step.name == "a"]
-        assert str(caught.value).endswith(f"(at {where})")
-    assert placement.fingerprint == placed(small()).fingerprint != placed(other).fingerprint
+    placed(small()).check("small", small().steps)
+    changes = ("flow", "parallelism", "name", "partitioning", "factory", "fewer", "more")
+    assert len({placed(small(change)).fingerprint for change in ("", *changes)}) == 1 + len(changes)
 
 
 def test_the_fingerprint_is_of_these_properties() -> None:
@@ -291,20 +270,6 @@ def test_the_fingerprint_is_of_these_properties() -> None:
     assert placed(endless).steps[1].description.factory == "partial"
 
 
-async def test_a_factory_that_makes_another_operator_in_another_process_is_refused() -> None:
-    """A class that depended on the machine made a chain of one process meet a channel of the other."""
-
-    def build(kind: type[Operator]) -> Flow:
-        flow = Flow("f", parallelism=2)
-        flow.from_items([1], name="in").process(lambda: kind(), name="step")
-        return flow
-
-    message = "expected an operator with awaited=True as in process 0, given Pass with False; start all processes "
-    message += r"with the same program, whose flow does not depend on the process \(at test_placement.py"
-    with pytest.raises(GraphError, match=message):
-        joined_jobs([build(Awaited), build(Pass)])
-
-
 def served() -> Flow:
     flow = Flow("f", parallelism=2)
     flow.from_items([1]).process(Pass, parameter_server=ParameterServer(), name="served").collect()
@@ -320,21 +285,3 @@ def too_many() -> Flow:
     flow = Flow("f", parallelism=2)
     flow.from_items([1]).collect(parallelism=3)
     return flow
-
-
-@pytest.mark.parametrize(
-    ("build", "processes", "message"),
-    [
-        (too_many, 3, "flow 'f': expected at most 2 processes, .* given 3; raise the parallelism of the flow, or"),
-        (
-            looped_through_topic,
-            2,
-            r"step 'variable 0': expected a flow without feedback through topics in 2 processes, given one; feed back "
-            r"in memory: leave feedback_through out \(at test_placement",
-        ),
-    ],
-)
-def test_flows_that_cannot_be_divided_are_refused(build: Callable[[], Flow], processes: int, message: str) -> None:
-    """A process without a subtask, or with half of a loop, waited for ever."""
-    with pytest.raises(GraphError, match=message):
-        first_process("f", build().steps, processes)

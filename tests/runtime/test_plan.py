@@ -1,19 +1,20 @@
-"""The plan: which steps run together in one task."""
+"""The plan: which steps run together in one task.
+
+``PYTHONPATH=tests python tests/runtime/test_plan.py`` writes the tasks of ``plans.txt`` as they are now.
+"""
 
 import asyncio
-from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-import pytest
+from support.refusals import scripts_test, write_scripts
 
 from streamiter import Flow, Operator, OutputTag, connect
 from streamiter.engine.job.job import Job
 from streamiter.engine.plan.job_settings import JobOptions
-from streamiter.errors import GraphError
 from streamiter.operators import Output
-from streamiter.operators.source import Source
 
-TAG = OutputTag("side")
+FILE = Path(__file__).with_name("plans.txt")
 
 
 class Pass(Operator):
@@ -36,93 +37,33 @@ class Choosy(Pass):
         return ("input",)
 
 
-class Both(Operator):
+class Left(Operator):
     def process_left(self, record: Any, out: Output) -> None:
         out.emit(record)
 
-    def process_right(self, record: Any, out: Output) -> None:
-        out.emit(record)
+
+class Both(Left):
+    process_right = Left.process_left
 
 
-def planned(flow: Flow) -> dict[str, list[str]]:
-    """Return the names of the tasks, each with its steps."""
-    job = Job(flow.name, flow.steps, flow.plain_data, JobOptions())
-    return {task.name: [step.step for step in task.steps] for task in job.statistics().tasks}
+NAMES: dict[str, Any] = {each.__name__: each for each in (Awaited, InThread, Choosy, Left, Both, connect)}
+NAMES["TAG"] = OutputTag("side")
 
 
-def test_forward_edges_of_equal_parallelism_are_one_task() -> None:
-    """Each hop between tasks has a cost, and a chain of maps had a hop for each map."""
-    flow = Flow("f", parallelism=2)
-    flow.from_items([1], name="in").map(str, name="a").filter(bool, name="b").map_batch(list, name="c")
-    assert planned(flow) == {"in[0]": ["in", "a", "b", "c"], "in[1]": ["in", "a", "b", "c"]}
+class Plans:
+    """Plans the flow of each line, of parallelism one or two."""
+
+    def act(self, line: str) -> str:
+        flows = {"one": Flow("f"), "two": Flow("f", parallelism=2)}
+        eval(line, NAMES | flows)
+        [flow] = (flow for flow in flows.values() if flow.steps)
+        job = Job(flow.name, flow.steps, flow.plain_data, JobOptions())
+        return "; ".join(
+            f"{task.name}: {' '.join(step.step for step in task.steps)}" for task in job.statistics().tasks
+        )
 
 
-def test_a_step_read_by_two_is_one_task_with_both() -> None:
-    """A branch, which needs no channel, was planned as a separate task."""
-    flow = Flow("f")
-    source = flow.from_items([1], name="in")
-    source.map(str, name="a").map(str, name="b")
-    source.side_output(TAG).map(str, name="c")
-    assert planned(flow) == {"in[0]": ["in", "a", "c", "b"]}
-
-
-@pytest.mark.parametrize("factory", [Awaited, InThread, Choosy])
-def test_steps_that_wait_begin_a_task(factory: type[Operator]) -> None:
-    """The steps before a step that waits stopped during its wait."""
-    flow = Flow("f")
-    flow.from_items([1], name="in").process(factory, name="waits")
-    assert planned(flow) == {"in[0]": ["in"], "waits[0]": ["waits"]}
-
-
-def test_a_step_behind_a_coroutine_joins_it_and_one_behind_a_thread_does_not() -> None:
-    """A step after a threaded step ran in its thread, instead of in the event loop."""
-    flow = Flow("f")
-    flow.from_items([1], name="in").process(Awaited, name="a").map(str, name="b").process(InThread, name="c").map(
-        str, name="d"
-    )
-    assert planned(flow) == {"in[0]": ["in"], "a[0]": ["a", "b"], "c[0]": ["c"], "d[0]": ["d"]}
-
-
-def test_fan_in_begins_a_task() -> None:
-    """Several channels met at a step without an inbox, so they did not take turns and barriers did not align."""
-    flow = Flow("f")
-    left, right = flow.from_items([1], name="left"), flow.from_items([2], name="right")
-    left.union(right).map(str, name="union")
-    connect(left=left, right=right).process(Both, name="connected")
-    assert planned(flow) == {
-        "left[0]": ["left"],
-        "right[0]": ["right"],
-        "union[0]": ["union"],
-        "connected[0]": ["connected"],
-    }
-
-
-def test_a_named_input_begins_a_task_even_alone() -> None:
-    """The only stream of ``connect`` was not handled by the name of its input."""
-
-    class Left(Operator):
-        def process_left(self, record: Any, out: Output) -> None: ...
-
-    flow = Flow("f")
-    connect(left=flow.from_items([1], name="in")).process(Left, name="step")
-    assert planned(flow) == {"in[0]": ["in"], "step[0]": ["step"]}
-
-
-def test_another_parallelism_begins_a_task() -> None:
-    """Records were not rebalanced between subtasks of different parallelism."""
-    flow = Flow("f", parallelism=2)
-    flow.from_items([1], name="in").map(str, name="narrow", parallelism=1)
-    assert planned(flow) == {"in[0]": ["in"], "in[1]": ["in"], "narrow[0]": ["narrow"]}
-
-
-def test_partitioning_begins_a_task_but_for_a_single_subtask() -> None:
-    """One subtask on both sides, where partitioning has no choice, was planned as two tasks."""
-    for parallelism, chained in ((1, True), (2, False)):
-        flow = Flow("f", parallelism=parallelism)
-        keyed = flow.from_items([1], name="in").key_by(int)
-        keyed.reduce(max, name="reduce")
-        names = list(planned(flow))
-        assert ("reduce[0]" not in names) == chained
+test_the_tasks_of_a_flow_are_those_of_the_file = scripts_test(FILE, Plans)
 
 
 def test_a_union_of_a_stream_with_itself_brings_each_record_twice() -> None:
@@ -134,49 +75,5 @@ def test_a_union_of_a_stream_with_itself_brings_each_record_twice() -> None:
     assert sorted(twice.items) == [1, 1, 2, 2]
 
 
-SHARED = Pass()
-
-
-@pytest.mark.parametrize(
-    "build",
-    [
-        lambda flow: flow.from_items([1]).process(lambda: SHARED, name="step", parallelism=2),
-        lambda flow: flow.from_items([1]).process(lambda: SHARED, name="other").process(lambda: SHARED, name="step"),
-    ],
-)
-def test_a_factory_that_gives_the_same_operator_again_is_refused(build: Callable[[Flow], Any]) -> None:
-    """Two subtasks shared one state, so every count was wrong, and different in each run."""
-    flow = Flow("f")
-    build(flow)
-    with pytest.raises(
-        GraphError, match=r"step 'step': expected its factory to make a new .* \(at test_plan.py:\d+\)$"
-    ):
-        flow.run()
-
-
-@pytest.mark.parametrize(
-    ("factory", "message"),
-    [
-        (lambda: 1 / 0, r"expected its factory to work without arguments, given ZeroDivisionError: division by zero"),
-        (lambda: 3, r"expected its factory to give an Operator, given int; derive it from streamiter.Operator"),
-        (lambda: Operator(), r"expected Operator to define process\(record, out\) or process_batch\(batch, out\)"),
-    ],
-)
-def test_a_factory_that_returns_no_operator_is_refused_before_anything_starts(
-    factory: Callable[[], Any], message: str
-) -> None:
-    """An error in a factory did not name its step, as other errors do."""
-    flow = Flow("f")
-    flow.from_items([1]).process(factory, name="step")
-    with pytest.raises(GraphError, match=message) as caught:
-        flow.run()
-    assert "step 'step'" in str(caught.value)
-
-
-def test_a_source_factory_must_give_a_source() -> None:
-    """A source factory that returned no source failed without the name of its step."""
-    flow = Flow("f")
-    flow.from_source(lambda: 3, name="in")  # type: ignore[arg-type,return-value]
-    with pytest.raises(GraphError, match="expected its factory to give a Source, given int"):
-        flow.run()
-    assert issubclass(Source, object)
+if __name__ == "__main__":
+    write_scripts(FILE, Plans)

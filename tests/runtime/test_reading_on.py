@@ -13,6 +13,7 @@ import pytest
 from learn.frozen_states import frozen
 from processes.linked_jobs import joined_jobs
 from runtime.checkpointed_sums import settings, written
+from support.soak import in_soak
 from support.waiting import PATIENCE_S
 
 from streamiter import (
@@ -282,8 +283,13 @@ def rows_of(name: str, count: int) -> list[dict[str, Any]]:
     return [{"k": 0, "id": n // 2, "t": n, **event} for n, event in enumerate(events)]
 
 
-@pytest.mark.parametrize("processes", [1, 2])
-@pytest.mark.parametrize("name", TRAININGS)
+@pytest.mark.parametrize(
+    ("name", "processes"),
+    [
+        *((name, 2 - number % 2) for number, name in enumerate(TRAININGS)),
+        *in_soak(*((name, 1 + number % 2) for number, name in enumerate(TRAININGS))),
+    ],
+)
 async def test_a_training_reads_on(name: str, processes: int, tmp_path: Path) -> None:
     """A nightly training learned from the rows of its first night only; or all later labels were late."""
     rows, learned = rows_of(name, 120), []

@@ -10,8 +10,11 @@ import orjson
 import pytest
 from restore import iteration_cases, learner_cases, model_cases, operator_cases, parameter_server_cases, topic_cases
 from restore.case import Case
-from simulation.flows import FLOWS, MakeFlow
+from simulation.flows import FLOWS, MakeFlow, bulk_synchronous_server
+from simulation.flows_with_loops import per_round_operators
+from simulation.flows_without_loops import history_first
 from simulation.simulation_runs import settle_s
+from support.soak import in_soak
 
 from streamiter import Flow
 from streamiter.engine.graph.statistics import JobStatistics
@@ -48,7 +51,11 @@ def _as_read(value: Any, path: str) -> Any:
     return value
 
 
-@pytest.mark.parametrize("name", CASES)
+# In these, the statistics have all fields that they have in any case or flow, and each type of value.
+COVERING = ("bounded_with_criteria", "parameter_server_training-BSP", "timed_joins", "memory_source")
+
+
+@pytest.mark.parametrize("name", [*COVERING, *in_soak(*(name for name in CASES if name not in COVERING))])
 def test_the_statistics_of_every_kind_of_job_are_json(name: str) -> None:
     """A service could not log the statistics of one kind of job, from operators to parameter servers, as JSON."""
     flow = Flow("job")
@@ -70,7 +77,10 @@ async def _run_checked(flow: Flow) -> None:
     checked(job.statistics())
 
 
-@pytest.mark.parametrize("flow", FLOWS)
+COVERING_FLOWS = (per_round_operators, bulk_synchronous_server, history_first)
+
+
+@pytest.mark.parametrize("flow", [*COVERING_FLOWS, *in_soak(*(each for each in FLOWS if each not in COVERING_FLOWS))])
 def test_the_statistics_of_a_job_with_checkpoints_are_json(flow: MakeFlow, monkeypatch: pytest.MonkeyPatch) -> None:
     """The statistics were no JSON before the start, after a commit, after a restart, or with several partitions."""
     jobs: list[Job] = []

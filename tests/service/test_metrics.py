@@ -21,6 +21,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as plain
 from service.service_models import trained_in_epochs
 from support.waiting import PATIENCE_S, until
+from topics.topic_case import write
 
 from streamiter import Flow
 from streamiter.engine.graph.statistics import JobStatistics
@@ -91,9 +92,7 @@ async def learning() -> Any:
     for each in (flights, updates, dead):
         await each.create()
     values = [b'{"km": %d, "late": %s}' % (n % 7, b"true" if n % 7 > 3 else b"false") for n in range(5000)]
-    writer = await flights.open_writer()
-    await writer.write(OutgoingBatch([*values, b'{"km": "secret key"}']))
-    await writer.close()
+    await write(flights, [*values, b'{"km": "secret key"}'])
     flow = Flow("late flights")
     training = train_online(flow.source(flights, name="events"), label="late", dead_letter=dead, report_every=100)
     training.models.publish_model(updates, model="late flights", name="publish")

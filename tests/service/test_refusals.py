@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from service.test_settings_file import GOOD
-from support.refusals import sections, with_errors_now, write
+from support.refusals import refusals_test, write
 
 from streamiter.service.settings_file import read_settings
 
@@ -85,12 +85,9 @@ CALLS = {
 }
 
 
-@pytest.mark.usefixtures("connectors_found_once")
-@pytest.mark.parametrize("section", CALLS)
-async def test_wrong_settings_are_refused_with_their_texts(section: str) -> None:
-    """Each section tells the incidents that its refusals prevent."""
-    text = sections(FILE)[section]
-    assert await with_errors_now(text, CALLS[section]) == text
+test_wrong_settings_are_refused_with_their_texts = pytest.mark.usefixtures("connectors_found_once")(
+    refusals_test(FILE, CALLS)
+)
 
 
 if __name__ == "__main__":

@@ -13,11 +13,11 @@ import pytest
 from support.registry_server import RegistryServer
 from support.waiting import PATIENCE_S
 from topics.test_schema_formats import CLICK, CLICKS, decoded, encoded, encoder
-from topics.topic_case import ManualClock, created
+from topics.topic_case import ManualClock, created, write
 
 from streamiter import Flow
 from streamiter.errors import DecodeError, JobFailed, TopicDenied, TopicError, TopicUnavailable
-from streamiter.topics import Avro, MemoryBroker, OutgoingBatch, SchemaRegistry, TopicBatch
+from streamiter.topics import Avro, MemoryBroker, SchemaRegistry, TopicBatch
 from streamiter.values.helpers.clock import SystemClock
 
 
@@ -159,9 +159,7 @@ async def test_a_registry_that_is_away_for_a_while_delays_the_job(
 async def test_a_registry_that_stays_away_ends_the_job(proxy: RegistryProxy, topic_prefix: str) -> None:
     broker = MemoryBroker()
     clicks = await created(broker.topic("clicks"))
-    writer = await clicks.open_writer()
-    await writer.write(OutgoingBatch([b"\0\0\0\0\1x"]))
-    await writer.close()
+    await write(clicks, [b"\0\0\0\0\1x"])
     busy = (503, b'{"error_code": 50003, "message": "no leader"}', {})
     proxy.answers = [busy]
     flow = Flow("read")
