@@ -80,7 +80,7 @@ class Reading:
     @property
     def numbers(self) -> tuple[float, float]:
         """Two labels as numbers; a negative one that has not come is 0."""
-        negative, positive = map(as_number, self.names)
+        negative, positive = map(number_of_label, self.names)
         return negative or 0.0, positive or 0.0
 
     def goes_on_in(self, later: Reading) -> bool:
@@ -279,7 +279,7 @@ class LabelReader(DeclaredState):
         return parts
 
     def _is_too_small(self, label: Label) -> bool:
-        number = None if self._least is None else as_number(label)
+        number = None if self._least is None else number_of_label(label)
         return self._least is not None and number is not None and number < self._least
 
     def _targets_in_range(self, labels: Labels, learns: npt.NDArray[np.bool_]) -> Floats | None:
@@ -366,7 +366,7 @@ class LabelReader(DeclaredState):
         """Return how labels are read from the first label on; None if it is refused."""
         is_number = not isinstance(label, str)
         if self.task == "regression":
-            return Reading("number") if as_number(label) is not None else None
+            return Reading("number") if number_of_label(label) is not None else None
         if self._closed is not None and label not in self._closed:
             return None
         if self._has_classes:
@@ -389,7 +389,7 @@ class LabelReader(DeclaredState):
         if reading is None:
             return self._begin(label)
         if reading.kind == "number":
-            return None if as_number(label) is None else reading
+            return None if number_of_label(label) is None else reading
         if label in reading.codes:
             return reading
         if reading.kind == "classes":
@@ -508,7 +508,7 @@ def _numbers(given: Labels) -> Floats | None:
     except ValueError:  # Sequences of several lengths.
         return None
     if targets.dtype.kind not in "biuf" or targets.ndim != 1:
-        found = list(map(as_number, given))  # Integers above 2**64, and texts.
+        found = list(map(number_of_label, given))  # Integers above 2**64, and texts.
         if None in found:
             return None
         targets = np.array(found)
@@ -522,10 +522,10 @@ def is_label(label: Label) -> bool:
     return isinstance(plain, str) or (isinstance(plain, (int, float)) and abs(plain) <= _TARGET_MAX)
 
 
-def as_number(label: Label) -> float | None:
+def number_of_label(label: Label) -> float | None:
     """Return the number that a label or its text is; None for a label that is none.
 
-    >>> as_number(3), as_number(" 2.50"), as_number("2,5"), as_number(None)
+    >>> number_of_label(3), number_of_label(" 2.50"), number_of_label("2,5"), number_of_label(None)
     (3.0, 2.5, None, None)
     """
     if isinstance(label, str):
@@ -535,7 +535,7 @@ def as_number(label: Label) -> float | None:
 
 def _are_fractions(labels: Sequence[Label]) -> bool:
     """Whether labels are texts of numbers, and not whole numbers alone, which may be names of classes."""
-    numbers = [as_number(label) for label in labels if isinstance(label, str)]
+    numbers = [number_of_label(label) for label in labels if isinstance(label, str)]
     return len(numbers) == len(labels) and None not in numbers and any(n is not None and n % 1 for n in numbers)
 
 

@@ -16,7 +16,7 @@ from streamiter.flow.building import outlets_of
 from streamiter.flow.event_time import is_behind_topic
 from streamiter.flow.stream import Stream
 from streamiter.learn import DelayedLabels
-from streamiter.learn.labels import LearningTask, as_number
+from streamiter.learn.labels import LearningTask, number_of_label
 from streamiter.operators.functions import with_batches
 from streamiter.service.settings import (
     ANSWER,
@@ -52,7 +52,7 @@ def label_of(learn: LearnSettings) -> Callable[[Record], Any]:
         given = record[value]
         if isinstance(given, str) and learn.kind == "classification" and not takes_texts:
             raise ValueError(f"expected true, false, 1 or 0 in the field {value!r}, given {given!r}; {_COMPARE_IT}")
-        found = as_number(given) if learn.kind == "regression" else given
+        found = number_of_label(given) if learn.kind == "regression" else given
         if not is_label(found):
             raise ValueError(f"expected {expected} in the field {value!r}, given {given!r}")
         return bool(found) if learn.kind == "classification" and not isinstance(given, str) else found
