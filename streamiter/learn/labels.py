@@ -23,7 +23,7 @@ from streamiter.learn.asked_questions import QuestionPredictions
 from streamiter.learn.rows import BadRows
 from streamiter.operators.declared_state import DeclaredState, Form, declared
 from streamiter.operators.definitions import Definition
-from streamiter.values.field_kinds import HUGE
+from streamiter.values.field_kinds import HUGE, number_of_text
 from streamiter.values.named_rows import is_missing
 from streamiter.values.numbers import Floats, plain_scalar
 
@@ -77,6 +77,12 @@ class Reading:
         are_truths = self.kind == "binary" and all(name in (None, 0, 1) for name in self.names)
         return None if are_truths or not self.names else list(self.names)
 
+    @property
+    def numbers(self) -> tuple[float, float]:
+        """Two labels as numbers; a negative one that has not come is 0."""
+        negative, positive = map(number_of_label, self.names)
+        return negative or 0.0, positive or 0.0
+
     def goes_on_in(self, later: Reading) -> bool:
         """Whether a model that has learned from labels of this reading continues with the labels of ``later``."""
         is_same = self.kind == later.kind
@@ -109,14 +115,14 @@ class Reading:
     def in_terms_of(self, earlier: Reading, predictions: Floats) -> Floats:
         """Return probabilities that were predicted while labels were read as ``earlier``, as predictions of this kind.
 
-        A probability of the label 1 becomes a number between 0, or -1, and 1; the probability of one of two labels
-        becomes the probability of its class. By the rule of Laplace, a class that had not come in n labels has the
+        A probability becomes a number between both labels; the probability of one of two labels becomes the
+        probability of its class. By the rule of Laplace, a class that had not come in n labels has the
         probability 1 / (n + 2).
         """
         negative, positive = earlier.names
         if self.kind == "number":
-            lowest = -1.0 if negative == -1 else 0.0
-            return lowest + predictions * (1.0 - lowest)
+            lowest, highest = earlier.numbers
+            return lowest + predictions * (highest - lowest)
         if self.kind == "binary":
             return predictions if earlier.goes_on_in(self) else 1.0 - predictions
         found = np.zeros((len(predictions), len(self.names) + 1))
@@ -153,7 +159,8 @@ class LabelReader(DeclaredState):
 
     ``task="classification"`` is the truth value or one of two labels, and classes if a third label comes; ``"binary"``
     refuses a third label, ``"multiclass"`` has classes from the start, and ``"regression"`` numbers. None: numbers
-    besides 0 and 1, or -1 and 1, are numbers to predict, and everything else is as for ``"classification"``.
+    besides 0 and 1, or -1 and 1, are numbers to predict, and so are three texts that are numbers, if one of them has a
+    fraction; everything else is as for ``"classification"``. Where labels are numbers, texts may be numbers.
     ``classes`` are all labels. ``positive`` is the label whose probability is predicted, of two; None: the larger
     number, or the later text in alphabetical order. Numbers below ``least`` are refused.
     """
@@ -216,9 +223,9 @@ class LabelReader(DeclaredState):
         reading = self.reading
         if not self.earlier or reading is None or reading.kind == "binary":
             return None
-        negative, positive = self.earlier[-1].names
         if reading.kind == "number":
-            return (-1.0 if negative == -1 else 0.0), 1.0
+            return self.earlier[-1].numbers
+        negative, positive = self.earlier[-1].names
         return reading.codes.get(negative, 0.0), reading.codes.get(positive, 0.0)
 
     @property
@@ -247,7 +254,7 @@ class LabelReader(DeclaredState):
         start = 0
         for place in np.flatnonzero(learns).tolist():
             label, later = given[place], None
-            if is_label(label) and (self._least is None or isinstance(label, str) or label >= self._least):
+            if is_label(label) and not self._is_too_small(label):
                 is_first = count < FIRST_LABELS and not (reading is not None and reading.is_sure)
                 later = self._after(reading, _plain(label), is_first)
             if later is None:
@@ -270,6 +277,10 @@ class LabelReader(DeclaredState):
             parts.append(LabelPart(start, stop, each, found))
             start = stop
         return parts
+
+    def _is_too_small(self, label: Label) -> bool:
+        number = None if self._least is None else number_of_label(label)
+        return self._least is not None and number is not None and number < self._least
 
     def _targets_in_range(self, labels: Labels, learns: npt.NDArray[np.bool_]) -> Floats | None:
         """Return the labels as numbers, as they are read now; None if one does not fit."""
@@ -318,7 +329,8 @@ class LabelReader(DeclaredState):
         if before is not None and before.kind == "binary" != now.kind:
             negative, positive = before.names
             if now.kind == "number":
-                what = f"not only {-1 if negative == -1 else 0} and {positive}, so they are numbers to predict"
+                shown = 0 if negative is None else negative
+                what = f"not only {shown!r} and {positive!r}, so they are numbers to predict"
             else:
                 what = f"not only {negative!r} and {positive!r}, but also {now.names[-1]!r}, so they are classes"
             is_early = self.count < FIRST_LABELS
@@ -354,7 +366,7 @@ class LabelReader(DeclaredState):
         """Return how labels are read from the first label on; None if it is refused."""
         is_number = not isinstance(label, str)
         if self.task == "regression":
-            return Reading("number") if is_number else None
+            return Reading("number") if number_of_label(label) is not None else None
         if self._closed is not None and label not in self._closed:
             return None
         if self._has_classes:
@@ -377,7 +389,7 @@ class LabelReader(DeclaredState):
         if reading is None:
             return self._begin(label)
         if reading.kind == "number":
-            return None if isinstance(label, str) else reading
+            return None if number_of_label(label) is None else reading
         if label in reading.codes:
             return reading
         if reading.kind == "classes":
@@ -394,6 +406,8 @@ class LabelReader(DeclaredState):
             known = positive if negative is None else negative
             pair = (label, known) if negative is None else self._pair(known, label) if is_first else (known, label)
             return replace(reading, names=pair, is_sure=self.task == "binary")
+        if is_first and self.task is None and _are_fractions((*reading.names, label)):
+            return Reading("number")
         # The order in which they came; after the first labels, the model has weights for the two labels that it knows.
         names = sorted(reading.names, key=lambda name: name != reading.first) if is_first else reading.names
         return Reading("classes", (*names, label))
@@ -494,9 +508,10 @@ def _numbers(given: Labels) -> Floats | None:
     except ValueError:  # Sequences of several lengths.
         return None
     if targets.dtype.kind not in "biuf" or targets.ndim != 1:
-        if not all(is_label(label) and not isinstance(label, str) for label in given):
+        found = list(map(number_of_label, given))  # Integers above 2**64, and texts.
+        if None in found:
             return None
-        targets = np.array([float(label) for label in given])  # Integers above 2**64 are numbers, too.
+        targets = np.array(found)
     targets = targets.astype(np.float64)
     return None if is_missing(targets).any() else targets
 
@@ -505,6 +520,23 @@ def is_label(label: Label) -> bool:
     """Whether a label can be one: a text, a truth value or a number that is not too large; not None, not NaN."""
     plain = plain_scalar(label)
     return isinstance(plain, str) or (isinstance(plain, (int, float)) and abs(plain) <= _TARGET_MAX)
+
+
+def number_of_label(label: Label) -> float | None:
+    """Return the number that a label or its text is; None for a label that is none.
+
+    >>> number_of_label(3), number_of_label(" 2.50"), number_of_label("2,5"), number_of_label(None)
+    (3.0, 2.5, None, None)
+    """
+    if isinstance(label, str):
+        return number_of_text(label)
+    return float(label) if is_label(label) else None
+
+
+def _are_fractions(labels: Sequence[Label]) -> bool:
+    """Whether labels are texts of numbers, and not whole numbers alone, which may be names of classes."""
+    numbers = [number_of_label(label) for label in labels if isinstance(label, str)]
+    return len(numbers) == len(labels) and None not in numbers and any(n is not None and n % 1 for n in numbers)
 
 
 def is_truth(label: Label) -> bool:

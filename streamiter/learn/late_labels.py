@@ -80,8 +80,9 @@ def answers_and_keys(labels: DelayedLabels, events: Batch) -> tuple[list[bool], 
 
     def read(some: Batch) -> tuple[list[bool], list[Hashable]]:
         are_answers, keys = list(map(bool, field_values(labels.is_answer, some))), field_values(labels.key_of, some)
-        if None in frozenset(keys):  # TypeError for a key without a hash.
-            raise ValueError("expected a key that a question and its answer share, given None")
+        for key in frozenset(keys):  # TypeError for a key without a hash.
+            if key is None or key != key:  # NaN, the None of tables, equals no other.
+                raise ValueError(f"expected a key that a question and its answer share, given {key!r}")
         return are_answers, keys
 
     return blaming_rows(read, events, read)

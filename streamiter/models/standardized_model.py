@@ -33,6 +33,9 @@ EXPONENT_MAX: Final = 700.0
 # The learner's scores of probabilities end here, too.
 _SCORE_MAX: Final = 30.0
 
+# Floats of numpy that are no float of Python: a comparison with HUGE overflows.
+_NARROW: Final = frozenset({np.float16, np.float32, np.longdouble})
+
 _NO_PLACE: Final = np.iinfo(np.intp).max
 
 _Weight = Any
@@ -314,6 +317,8 @@ class StandardizedModel:
         ``KnownFields.of`` does the same for many rows.
         """
         kinds, zone = self._kinds, self._known.zone
+        if not _NARROW.isdisjoint(map(type, row.values())):
+            row = {name: float(value) if type(value) in _NARROW else value for name, value in row.items()}
         if kinds.keys().isdisjoint(row):
             return row
         prepared: dict[str, Any] = {}

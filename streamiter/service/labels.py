@@ -16,7 +16,7 @@ from streamiter.flow.building import outlets_of
 from streamiter.flow.event_time import is_behind_topic
 from streamiter.flow.stream import Stream
 from streamiter.learn import DelayedLabels
-from streamiter.learn.labels import LearningTask
+from streamiter.learn.labels import LearningTask, number_of_label
 from streamiter.operators.functions import with_batches
 from streamiter.service.settings import (
     ANSWER,
@@ -52,9 +52,10 @@ def label_of(learn: LearnSettings) -> Callable[[Record], Any]:
         given = record[value]
         if isinstance(given, str) and learn.kind == "classification" and not takes_texts:
             raise ValueError(f"expected true, false, 1 or 0 in the field {value!r}, given {given!r}; {_COMPARE_IT}")
-        if not is_label(given):
+        found = number_of_label(given) if learn.kind == "regression" else given
+        if not is_label(found):
             raise ValueError(f"expected {expected} in the field {value!r}, given {given!r}")
-        return bool(given) if learn.kind == "classification" and not isinstance(given, str) else given
+        return bool(found) if learn.kind == "classification" and not isinstance(given, str) else found
 
     return label
 
@@ -66,7 +67,7 @@ _LABELS: Final[Mapping[str, tuple[str, Callable[[Any], bool]]]] = {
         "true, false, 1, 0 or a text",
         lambda given: isinstance(given, str) or (is_number(given) and given in (0, 1)),
     ),
-    "regression": ("a number", lambda given: is_number(given) and math.isfinite(given)),
+    "regression": ("a number", lambda found: found is not None),
     "multiclass": ("a text or a whole number", lambda given: isinstance(given, (str, int))),
 }
 

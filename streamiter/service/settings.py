@@ -23,7 +23,7 @@ from streamiter.learn.field_watch import FieldWatch
 from streamiter.parameter_server.optimizers import FTRL, SGD, AdaDelta, AdaGrad, Adam, Momentum, Optimizer, RMSProp
 from streamiter.topics.topic import StartPosition
 from streamiter.topics.urls import with_secrets
-from streamiter.values.field_kinds import KINDS, Kind, is_kind, time_zone_of
+from streamiter.values.field_kinds import KINDS, Kind, is_kind, number_of_text, time_zone_of
 from streamiter.values.settings import (
     WrongValue,
     any_of,
@@ -58,8 +58,8 @@ class FieldComparison:
     """A field compared with a number or a text: ``delay > 15``, ``outcome == 'click'``; its result is a label.
 
     >>> late = FieldComparison.of("delay > 15")
-    >>> late({"delay": 20}), str(late)
-    (True, 'delay > 15')
+    >>> late({"delay": 20}), late({"delay": "9.5"}), str(late)
+    (True, False, 'delay > 15')
     """
 
     field: str
@@ -78,9 +78,11 @@ class FieldComparison:
 
     def __call__(self, record: Mapping[str, Any]) -> bool:
         """Return the label of a record; raise KeyError for a record without the field, ValueError for another type."""
-        value = record[self.field]
+        given = value = record[self.field]
+        if isinstance(given, str) and not isinstance(self.bound, str):
+            value = number_of_text(given)
         if isinstance(value, str) is not isinstance(self.bound, str) or value is None:
-            raise ValueError(f"expected {self.field} as in {self}, given {value!r}")
+            raise ValueError(f"expected {self.field} as in {self}, given {given!r}")
         return bool(_OPERATORS[self.operator](value, self.bound))
 
     def of_batch(self, records: Iterable[Any]) -> list[bool]:

@@ -144,6 +144,17 @@ def read_text(text: str, zone: tzinfo | None) -> ReadText:
     return (BLANK, math.nan) if len(stripped) <= 4 and stripped.lower() in BLANKS else OTHER_TEXT
 
 
+def number_of_text(text: str) -> float | None:
+    """Return the number that a text is; None for other texts, and for numbers that count as missing.
+
+    >>> number_of_text("1.5"), number_of_text("1e101"), number_of_text("NA")
+    (1.5, None, None)
+    """
+    stripped = text.strip(_SPACE)
+    number = float(stripped) if _NUMBER.fullmatch(stripped) else math.nan
+    return number if abs(number) <= HUGE else None
+
+
 def _read_iso(match: re.Match[str], zone: tzinfo | None) -> ReadText:
     day, minutes, seconds, fraction, offset = match.groups()
     digits = f".{fraction[1:4]:0<3}" if fraction else ""
@@ -194,7 +205,8 @@ _PREPARATIONS: Final[Mapping[Kind, Callable[[Any], Any]]] = {"category": categor
 
 
 def _is_missing(value: Any) -> bool:
-    number: Any = value  # A whole number may be too large for a float.
+    # A whole number may be too large for a float, and HUGE is too large for a narrow one.
+    number: Any = float(value) if isinstance(value, np.floating) else value
     return value is None or (is_number(value) and not abs(number) <= HUGE)
 
 

@@ -26,7 +26,9 @@ from learn.online_support import (
 from streamiter import Flow
 from streamiter.learn import AdaptiveLinearModel, DelayedLabels, ProgressiveValidation, SparseRows, train_online
 from streamiter.learn.asked_questions import AskedScores
+from streamiter.learn.late_labels import answers_and_keys
 from streamiter.learn.model_rows import RowSteps
+from streamiter.learn.rows import BadRows
 
 COIN = DelayedLabels(
     key_of=lambda event: event["id"],
@@ -241,3 +243,11 @@ async def test_events_that_are_no_questions_or_answers_become_dead_letters(mode:
     for record, _, message in bad:
         assert any(message in error for _, error, value in letters), record
     assert result.models[-1].records == 36
+
+
+@pytest.mark.parametrize("key", [None, float("nan"), np.float32("nan"), np.datetime64("NaT")])
+def test_an_event_without_a_key_is_refused(key: Any) -> None:
+    """A table has NaN in place of None: each such question waited for an answer that no event could bring."""
+    with pytest.raises(BadRows, match="expected a key that a question and its answer share, given") as refused:
+        answers_and_keys(COIN, [{"id": 1}, {"id": key}, {"id": key, "label": True}])
+    assert refused.value.rows == (1, 2)

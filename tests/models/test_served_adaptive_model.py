@@ -348,6 +348,21 @@ def test_columns_and_tables_are_predicted_as_their_records() -> None:
     assert predict(Columns({"id": np.arange(2)})) == pytest.approx(predict({}), rel=1e-12)
 
 
+@pytest.mark.filterwarnings("error")
+@linear_and_shapes
+@pytest.mark.parametrize("number", [1.0, math.nan, math.inf])
+@pytest.mark.parametrize("narrow", [np.float16, np.float32, np.longdouble])
+def test_a_narrow_float_is_predicted_as_the_number_that_it_is(narrow: Any, number: float, shapes: bool) -> None:
+    """A missing number of 32 bits in a single row had the prediction NaN, and an infinite one the largest weight."""
+    rows = [{"km": math.nan if n % 5 == 0 else n % 7 - 3.0, "id": n % 3} for n in range(300)]
+    model = AdaptiveLinearModel(shapes=shapes, kinds={"id": "category"})
+    model.learn(rows, [n % 7 > 2 for n in range(300)])
+    predict = LinearPredictor(model.parameters())
+    [expected] = predict([{"km": number, "id": number}])
+    row = {"km": narrow(number), "id": narrow(number)}
+    assert [predict(row), *predict([row]), *model.predict([row])] == pytest.approx([expected] * 3, rel=1e-6)
+
+
 def test_a_field_that_the_model_does_not_know_may_have_any_value() -> None:
     """The text of an id that was never learned had the weight of another text by chance, or a list was refused."""
     rows = [{"town": f"town {n % 40}", "id": n} for n in range(400)]

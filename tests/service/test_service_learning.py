@@ -206,18 +206,24 @@ def test_times_and_labels_of_a_batch_are_those_of_its_records() -> None:
     assert LATE.of_batch(answers) == [LATE(each) for each in answers]
     with pytest.raises(ValueError, match="expected"):
         LATE.of_batch([*answers, {"delay": "20"}])
+    assert [LATE({"delay": text}) for text in ("20", " 7.5")] == [True, False]
+    with pytest.raises(ValueError, match="expected delay as in delay > 15, given 'much'"):
+        LATE({"delay": "much"})
 
 
 @pytest.mark.parametrize(
     ("kind", "good", "bad"),
     [
         ("classification", {0: False, True: True, "yes": "yes"}, [2, None, 0.5, [1]]),
-        ("regression", {3: 3, -0.5: -0.5}, ["3", None, float("nan"), float("inf")]),
+        ("regression", {3: 3, -0.5: -0.5, "3.5": 3.5}, ["three", "3,5", "", None, float("nan"), float("inf")]),
         ("multiclass", {"red": "red", 3: 3}, [None, 0.5, ["red"]]),
     ],
 )
 def test_labels_fit_their_kind(kind: Any, good: dict[Any, Any], bad: list[Any]) -> None:
-    """The text "false" was a label, and counted as true; or a learner that needs truth values got texts."""
+    """The text "false" was a label, and counted as true; or a learner that needs truth values got texts.
+
+    The numbers of a file of CSV, which are texts, were refused as labels, and read as features.
+    """
     read = label_of(LearnSettings(kind, LabelSettings("late")))
     if kind == "classification":
         with pytest.raises(ValueError, match=r"given 'yes'; write value = .*== 'text'"):
