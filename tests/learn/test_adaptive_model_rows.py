@@ -9,7 +9,7 @@ from learn.frozen_states import frozen, learned
 from learn.row_streams import hyperplane
 
 from streamiter import Columns
-from streamiter.errors import ConfigurationError, ModelError
+from streamiter.errors import ModelError
 from streamiter.learn import AdaptiveLinearModel, BadRows, SparseRows
 from streamiter.learn.model_rows import RowSteps
 from streamiter.values.named_rows import FieldReader
@@ -199,41 +199,3 @@ def test_fields_of_a_refused_batch_can_be_predicted() -> None:
     restored = AdaptiveLinearModel(bits=1)
     restored.restore(model.state())
     assert len(restored.parameters()["fields"]) == len(restored.parameters()["center"]) == 1_001
-
-
-def test_wrong_settings_states_and_uses_are_refused() -> None:
-    """An error that comes with the first record of the second day is found too late."""
-    for options, message in (
-        ({"task": "ranking"}, r'\(task=\): expected "classification", .* or "regression", given \'ranking\''),
-        ({"positive": "a", "classes": ["b", "c"]}, r"\(positive=\): expected one of two labels, given 'a'"),
-        ({"positive": "a", "task": "regression"}, r"\(positive=\): expected one of two labels, given 'a'"),
-        ({"classes": ["a"]}, r"\(classes=\): expected two different classes or more"),
-        ({"classes": ["a", "b"], "task": "regression"}, r"\(classes=\): expected .* and task='regression'"),
-        *(
-            ({"rates": rates}, r"\(rates=\): expected one to three numbers")
-            for rates in (0.5, [], [0.0], [1e9], [1] * 4, "12")
-        ),
-        ({"bits": 0}, r"\(bits=\): expected .*1.*28.* given 0"),
-    ):
-        with pytest.raises(ConfigurationError, match=f"^AdaptiveLinearModel{message}"):
-            AdaptiveLinearModel(**options)
-    model = AdaptiveLinearModel()
-    for use in (lambda: model.predict([{}]), model.parameters):
-        with pytest.raises(ModelError, match="expected to have learned from a row first, given none so far"):
-            use()
-    model.learn([{}], [1])
-    with pytest.raises(ModelError, match="expected 1 labels, one for each row, given 2"):
-        model.learn([{}], [1, 0])
-    with pytest.raises(ModelError, match="expected features as a matrix"):
-        model.learn([[[1.0]]], [1])
-    other = AdaptiveLinearModel(bits=4)
-    with pytest.raises(ModelError, match=r"restore: expected the state of .*: bits was 18, now 4;"):
-        other.restore(model.state())
-    with pytest.raises(ModelError, match=r"restore: .*: rates was None, now \[0.5, 1.0\];"):
-        AdaptiveLinearModel(rates=(0.5, 1)).restore(model.state())
-    with pytest.raises(ModelError, match=r"start_from: expected parameters with bits=4, given 18; make the .*bits=18"):
-        other.start_from(model.parameters())
-    with pytest.raises(ModelError, match=r"start_from: expected the parameters of a published .*given \['weights'\]"):
-        other.start_from({"weights": [1.0]})
-    with pytest.raises(ModelError, match="start_from: expected a new model, given one that has learned already"):
-        model.start_from(model.parameters())

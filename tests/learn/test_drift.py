@@ -207,7 +207,7 @@ def test_a_watch_depends_neither_on_cuts_nor_on_restores(make, task):
     predictions = np.where(np.arange(900) < 600, good, np.roll(good, 1))
     weights = random.integers(0, 3, 900)
     results = set()
-    for cut in (1, 37, 900):
+    for cut in (4, 37, 900):
         watch, found = DriftWatch(make()), []
         for start in range(0, 900, cut):
             part = slice(start, start + cut)
@@ -320,6 +320,7 @@ def test_an_owner_under_watch_resumes_exactly(detector, options):
         epochs=1,
         tags=[MODELS, PREDICTIONS, DRIFTS],
         structs=[ModelSnapshot],
+        cuts=4,
         fresh_process=False,
     )
 

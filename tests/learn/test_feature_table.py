@@ -1,8 +1,6 @@
 """A table of features admits, expires and evicts as a dict in plain Python does, with the same bits after a restart."""
 
 import os
-import subprocess
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -15,20 +13,16 @@ from learn.feature_histories import (
     WIDTH,
     History,
     ModelOfTable,
-    digest_of_histories,
     history,
     learn,
     state_bytes,
     touch,
 )
 from support.examples import random_examples
-from support.waiting import PATIENCE_S
 
 from streamiter.errors import ConfigurationError, ModelError, OtherModel
 from streamiter.parameter_server.storage.feature_table import FeatureCounts, FeatureTable, rows_for, size_of_features
 from streamiter.values.helpers.compiled import is_compiling
-
-TESTS = Path(__file__).resolve().parents[1]
 
 
 def touch_all(table: FeatureTable, keys: Iterable[int], times: Iterable[int]) -> list[int]:
@@ -120,23 +114,6 @@ def test_a_table_of_another_capacity_takes_the_newest_features(given: History) -
         grown = given.settings.table(20, 20)
         grown.restore(smaller.state())
         assert state_bytes(grown) == state_bytes(smaller)
-
-
-UNCOMPILED = "from learn.feature_histories import digest_of_histories; print(digest_of_histories(300))"
-
-
-def test_uncompiled_functions_give_the_same_bits() -> None:
-    """Without Numba a count became a number of another type, and a warning about its overflow ended the job."""
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", UNCOMPILED],
-        env=os.environ | {"NUMBA_DISABLE_JIT": "1", "PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path])},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=PATIENCE_S,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == digest_of_histories(300)
 
 
 def test_the_functions_are_compiled_once() -> None:

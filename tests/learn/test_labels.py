@@ -30,7 +30,7 @@ def run(labels: list[Any], **options: Any) -> tuple[list[dict[str, float]], list
     """Train on rows with these labels; return metrics, predictions and models."""
     flow = Flow("labels")
     records = [row | {"y": label} for row, label in zip(ROWS, labels, strict=False)]
-    training = train_online(flow.from_items(records), label="y", mode="synchronous", **options)
+    training = train_online(flow.from_items(records), label="y", mode="synchronous", publish_every=50, **options)
     found = training.validation.collect(), training.predictions.collect(), training.models.collect()
     flow.run()
     return found[0].items, found[1].items, found[2].items

@@ -69,7 +69,11 @@ def trained(
     flow = Flow("f")
     result = Result(
         train_online(
-            prepared(cut_items(flow, events, seed=seed)), labels=labels, on_error="skip", report_every=10**6, **options
+            prepared(cut_items(flow, events, seed=seed)),
+            labels=labels,
+            on_error="skip",
+            report_every=10**6,
+            **options,
         )
     )
     return result, run(flow, seed=seed)

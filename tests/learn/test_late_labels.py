@@ -40,7 +40,12 @@ def trained_in_epochs(events: list[dict[str, Any]], mini_batch: int) -> tuple[li
     """Return the last version, and the metrics."""
     flow = Flow("late")
     training = train_online(
-        flow.from_items(events), labels=COIN, mini_batch=mini_batch, mode="synchronous", report_every=100
+        flow.from_items(events),
+        labels=COIN,
+        mini_batch=mini_batch,
+        mode="synchronous",
+        report_every=100,
+        publish_every=100,
     )
     models, metrics = training.models.collect(), training.validation.collect()
     flow.run()
@@ -158,7 +163,7 @@ def test_late_labels_give_the_model_of_a_plain_loop_for_any_mini_batch(mode: Any
     events = delayed_events(120, label)
     model, predictions, labels, unknown = delayed_by_a_loop(events)
     assert unknown > 5
-    for seed, (mini_batch, workers) in enumerate([(1, 1), (7, 1), (1_000, 1), (20, 3)]):
+    for seed, (mini_batch, workers) in enumerate([(1, 1), (1_000, 1), (20, 3)]):
         if mode == "asynchronous" and workers > 1:
             continue
         flow = Flow("f")

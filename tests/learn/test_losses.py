@@ -57,6 +57,7 @@ def test_gradients_are_the_slopes_of_the_loss(loss):
         assert gradient.to_dense()[feature] == pytest.approx(slope, rel=1e-5, abs=1e-5)
     slope = (total(start, bias + step) - total(start, bias - step)) / (2 * step)
     assert gradient.intercept == pytest.approx(slope, rel=1e-5, abs=1e-5)
+    assert gradient.weight == w.sum()
 
 
 @every_loss
@@ -65,6 +66,9 @@ def test_one_row_is_the_same_as_one_of_many_to_the_last_bit(loss):
     margins = np.random.default_rng(13).normal(size=2_000) * 3.0
     targets = rows(loss, 2_000)[1]
     targets[:50] = loss.predict(margins)[:50].round() if loss in NUMBERS else targets[:50]
+    before = margins.copy()
+    loss.predict(margins)[:] = 9.0  # A new array, which the caller may change.
+    assert np.array_equal(margins, before)
     predictions = loss.predict(margins)
     assert predictions.tobytes() == np.array([loss.predict_one(m) for m in margins.tolist()]).tobytes()
     singly = [loss.slope(p, t) for p, t in zip(predictions.tolist(), targets.tolist(), strict=True)]

@@ -94,7 +94,8 @@ def undisturbed_outputs(learner: Callable[[Flow], Stream]) -> list[Any]:
 # Learners are stopped while they read, and in rounds: at other points with each change.
 @pytest.mark.parametrize("learner", [fitted_from_memory, fitted_from_replay, centroids, tree, item_sets])
 @pytest.mark.parametrize(
-    ("before", "after", "turns"), [(2, 1, (60, 300)), (2, 3, (40, 120)), *in_soak((1, 2, (20, 200)), (3, 2, (90, 250)))]
+    ("before", "after", "turns"),
+    [(2, 1, (60,)), (2, 3, (120,)), *in_soak((2, 1, (300,)), (2, 3, (40,)), (3, 2, (20, 250)))],
 )
 def test_a_bounded_training_resumes_with_other_workers(
     learner: Callable[[Flow], Stream], before: int, after: int, turns: tuple[int, ...]

@@ -105,21 +105,19 @@ def test_metrics_equal_their_definitions(rows):
     assert metrics == pytest.approx(expected | of_window, abs=1e-9)
 
 
-@pytest.mark.parametrize("cut", [1, 7, 100, 400, 1000])
-def test_the_window_holds_exactly_the_last_rows(cut):
+def test_the_window_holds_exactly_the_last_rows():
     """The window was wrong by one row at the seam of its ring, or for a batch larger than the window."""
-    predictions, targets, weights = stream(1, 1000)
-    validation = ProgressiveValidation(window=128)
-    for start in range(0, 1000, cut):
-        validation.update(*(column[start : start + cut] for column in (predictions, targets, weights)))
+    predictions, targets, weights = stream(1, 600)
     kept = np.flatnonzero(weights > 0)[-128:]
-    expected = defined(predictions[kept], targets[kept], weights[kept])
-    metrics = validation.metrics()
-    assert {name: metrics[f"window_{name}"] for name in expected} == pytest.approx(expected, rel=1e-12)
-    whole = defined(predictions, targets, weights)
-    assert {name: metrics[name] for name in whole if name != "auc"} == pytest.approx(
-        {name: value for name, value in whole.items() if name != "auc"}, rel=1e-12
-    )
+    expected, whole = defined(predictions[kept], targets[kept], weights[kept]), defined(predictions, targets, weights)
+    del whole["auc"]
+    for cut in (1, 7, 100, 400, 600):
+        validation = ProgressiveValidation(window=128)
+        for start in range(0, 600, cut):
+            validation.update(*(column[start : start + cut] for column in (predictions, targets, weights)))
+        metrics = validation.metrics()
+        assert {name: metrics[f"window_{name}"] for name in expected} == pytest.approx(expected, rel=1e-12), cut
+        assert {name: metrics[name] for name in whole} == pytest.approx(whole, rel=1e-12), cut
 
 
 def test_metrics_do_not_depend_on_the_cut_not_even_in_the_last_bit():

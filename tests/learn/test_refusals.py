@@ -4,6 +4,7 @@
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -39,14 +40,36 @@ NAMES["foreign"] = learn.ForeignModel(make=dict, learn=len, predict=len, save=le
 NAMES["FUNCTIONS"] = {"key_of": len, "is_answer": bool, "features": None, "target_of": float}
 
 
+def scaler_of(width: int) -> learn.StandardScaler:
+    scaler = learn.StandardScaler()
+    scaler.learn(np.ones((1, width)))
+    return scaler
+
+
+def learned() -> learn.AdaptiveLinearModel:
+    model = learn.AdaptiveLinearModel()
+    model.learn([{"km": 1.0, "town": town, "day": day} for town in "ab" for day in "cd"], [0, 1, 1, 0])
+    return model
+
+
+def other_parameters(name: str, change: Callable[[Any], Any]) -> dict[str, Any]:
+    """Return parameters that no model has published."""
+    parameters = learned().parameters()
+    return parameters | {name: change(parameters[name])}
+
+
+NAMES |= {"scaler_of": scaler_of, "other_parameters": other_parameters}
+
+
 async def of_a_stream(code: str) -> object:
     """Evaluate a call with rows, and rows with event time, to which it must not have added a step."""
     flow = Flow("f")
     rows = flow.from_items([{"id": 1, "at": 1}])
     timed = rows.event_time("at", unit="ms", check_unit=False)
+    endless = Flow("endless").source(topic("memory://endless"))
     before = repr(flow)
     try:
-        return eval(code, {**NAMES, "rows": rows, "timed": timed})
+        return eval(code, {**NAMES, "rows": rows, "timed": timed, "endless": endless})
     finally:
         assert repr(flow) == before
 
@@ -56,12 +79,16 @@ async def where_written(code: str) -> object:
 
 
 async def of_a_fitted_model(code: str) -> object:
-    """Evaluate a call with a linear model without a version, and with trees that were fitted."""
-    model = learn.LogisticRegression(2)
+    """Evaluate a call with linear models without a version, a learned one, and trees that were fitted."""
+    model, scaled, adaptive = learn.LogisticRegression(2), learn.LogisticRegression(2), learned()
+    scaled.scale(learn.StandardScaler().moments)
+    before = repr(adaptive.state())
     tree, numbers = (learn.DecisionTree(task).fit([[0], [1]], [3, 4]) for task in ("classification", "regression"))
     try:
-        return eval(code, {**NAMES, "model": model, "tree": tree, "numbers": numbers})
+        models = {"model": model, "scaled": scaled, "adaptive": adaptive, "tree": tree, "numbers": numbers}
+        return eval(code, {**NAMES, **models})
     finally:
+        assert repr(adaptive.state()) == before
         assert (model.version, model.weights.tolist()) == (0, [0.0, 0.0])
         assert tree.predict([[0], [1]]).tolist() == numbers.predict([[0], [1]]).tolist() == [3, 4]
 

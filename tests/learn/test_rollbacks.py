@@ -14,7 +14,7 @@ from support.waiting import turn
 
 from streamiter import Checkpoints, Flow
 from streamiter.engine.job.job import Job
-from streamiter.errors import GraphError, JobFailed
+from streamiter.errors import JobFailed
 from streamiter.learn import (
     SGD,
     AdaptiveLinearModel,
@@ -317,12 +317,3 @@ async def test_a_version_that_was_held_since_before_a_rollback_is_not_published(
     update = await newest(topic, lambda update: update.records == 2, job)
     assert (update.rank, update.since_rollback) == ((3, 1), (2, 1))
     await job.stop("suspend")
-
-
-def test_rollbacks_are_given_as_topic_and_model() -> None:
-    """A topic alone was accepted, and the first rollback ended the job."""
-    with pytest.raises(GraphError) as refused:
-        online(Flow("f").from_items([]), label="y", rollbacks=MemoryBroker().topic("m"))  # type: ignore[arg-type]
-    assert "train_online(rollbacks=): expected Rollbacks(topic, model), given MemoryTopic('memory://m')" in str(
-        refused.value
-    )

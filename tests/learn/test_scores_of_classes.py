@@ -30,7 +30,7 @@ ROWS = rows_of(400)
 
 def predicted(events: list[dict[str, Any]], model: Any = None, **options: Any) -> list[PredictedRows]:
     flow = Flow("colors")
-    found = train_online(flow.from_items(events), model, **options).predictions.collect()
+    found = train_online(flow.from_items(events), model, publish_every=500, **options).predictions.collect()
     flow.run()
     return found.items
 

@@ -60,7 +60,7 @@ def _by_epoch(
     return flow, server
 
 
-@pytest.mark.parametrize("turns", [2, 5, 9, 14, 20])
+@pytest.mark.parametrize("turns", [2, 9, 20])
 @pytest.mark.parametrize("consistency", KINDS, ids=repr)
 async def test_a_clock_may_be_the_end_of_an_epoch(consistency: Consistency, turns: int) -> None:
     """A callback that clocked at the end of an epoch waited for other workers, and records were lost or repeated."""
@@ -126,7 +126,7 @@ def _in_turn(consistency: Consistency) -> tuple[Flow, ParameterServer]:
     return flow, server
 
 
-@pytest.mark.parametrize("turns", [2, 5, 9, 14, 20])
+@pytest.mark.parametrize("turns", [2, 9, 20])
 @pytest.mark.parametrize("consistency", KINDS, ids=repr)
 async def test_a_step_that_wants_one_input_after_the_other_counts_each_record_once(
     consistency: Consistency, turns: int
@@ -224,7 +224,7 @@ class HandlesBatches(Counts):
         await self.client.clock(MATRIX)
 
 
-@pytest.mark.parametrize("turns", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("turns", [1, 3, 8])
 @pytest.mark.parametrize("consistency", KINDS, ids=repr)
 async def test_many_small_batches_count_each_record_once(consistency: Consistency, turns: int) -> None:
     """A step that handles whole batches was stopped between two of them, and records were lost or repeated."""
