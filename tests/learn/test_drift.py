@@ -9,16 +9,7 @@ import pytest
 from support.examples import random_examples
 
 from streamiter import Columns, Flow
-from streamiter.learn import (
-    ADWIN,
-    BadRows,
-    DelayedLabels,
-    DriftWatch,
-    ForeignModel,
-    LogisticRegression,
-    PageHinkley,
-    train_online,
-)
+from streamiter.learn import ADWIN, BadRows, DelayedLabels, DriftWatch, ForeignModel, PageHinkley, train_online
 from streamiter.learn.adaptive import AdaptiveLinearModel
 from streamiter.learn.drift import DRIFTS
 from streamiter.learn.model_owner import MODELS, OwnerOptions, PublishSchedule
@@ -56,27 +47,6 @@ def test_adwin_finds_the_changes_that_river_finds(seed, expected):
         (pytest.approx(0.1, abs=0.02), pytest.approx(0.25, abs=0.08)),
         (pytest.approx(0.25, abs=0.02), pytest.approx(0.1, abs=0.08)),
     ]
-
-
-def test_adwin_and_page_hinkley_agree_with_river():
-    """The expected positions of the other tests could be those of a mistake."""
-    river = pytest.importorskip("river.drift", reason="river is installed only to compare with it")
-
-    def found(detector, values):
-        positions = []
-        for position, value in enumerate(values):
-            detector.update(float(value))
-            if detector.drift_detected:
-                positions.append(position)
-        return positions
-
-    for seed in range(20):
-        values = coins(seed, 0.1, 0.25)
-        assert found(river.ADWIN(), values) == [change.position for change in ADWIN(confidence=0.002).watch(values)]
-        losses = np.random.default_rng(seed).exponential(np.repeat([0.3, 0.7, 0.3, 0.9], 3_000))
-        theirs = river.PageHinkley(mode="up", threshold=50.0, delta=0.05)
-        mine = PageHinkley(threshold=50.0, allowance=0.05)
-        assert found(theirs, losses) == [change.position for change in mine.watch(losses)]
 
 
 def test_page_hinkley_finds_rises_where_river_finds_them():
@@ -188,13 +158,6 @@ def test_a_larger_loss_is_a_drift_and_a_smaller_one_is_not(before, after):
     assert watch.metrics() == {"drifts": 1, "rows_since_drift": 1_000 - drift["row"]}
     assert watch.add(before) == []
     assert watch.metrics()["drifts"] == 1
-
-
-def test_rows_of_weight_0_do_not_count():
-    """A row that is predicted only, as a test row, moved the position of the drift."""
-    watch = DriftWatch(ADWIN())
-    watch.add(rows("classification", [0.1, 0.9], [0, 0], [2.0, 0.0]))
-    assert watch.metrics() == {"drifts": 0, "rows_since_drift": 1}
 
 
 @every_detector
@@ -350,17 +313,6 @@ def test_predictions_of_a_training_are_those_that_are_validated():
     assert np.array_equal(joined["targets"], label)
     assert drifts == []
     assert "drifts" not in models[-1].metrics
-
-
-def test_predictions_of_a_model_of_fixed_width_are_a_stream_too():
-    """The side output of the workers had another form than that of the owner."""
-    records = Columns({"x": np.tile([0.0, 1.0], 200), "label": np.tile([0.0, 1.0], 200)})
-    _, predicted, drifts, _ = run(
-        records, model=lambda: LogisticRegression(1), label="label", features=lambda batch: batch["x"][:, None]
-    )
-    assert sum(len(each["targets"]) for each in predicted) == 400
-    assert {each["task"] for each in predicted} == {"classification"}
-    assert drifts == []
 
 
 def test_first_predictions_of_questions_are_watched():

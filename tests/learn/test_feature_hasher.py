@@ -1,7 +1,6 @@
 """Feature hashing gives the same features at the same places, from dicts and from columns."""
 
 import math
-import subprocess
 import sys
 from datetime import date
 
@@ -9,7 +8,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.waiting import PATIENCE_S
 
 from streamiter.errors import ModelError
 from streamiter.learn import BadRows, FeatureHasher
@@ -54,15 +52,6 @@ def test_places_never_change():
 
 
 PLACES = [48082, 62726, 86443, 136113]
-
-
-def test_places_are_the_same_in_another_process():
-    """Python's own hash of a text differs between processes."""
-    program = "from streamiter.learn import FeatureHasher; print(FeatureHasher(['a']).index('a', 'text'))"
-    printed = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, check=True, text=True, timeout=PATIENCE_S
-    ).stdout
-    assert int(printed) == FeatureHasher(["a"]).index("a", "text")
 
 
 @settings(deadline=None, max_examples=40)
@@ -123,13 +112,6 @@ def test_a_missing_value_leaves_its_feature_out(missing):
     assert row == {made.index("hour", 7): 1.0}
     column = Columns({"city": np.array([missing]), "hour": np.array([7]), "price": np.array([math.nan])})
     assert features(made.rows(column)) == [row]
-
-
-def test_numeric_fields_are_scaled():
-    """If one feature has thousands and another has ones, no learning rate suits both."""
-    made = FeatureHasher(numeric={"miles": 0.001, "speed": 2.0})
-    [row] = features(made.rows([{"miles": 2500, "speed": 1.5}]))
-    assert row == {made.index("miles"): 2.5, made.index("speed"): 3.0}
 
 
 def test_features_on_one_place_are_added():

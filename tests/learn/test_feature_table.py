@@ -21,7 +21,7 @@ from learn.feature_histories import (
 from support.examples import random_examples
 
 from streamiter.errors import ConfigurationError, ModelError, OtherModel
-from streamiter.parameter_server.storage.feature_table import FeatureCounts, FeatureTable, rows_for, size_of_features
+from streamiter.parameter_server.storage.feature_table import FeatureTable, rows_for, size_of_features
 from streamiter.values.helpers.compiled import is_compiling
 
 
@@ -128,32 +128,6 @@ def test_the_functions_are_compiled_once() -> None:
     table.find(range(3), keys)
     for function in (table.steps.touch_features, table.steps.find_features):
         assert len(function.signatures) == 1  # type: ignore[attr-defined]
-
-
-def test_a_feature_expires_after_more_than_so_long_without_an_occurrence() -> None:
-    """The row at the very end of the time began anew, and a late row made the features of the newest rows old."""
-    table = new_table(expire_ms=10)
-    touch_all(table, [1, 1, 2], [100, 95, 100])
-    table.weights()[:] += 1
-    table.rows()[:] += 1
-    assert table.find([1, 1], [110, 111]).astype(bool).tolist() == [True, False]
-    touch(table, 1, 110)
-    assert [table.state()[name].tolist()[1] for name in ("weights", "rows")] == [[1.0, 1.25], [1.0, 1.0, 1.25, 1.25]]
-    touch(table, 1, 121)
-    assert [table.state()[name].tolist() for name in ("weights", "rows")] == [[[0.0, 0.25]], [[0.0, 0.0, 0.25, 0.25]]]
-    assert table.counts() == FeatureCounts(1, 1, expired=2, evicted=0)
-
-
-def test_one_wrong_time_neither_empties_the_table_nor_ends_expiry() -> None:
-    """A row of the year 2100 removed all features, and its own one held up the expiry of all others for decades."""
-    table = new_table(expire_ms=10)
-    touch_all(table, range(50), [100] * 50)
-    touch(table, 50, 2**61)
-    assert table.counts().features == 49
-    touch_all(table, [51] * 100, [111] * 100)
-    assert set(table.state()["keys"].tolist()) == {50, 51}
-    touch_all(table, [51] * 2, [122] * 2)
-    assert table.state()["keys"].tolist() == [51]
 
 
 def test_counts_do_not_overflow() -> None:

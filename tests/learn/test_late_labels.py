@@ -71,29 +71,6 @@ def test_experts_are_judged_by_the_predictions_that_were_made() -> None:
     assert metrics[-1]["loss"] < 0.9
 
 
-@pytest.mark.parametrize(
-    "label_of",
-    [lambda x: x > 0.5, lambda x: 10.0 * x, lambda x: "red" if x < 0.4 else "blue" if x < 0.9 else "green"],
-    ids=["binary", "numbers", "classes"],
-)
-def test_where_mini_batches_are_cut_does_not_matter(label_of: Any) -> None:
-    """The scores of a question that waits for the next mini-batch were lost, or were those of other classes."""
-    random = Random(1)
-    rows = [{"id": n, "sky": random.choice("ab"), "km": random.random()} for n in range(150)]
-    answers = [{"id": row["id"], "label": label_of(row["km"])} for row in rows]
-    late = 37
-    events = rows[:late]
-    for n, answer in enumerate(answers):
-        events += rows[n + late : n + late + 1]
-        events.append(answer)
-    [first, *others] = [trained_in_epochs(events, size) for size in (2_000, 13, 1)]
-    for models, metrics in others:
-        assert metrics[-1] == pytest.approx(first[1][-1], rel=1e-9)
-        assert models[-1].parameters.keys() == first[0][-1].parameters.keys()
-        for name, value in models[-1].parameters.items():
-            assert str(value) == str(first[0][-1].parameters[name]), name
-
-
 # ---- compared with a plain loop
 
 

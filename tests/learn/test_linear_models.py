@@ -93,15 +93,6 @@ def test_a_row_of_weight_2_counts_as_two_rows_and_weight_0_as_no_row(optimizer, 
     assert weighted.version == repeated.version == 10
 
 
-def test_weights_count_in_proportion_not_in_size():
-    """The step is a mean, so doubling all weights must change nothing."""
-    one, two = (LogisticRegression(6, optimizer=FTRL()) for _ in range(2))
-    for features, targets, weights in batches(4, 5):
-        one.learn(features, targets, weights)
-        two.learn(features, targets, weights * 2.0)
-    assert one.weights.tobytes() == two.weights.tobytes()
-
-
 def test_rows_without_weight_make_no_step():
     """A mean over nothing is NaN, and a version without learning misleads its readers."""
     model = LogisticRegression(2)
@@ -317,15 +308,6 @@ def test_dense_and_sparse_gradients_add():
         dense + LogisticRegression(5).gradient(np.zeros((1, 5)), [1])
 
 
-def test_a_gradient_does_not_change_the_model():
-    """Asynchronous workers compute gradients of parameters that they only borrow."""
-    model = LogisticRegression(2, initial_weights=START)
-    before = bits(model)
-    model.gradient(ROWS, LABELS)
-    model.predict(ROWS)
-    assert bits(model) == before
-
-
 @pytest.mark.parametrize("sparse", [False, True])
 def test_learning_does_not_change_its_inputs(sparse):
     """The consumers of a stream share its batches."""
@@ -363,18 +345,6 @@ def test_extreme_margins_give_plain_probabilities():
     features = [[5000.0], [-5000.0], [0.0]]
     assert model.predict(features).tolist() == pytest.approx([1.0, 0.0, 0.5], abs=1e-300)
     assert model.learn_each(features, [1, 0, 1]).tolist() == pytest.approx([1.0, 0.0, 0.5], abs=1e-300)
-
-
-def test_the_intercept_is_learned_but_not_shrunk():
-    """The intercept must still be the right mean under heavy regularization."""
-    model = LogisticRegression(1, optimizer=FTRL(1.0, 0.1, l1=100.0, l2=100.0))
-    for _ in range(300):
-        model.learn([[1.0], [1.0], [0.0], [0.0]], [1, 1, 1, 0])
-    assert model.weights.tolist() == [0.0]
-    assert sigmoid(model.intercept_weight) == pytest.approx(0.75, abs=0.01)
-    without = LogisticRegression(1, intercept=False)
-    without.learn([[1.0], [0.0]], [1, 1])
-    assert without.parameters()["intercept"] == 0.0
 
 
 @pytest.mark.parametrize("optimizer", [SGD(0.1), FTRL(), FTRL(0.3, 0.1, l1=0.05, l2=0.2)], ids=str)

@@ -152,15 +152,6 @@ def test_the_workers_share_one_mini_batch(workers: int, mini_batch: int | None, 
     assert weights == pytest.approx(by_hand(rows, mini_batch=mini_batch or 40, rounds=20), rel=1e-12)
 
 
-def test_rows_from_one_source_are_dealt_out_in_turn() -> None:
-    """``workers`` decides the number of workers, even if the stream has one subtask."""
-    rows = made_up(40)
-    flow = Flow("training")
-    models = trained(flow.from_items(rows), mini_batch=8, workers=4).models.collect()
-    run(flow)
-    assert models.items[0].parameters["weights"] == pytest.approx(by_hand(rows, mini_batch=8, rounds=20), rel=1e-12)
-
-
 def test_sparse_rows_give_the_same_model_as_dense_rows() -> None:
     """Penalties must act on every weight in each round, whichever features the rows have."""
     generator = np.random.default_rng(5)

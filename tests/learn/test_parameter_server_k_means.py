@@ -12,9 +12,7 @@ from learn.parameter_server_support import ALL, WORKERS
 from streamiter import Flow, topic
 from streamiter.errors import JobFailed
 from streamiter.learn import KMeans, OnlineKMeans, SparseRows, k_means_on_parameter_server
-from streamiter.models import model_updates
 from streamiter.parameter_server import ASP, BSP, ParameterServer
-from streamiter.topics import MemoryBroker
 
 POINTS = np.random.default_rng(5).normal(size=(203, 3)) + np.repeat([[0, 0, 0], [4, 0, 0], [0, 5, 1]], 68, axis=0)[:203]
 INITIAL = POINTS[[0, 70, 150]]
@@ -98,31 +96,6 @@ def test_on_a9a_it_comes_as_close_to_the_rows_as_lloyds_rounds(how: str, a9a: tu
     centroids = models.items[-1].parameters["centroids"]
     products = np.square(rows).sum(axis=1)[:, None] - 2 * rows @ centroids.T + np.square(centroids).sum(axis=1)
     assert float(products.min(axis=1).sum()) <= 1.02 * inertia
-
-
-async def test_versions_are_published() -> None:
-    """Another service uses the published versions to assign points."""
-    updates = MemoryBroker().topic("updates")
-    await updates.create()
-    flow = Flow("publish")
-    clustering = k_means_on_parameter_server(
-        flow.from_items(POINTS),
-        ParameterServer(),
-        initial=INITIAL,
-        consistency=BSP(),
-        workers=2,
-        epochs=5,
-        publish_every=2,
-    )
-    clustering.models.publish_model(updates, model="clusters")
-    await (await flow.start()).wait()
-    seen = [update async for update in model_updates(updates, "clusters", follow=False)]
-    assert [update.version for update in seen] == [1, 2, 3]
-    lloyd = [KMeans(clusters=3, rounds=rounds, initial=INITIAL, tolerance=None).fit(POINTS) for rounds in (2, 4, 5)]
-    for update, expected in zip(seen, lloyd, strict=True):
-        parameters: Any = update.parameters
-        assert parameters["centroids"] == pytest.approx(expected.centroids, rel=1e-9)
-    assert seen[-1].metrics["distance"] < seen[0].metrics["distance"]
 
 
 # -- refused input ---------------------------------------------------------------------------------------------

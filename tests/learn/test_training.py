@@ -91,22 +91,6 @@ def delayed_events(count: int, delay: int) -> list[dict[str, Any]]:
     return events
 
 
-@pytest.mark.parametrize("mode", ["asynchronous", "synchronous"])
-@pytest.mark.parametrize("workers", [1, 3])
-def test_a_known_relation_is_found(mode: Any, workers: int) -> None:
-    """Gradients that are added twice, or never, still reduce the loss; only the final weights show the error."""
-    flow = Flow("f")
-    training = train_online(
-        flow.from_items(table(6_000)), regression, extract=extract, mini_batch=20, mode=mode, workers=workers
-    )
-    models = training.models.collect()
-    flow.run()
-    last = models.items[-1]
-    assert last.parameters["weights"] == pytest.approx(TRUE_WEIGHTS, abs=1e-3)
-    assert last.parameters["intercept"] == pytest.approx(3.0, abs=1e-3)
-    assert last.records == 6_000
-
-
 @pytest.mark.parametrize("optimizer", [SGD(0.1), FTRL(0.5)], ids=["SGD", "FTRL"])
 @pytest.mark.parametrize("seed", range(3))
 def test_in_step_with_one_worker_training_equals_a_plain_loop(optimizer: Any, seed: int) -> None:
@@ -449,17 +433,6 @@ def test_an_answer_without_a_question_follows_the_policy() -> None:
         else:
             with pytest.raises(JobFailed, match=r"step 'train' .*an answer without a question that waits for it"):
                 flow.run()
-
-
-def test_two_trainings_in_one_flow_have_names_of_their_own() -> None:
-    """An error message did not show which of the two trainings it was about."""
-    flow = Flow("f")
-    rows = flow.from_items(table(100))
-    for name in ("shadow", "live"):
-        train_online(rows, regression, extract=extract, name=name).models.collect()
-    names = flow.draw()
-    assert "shadow: train" in names
-    assert "live: train" in names
 
 
 async def test_checkpoints_of_a_learner_slower_than_its_topic_do_not_grow_for_ever() -> None:

@@ -179,35 +179,6 @@ def test_rows_without_any_feature_are_learned_from(how: str) -> None:
     assert fitted.predictor([([], []), ([0], [1.0])]) == pytest.approx([0.0, 1.0], abs=0.2)
 
 
-def test_dense_rows_learn_too() -> None:
-    """Measurements are typical dense rows."""
-    generator = np.random.default_rng(5)
-    features = generator.normal(size=(600, 3))
-    labels = np.where(features[:, 0] * features[:, 1] > 0, 1.0, -1.0)
-    made = Network.from_json(
-        {
-            "data": {"format": "dense"},
-            "train": {"epoch": 40, "lr": 0.02, "decayclass": "Constant"},
-            "default_optimizer": "adam",
-            "layers": [
-                {"name": "in", "type": "simpleinputlayer", "outputdim": 16, "transfunc": "tanh"},
-                {
-                    "name": "deep",
-                    "type": "fclayer",
-                    "inputlayer": "in",
-                    "outputdims": [8, 1],
-                    "transfuncs": ["tanh", "identity"],
-                },
-                {"name": "loss", "type": "simplelosslayer", "lossfunc": "logloss", "inputlayer": "deep"},
-            ],
-        }
-    )
-    fitted = fit_network(made, LabelledRows(features, labels), progress=False, workers=2)
-    assert fitted.network.features == 3
-    assert fitted.evaluate(LabelledRows(features, labels)).accuracy > 0.95  # type: ignore[operator]
-    assert fitted.predictor([1.0, 1.0, 0.0]) > 0.8 > 0.2 > fitted.predictor([1.0, -1.0, 0.0])
-
-
 async def test_a_training_that_was_cut_off_continues_to_the_same_model() -> None:
     """A crash in epoch 29 of 30 must cost only seconds, and must not change the model."""
     data, changed = rows(300), document(data={"useshuffle": True}, train={"epoch": 15})

@@ -16,7 +16,6 @@ from parameter_server.flows.counting import (
     ended,
     handled,
 )
-from support.waiting import until
 
 from streamiter import Flow, IterationListener, Operator, connect, epochs_every
 from streamiter.engine.storage.store import MemoryStore
@@ -258,13 +257,3 @@ class _Passes(Counts):
         await self.client.add(MATRIX, row=0, columns=[record], values=[1.0])
         await self.client.clock(MATRIX)
         out.emit(record)
-
-
-async def test_a_job_continues_by_itself_after_a_checkpoint() -> None:
-    """Workers that stopped for a checkpoint never resumed."""
-    flow, server = counting_flow(consistency=BSP(), records=200)
-    job = await flow.start(checkpoints=checkpoints(MemoryStore()))
-    await handled(job, 10)
-    await job.checkpoint()
-    await until(lambda: job.statistics().state == "finished")
-    assert await count_of_each(server) == [1.0] * 200
