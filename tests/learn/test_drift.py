@@ -6,10 +6,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from learn.online_support import delayed
 from support.examples import random_examples
 
 from streamiter import Columns, Flow
-from streamiter.learn import ADWIN, BadRows, DelayedLabels, DriftWatch, ForeignModel, PageHinkley, train_online
+from streamiter.learn import ADWIN, BadRows, DriftWatch, ForeignModel, PageHinkley, train_online
 from streamiter.learn.adaptive import AdaptiveLinearModel
 from streamiter.learn.drift import DRIFTS
 from streamiter.learn.model_owner import MODELS, OwnerOptions, PublishSchedule
@@ -321,12 +322,7 @@ def test_first_predictions_of_questions_are_watched():
     asked = [{"id": n, "x": float(random.normal())} for n in range(6_000)]
     answers = [{"id": n, "y": bool((each["x"] > 0) == (n < 3_000))} for n, each in enumerate(asked)]
     events = asked[:50] + [event for both in zip(asked[50:], answers, strict=False) for event in both]
-    labels = DelayedLabels(
-        key_of=lambda event: event["id"],
-        is_answer=lambda event: "y" in event,
-        features=["x"],
-        target_of=lambda answer: answer["y"],
-    )
+    labels = delayed(["x"], "y")
     _, predicted, drifts, _ = run(events, labels=labels, drift=ADWIN(), shapes=False)
     counted = sum(len(each["targets"]) for each in predicted)
     before_the_first_label = 5_950 - counted

@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 from learn.frozen_states import frozen, learned
+from learn.online_support import delayed
 
 import streamiter.learn.labels as labels_module
 from streamiter import Flow
 from streamiter.errors import GraphError, JobFailed, ModelError
-from streamiter.learn import ADWIN, AdaptiveLinearModel, BadRows, DelayedLabels, compare_online, train_online
+from streamiter.learn import ADWIN, AdaptiveLinearModel, BadRows, compare_online, train_online
 from streamiter.models import LinearPredictor
 
 
@@ -227,12 +228,7 @@ def test_late_labels_may_change_the_kind(first: int, monkeypatch: pytest.MonkeyP
             for n in range(110):
                 events += [{"id": n, "x": float(n % 4)}] if n < 80 else []
                 events += [{"id": n - 30, "y": make(n - 30)}] if n >= 30 else []
-            labels = DelayedLabels(
-                key_of=lambda event: event["id"],
-                is_answer=lambda event: "y" in event,
-                features=["x"],
-                target_of=lambda event: event["y"],
-            )
+            labels = delayed(["x"], "y")
             flow = Flow("late")
             options: Any = {"on_error": "skip"} if first == 3 else {}
             training = train_online(

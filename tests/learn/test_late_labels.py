@@ -17,6 +17,7 @@ from learn.online_support import (
     Record,
     Result,
     chosen,
+    delayed,
     letters_of,
     trained,
     trips,
@@ -28,12 +29,7 @@ from streamiter.learn import AdaptiveLinearModel, DelayedLabels, ProgressiveVali
 from streamiter.learn.asked_questions import AskedScores
 from streamiter.learn.model_rows import RowSteps
 
-COIN = DelayedLabels(
-    key_of=lambda event: event["id"],
-    is_answer=lambda event: "label" in event,
-    features=["sky", "km"],
-    target_of=lambda answer: answer["label"],
-)
+COIN = delayed(["sky", "km"], "label")
 
 
 def trained_in_epochs(events: list[dict[str, Any]], mini_batch: int) -> tuple[list[Any], list[Any]]:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from learn.frozen_states import frozen
-from learn.online_support import FEATURES, trips
+from learn.online_support import FEATURES, delayed, trips
 from learn.test_rollbacks import MEAN, started, until_resumed
 from learn.test_rollbacks import newest as awaited
 
@@ -22,7 +22,6 @@ from streamiter.learn import (
     AdaGrad,
     Adam,
     AdaptiveLinearModel,
-    DelayedLabels,
     Examples,
     FeatureHasher,
     InverseSquareRoot,
@@ -86,15 +85,7 @@ LEARNERS: dict[str, dict[str, Any]] = {
     ),
     "Momentum, no intercept": by_gradients(lambda: LinearRegression(2, optimizer=Momentum(0.1), intercept=False)),
     "another library": {"model": MEAN, "label": "minutes", "mini_batch": BATCH},
-    "labels that come later": {
-        "labels": DelayedLabels(
-            key_of=lambda row: row["id"],
-            is_answer=lambda row: "answer" in row,
-            features=FIELDS,
-            target_of=lambda row: row["answer"],
-        ),
-        **SYNCHRONOUS,
-    },
+    "labels that come later": {"labels": delayed(FIELDS), **SYNCHRONOUS},
 }
 # Versions in one record, and, also as changes, in many of at most this many bytes.
 FORMS = {"json": 1_000_000, "safetensors": 1_000_000, "auto": 6_000}
