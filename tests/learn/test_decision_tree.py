@@ -339,7 +339,7 @@ def test_a_fit_stopped_early_gives_the_complete_levels() -> None:
             assert same(tree.values, whole.values[:known])
             assert same(tree.threshold[inner], whole.threshold[:known][inner])
 
-    for turns in range(0, 400, 20):
+    for turns in range(0, 400, 9):
         run_shuffled(after(turns), turns)
     assert len(depths) > 2
 

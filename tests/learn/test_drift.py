@@ -10,7 +10,7 @@ from learn.online_support import delayed
 from support.examples import random_examples
 
 from streamiter import Columns, Flow
-from streamiter.learn import ADWIN, BadRows, DriftWatch, ForeignModel, PageHinkley, train_online
+from streamiter.learn import ADWIN, DriftWatch, ForeignModel, PageHinkley, train_online
 from streamiter.learn.adaptive import AdaptiveLinearModel
 from streamiter.learn.drift import DRIFTS
 from streamiter.learn.model_owner import MODELS, OwnerOptions, PublishSchedule
@@ -113,16 +113,6 @@ def test_memory_of_adwin_does_not_grow_and_its_window_does():
 def test_constant_values_are_no_change(make, constant):
     """Rounding of the sums of 0.1 was a difference of two means, and the bound was 0."""
     assert make().watch(np.full(5_000, constant)) == []
-
-
-@every_detector
-def test_values_that_are_not_finite_are_refused(make):
-    """One NaN would make every later mean NaN, and no change would ever be found."""
-    mine = make()
-    with pytest.raises(BadRows, match=f"{mine.name}: expected finite values, given nan") as caught:
-        mine.watch([0.0, float("nan")])
-    assert caught.value.rows == (1,)
-    assert json.dumps(mine.state(), default=str) == json.dumps(make().state(), default=str)
 
 
 # ---- a learner under watch

@@ -9,7 +9,6 @@ from streamiter import Columns, Flow
 from streamiter.learn import (
     SGD,
     AdaGrad,
-    BadRows,
     Examples,
     HingeLoss,
     HuberLoss,
@@ -204,22 +203,3 @@ def test_a_quantile_is_no_bad_mean(caplog):
     )
     flow.run()
     assert [record.message for record in caplog.records if record.name == "streamiter.learn"] == []
-
-
-@pytest.mark.parametrize(
-    ("loss", "bad", "message"),
-    [
-        (HuberLoss(), np.nan, "expected finite targets, given nan"),
-        (QuantileLoss(), np.inf, "expected finite targets, given inf"),
-        (PoissonLoss(), -1.0, "expected targets of 0 or more, given -1.0"),
-        (PoissonLoss(), np.inf, "expected targets of 0 or more, given inf"),
-        (HingeLoss(), -1.0, "expected targets 0 or 1, given -1.0"),
-    ],
-)
-def test_targets_that_a_loss_is_not_defined_for_are_refused(loss, bad, message):
-    """The logarithm of a count of −1 is NaN, and so were all weights after it."""
-    mine = model(loss, 1)
-    with pytest.raises(BadRows, match=message) as caught:
-        mine.learn([[1.0], [1.0]], [1.0, bad])
-    assert caught.value.rows == (1,)
-    assert mine.version == 0

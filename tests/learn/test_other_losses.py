@@ -10,7 +10,7 @@ from learn.online_support import delayed
 
 from streamiter import Flow
 from streamiter.errors import ModelError
-from streamiter.learn import AdaptiveLinearModel, BadRows, OnlineRegressor, PoissonLoss, QuantileLoss, train_online
+from streamiter.learn import AdaptiveLinearModel, OnlineRegressor, PoissonLoss, QuantileLoss, train_online
 from streamiter.models import LinearPredictor
 
 ROWS = 6_000
@@ -234,14 +234,6 @@ def test_extreme_rows_leave_a_model_that_predicts(options: dict[str, Any]) -> No
         assert np.isfinite(predictions[1:]).all()
         assert np.isfinite(model.predict(x)).all()
         assert model.predict(x).min() >= 0.0
-
-
-def test_negative_counts_are_refused() -> None:
-    """A mean of counts is above 0, so a model of −1 can only be wrong."""
-    model = AdaptiveLinearModel(loss="poisson")
-    with pytest.raises(BadRows, match=r"at least 0, given -1\.0") as refused:
-        model.learn([[1.0], [2.0]], [3.0, -1.0])
-    assert refused.value.rows == (1,)
 
 
 def test_the_estimator_of_scikit_learn_has_the_losses() -> None:

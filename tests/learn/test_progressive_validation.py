@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.examples import random_examples
 
-from streamiter.errors import ConfigurationError, ModelError
+from streamiter.errors import ConfigurationError
 from streamiter.learn import BadRows, HuberLoss, PoissonLoss, ProgressiveValidation, QuantileLoss, SquaredLoss
 from streamiter.learn.score_metrics import area_under_curve
 from streamiter.learn.validation import Validate
@@ -254,28 +254,6 @@ def test_state_holds_only_bins_in_use():
         "positive": 2,
         "negative": 1,
     }
-
-
-@pytest.mark.parametrize(
-    ("predictions", "targets", "weights", "rows", "message"),
-    [
-        ([0.5, 1.5], [0, 1], None, (1,), "expected probabilities from 0 to 1, given 1.5"),
-        ([math.nan, 0.5], [0, 1], None, (0,), "expected probabilities from 0 to 1, given nan"),
-        ([0.5, 0.5], [0, 2], None, (1,), "expected targets 0 or 1, given 2.0"),
-        ([0.5, 0.5], [0, 1], [1.0, -1.0], (1,), "sample weights of 0 or more, given -1.0"),
-        ([0.5], [0, 1], None, None, r"expected 2 predictions, one for each row, given shape \(1,\)"),
-    ],
-)
-def test_invalid_rows_are_refused_and_not_counted(predictions, targets, weights, rows, message):
-    """One NaN would make every later total NaN."""
-    validation = ProgressiveValidation()
-    validation.update([0.5], [1])
-    before = validation.metrics()
-    with pytest.raises(ModelError, match=f"ProgressiveValidation: .*{message}") as caught:
-        validation.update(predictions, targets, weights)
-    assert getattr(caught.value, "rows", None) == rows
-    assert isinstance(caught.value, BadRows) == (rows is not None)
-    assert validation.metrics() == before
 
 
 @pytest.mark.parametrize("cut", [1, 7, 300])
