@@ -195,8 +195,10 @@ def test_when_tennis_is_played() -> None:
         "overcast > 0.5: yes (4 rows)",
     ]
     assert fitted.predict(features).tolist() == played
+    assert (fitted.depth, fitted.leaves) == (4, 7)
     stump = DecisionTree(maximum_depth=1, feature_names=WEATHER).fit(features, played)
     assert str(stump).splitlines() == ["overcast ≤ 0.5: no (10 rows, 50%)", "overcast > 0.5: yes (4 rows)"]
+    assert (stump.depth, stump.leaves) == (1, 2)
     assert stump.predict_probability(features[:3]).tolist() == [[0.5, 0.5], [0.5, 0.5], [0.0, 1.0]]
 
 

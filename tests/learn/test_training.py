@@ -334,7 +334,7 @@ def test_late_gradients_do_not_make_the_model_oscillate(rate: float, gradients_l
     """With 24 gradients under way, each in full, the loss of a regression grew until the job ended."""
     rule = BroadcastSteps()
     weights = [1.0]
-    for step in range(10_000):
+    for step in range(20_000):
         known = max(0, step - gradients_late)
         gradient = Gradient(total=np.array([weights[known]]), intercept=0.0, weight=1.0, records=1, width=1)
         added = rule.add({"worker": 0, "steps": known, **GradientSum(gradient).to_record()}, 0)

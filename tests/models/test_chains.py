@@ -121,7 +121,7 @@ OPTIONS: list[dict[str, Any]] = [{"record_bytes_max": 1500}, {"format": "json"},
 
 
 @pytest.mark.parametrize(
-    ("kind", "options"), [*((KINDS[0], each) for each in OPTIONS), *zip(KINDS[1:], OPTIONS * 2, strict=False)]
+    ("kind", "options"), [*((KINDS[0], each) for each in OPTIONS), *zip(KINDS[1:], OPTIONS[::-1] * 2, strict=False)]
 )
 async def test_a_follower_has_each_version_to_the_last_bit(make_topic: MakeTopic, kind: Any, options: Any) -> None:
     """A follower that was a bit away from its trainer was further away with each change, and nobody knew."""

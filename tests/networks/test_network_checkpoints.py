@@ -116,7 +116,7 @@ async def never_cut(train: Train) -> Run:
 
 @pytest.mark.parametrize(
     ("train", "steps", "mode"),
-    [(in_epochs, 1, "suspend"), (online, 4, "abort"), (online, 5, "suspend"), (in_epochs, 37, "abort")],
+    [(in_epochs, 1, "suspend"), (in_epochs, 4, "abort"), (online, 5, "suspend"), (online, 37, "abort")],
 )
 async def test_training_with_dropout_continues_to_the_same_bits(
     train: Train, steps: int, mode: Literal["abort", "suspend"]

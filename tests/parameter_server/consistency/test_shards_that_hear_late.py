@@ -12,7 +12,7 @@ from streamiter.parameter_server.client import Client
 from streamiter.parameter_server.consistency import BSP, SSP
 from streamiter.parameter_server.matrix import Matrix
 
-SEEDS = range(20)
+SEEDS = range(40)
 COLUMNS = 6
 CLOCKS = 5
 
