@@ -13,7 +13,7 @@ import numpy as np
 import orjson
 from iteration.iteration_support import run
 from learn.frozen_states import frozen
-from learn.online_support import Record
+from learn.online_support import Record, delayed
 from support.waiting import until
 from topics.topic_case import write
 
@@ -31,14 +31,7 @@ WITHIN_S = 4.0
 FEATURES = ["kind", "x"]
 SCHEDULES = ["expected", "end", "weighted", "at once"]
 
-LABELS = DelayedLabels(
-    key_of=lambda event: event["id"],
-    is_answer=lambda event: "label" in event,
-    features=FEATURES,
-    target_of=lambda answer: answer["label"],
-    within_s=WITHIN_S,
-    otherwise=False,
-)
+LABELS = delayed(FEATURES, "label", within_s=WITHIN_S, otherwise=False)
 
 
 def events(count: int, seed: int = 1, *, disorder_ms: int = 0, every_ms: int = 50) -> list[Record]:

@@ -85,13 +85,18 @@ def chosen(rows: list[Record], *names: str) -> list[Record]:
     return [{name: row[name] for name in names if name in row} for row in rows]
 
 
-DELAYED = DelayedLabels(
-    key_of=lambda event: event["id"],
-    is_answer=lambda event: "answer" in event,
-    features=FEATURES,
-    target_of=lambda event: event["answer"],
-    waiting_max=15,
-)
+def delayed(features: Any, answer: str = "answer", *, key: str = "id", **options: Any) -> DelayedLabels:
+    """Return the labels of events with a field ``answer``, for the questions with the same ``key``."""
+    return DelayedLabels(
+        key_of=lambda event: event[key],
+        is_answer=lambda event: answer in event,
+        features=features,
+        target_of=lambda event: event[answer],
+        **options,
+    )
+
+
+DELAYED = delayed(FEATURES, waiting_max=15)
 
 
 async def letters_of(records: list[Any], **options: Any) -> tuple[list[tuple[str, str, bytes]], Result]:

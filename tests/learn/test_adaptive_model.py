@@ -169,7 +169,7 @@ def test_a_field_may_come_before_or_after_the_third_class() -> None:
     assert learned(by_batch) == learned(by_row)
 
 
-@random_examples(a_stream, examples=1_000)
+@random_examples(a_stream, examples=1_000, fewest=20)
 def test_learning_resumes_at_any_row_after_a_restore(stream: Stream) -> None:
     """Train, stop, restore, train must equal training without a stop, to the bit, with weights, texts and classes."""
     through, expected = new_model(stream), Predicted()
@@ -229,15 +229,15 @@ CHANGES: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("task", ["classification", "regression"])
-def test_scale_and_offset_of_columns_leave_the_loss_the_same(change: str, task: Any) -> None:
+def test_scale_and_offset_of_columns_leave_the_loss_the_same(task: Any) -> None:
     """Epoch seconds as a feature silenced the column, or made the loss infinite; users had to scale columns first."""
     x, labels = hyperplane(5_000)
     if task == "regression":
         labels = x @ np.arange(10.0) + 1e6
     clean = loss(x, labels, task=task)
-    assert loss(CHANGES[change](x), labels, task=task) == pytest.approx(clean, rel=1e-3)
+    for name, change in CHANGES.items():
+        assert loss(change(x), labels, task=task) == pytest.approx(clean, rel=1e-3), name
 
 
 def test_outliers_hardly_raise_the_loss() -> None:
@@ -400,25 +400,6 @@ def test_a_start_from_sparse_rows_and_from_a_model_without_columns() -> None:
         model.learn(given, labels)
         started.start_from(model.parameters())
         assert started.predict(given) == pytest.approx(model.predict(given), abs=1e-9)
-
-
-@pytest.mark.parametrize(
-    ("name", "change", "message"),
-    [
-        ("places", lambda places: places + 2**18, r"expected 'places' from 0 to 262143, given \d+ to \d+; give the"),
-        ("places", lambda places: places - 2**18, r"expected 'places' from 0 to 262143, given -\d+ to -\d+; give the"),
-        ("places", lambda places: places[::-1], r"expected 'places' in ascending order"),
-        ("places", lambda places: places[1:], r"expected 'weights' as numbers of shape"),
-        ("limit", lambda limit: limit[1:], r"expected 'limit' as numbers of shape \(5\), given shape \(4,\)"),
-    ],
-)
-def test_a_start_from_parameters_that_no_model_has_published_is_refused(name: str, change: Any, message: str) -> None:
-    """A place beyond the last was that of the intercept, and a negative one that of another text."""
-    model = AdaptiveLinearModel()
-    model.learn([{"km": 1.0, "town": town, "day": day} for town in "ab" for day in "cd"], [0, 1, 1, 0])
-    given = model.parameters()
-    with pytest.raises(ModelError, match=rf"^AdaptiveLinearModel\.start_from: {message}"):
-        AdaptiveLinearModel().start_from(given | {name: change(given[name])})
 
 
 # ---- kinds of records and labels, errors

@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 from iteration.iteration_support import SMALL, cut_items, run
 
 from streamiter import Flow
-from streamiter.errors import GraphError, JobFailed
+from streamiter.errors import JobFailed
 from streamiter.learn import apriori
-from streamiter.topics import topic
 
 association_rules = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "frequent_item_sets.py"))[
     "association_rules"
@@ -117,19 +116,7 @@ def test_candidates_with_a_part_that_is_rare_are_not_counted() -> None:
     assert statistics.loops[0].fed_back_records == 2
 
 
-def test_the_textbook_answer_of_the_grocer() -> None:
-    """At 60 %, the only candidate of three items is in two transactions, so it is not frequent."""
-    found = found_in(GROCERIES, 0.6)
-    assert {items for items, _ in found if len(items) == 2} == {
-        ("beer", "diapers"),
-        ("bread", "diapers"),
-        ("bread", "milk"),
-        ("diapers", "milk"),
-    }
-    assert len(found) == 8
-
-
-@pytest.mark.parametrize("count", range(1, 26))
+@pytest.mark.parametrize("count", [1, 7, 14, 24, 25])
 def test_a_share_of_exactly_one_count_includes_that_count(count: int) -> None:
     """In floating point (7 / 25) · 25 is more than 7, so an item of exactly 7 transactions was not frequent."""
     transactions = [["always", "some"] if row < count else ["always"] for row in range(25)]
@@ -154,17 +141,6 @@ def test_a_transaction_may_be_any_collection(transactions: Any) -> None:
     assert all(type(item) is int for items, _ in found for item in items)
 
 
-def test_no_transactions_give_no_item_sets() -> None:
-    """The share of an empty set of transactions is undefined and must not become an error."""
-    assert found_in([], 0.5) == []
-    assert found_in([[], []], 0.5) == []
-
-
-def test_empty_transactions_count_as_transactions() -> None:
-    """A customer who buys nothing lowers the share of every item."""
-    assert found_in([["a"], []], 0.6) == []
-
-
 @pytest.mark.parametrize(
     ("transaction", "given"),
     [
@@ -184,12 +160,6 @@ def test_an_invalid_transaction_ends_the_job_or_is_skipped(transaction: Any, giv
     assert found_in([["a"], transaction], 0.5, on_error="skip") == [(("a",), 1)]
 
 
-def test_an_endless_stream_is_refused() -> None:
-    """An endless stream of transactions is never counted."""
-    with pytest.raises(GraphError, match="bounded"):
-        apriori(Flow("f").source(topic("memory://baskets")), minimum_support=0.5)
-
-
 def test_two_in_one_flow_have_steps_of_their_own() -> None:
     """Step names are unique in a flow, so two calls of ``apriori`` must not use the same names."""
     flow = Flow("baskets")
@@ -203,26 +173,6 @@ def test_two_in_one_flow_have_steps_of_their_own() -> None:
 
 
 # -- the rules of the example --------------------------------------------------------------------------------
-
-
-def test_the_rules_of_the_textbook() -> None:
-    """Example 6.4 of the book gives the rules of {I1, I2, I5} the confidences 50, 100, 100, 33, 29 and 100 percent."""
-    rules = association_rules(found_in(ELECTRONICS, 2 / 9), transactions=9, minimum_confidence=0.0)
-    confidences = {
-        (" ".join(map(str, rule.antecedent)), " ".join(map(str, rule.consequent))): rule.confidence
-        for rule in rules
-        if sorted([*rule.antecedent, *rule.consequent]) == ["I1", "I2", "I5"]
-    }
-    assert confidences == pytest.approx(
-        {
-            ("I1 I2", "I5"): 2 / 4,
-            ("I1 I5", "I2"): 2 / 2,
-            ("I2 I5", "I1"): 2 / 2,
-            ("I1", "I2 I5"): 2 / 6,
-            ("I2", "I1 I5"): 2 / 7,
-            ("I5", "I1 I2"): 2 / 2,
-        }
-    )
 
 
 def test_lift_is_against_chance() -> None:

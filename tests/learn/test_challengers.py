@@ -236,7 +236,7 @@ TOLD = [
 
 def test_a_restored_comparison_continues_as_one_that_was_never_stopped() -> None:
     """After a restart late labels that waited for the other learner were lost, or another learner was served."""
-    check_restore("learn.test_challengers:compare", TOLD, tags=[CHALLENGER])
+    check_restore("learn.test_challengers:compare", TOLD, tags=[CHALLENGER], cuts=9)
 
 
 def test_the_last_rollback_says_whose_versions_are_served() -> None:

@@ -10,8 +10,7 @@ from learn.online_support import trained
 from learn.row_streams import linear_learner
 from support.examples import random_examples
 
-from streamiter.errors import ConfigurationError, ModelError
-from streamiter.learn import SparseRows
+from streamiter.errors import ConfigurationError
 from streamiter.models import LinearPredictor
 from streamiter.values.crossed_rows import crossed, crossed_fields, matrix_of_fields
 from streamiter.values.named_rows import ABSENT, FieldReader
@@ -152,22 +151,6 @@ def expected(row: Record, cross: tuple[str, str]) -> float | None:
 
 
 # ---- wrong uses
-
-
-def test_crosses_that_cannot_be_made_are_refused() -> None:
-    """A model took on the weights of other crosses, or crosses of columns that have no name."""
-    model = linear_learner(crosses=[("0", "1")])
-    with pytest.raises(ModelError, match="expected records with fields, or a matrix, given sparse rows"):
-        model.learn(SparseRows.from_dense(np.ones((1, 2))), [True])
-    model.learn([[1.0, 2.0]], [True])
-    for other in (model.state(), model.parameters()):
-        take_on = linear_learner().restore if "records" in other else linear_learner().start_from
-        with pytest.raises(ModelError, match=r"make the model with (the same crosses|these settings)"):
-            take_on(other)
-    with pytest.raises(ModelError, match="'crosses' as pairs of names"):
-        LinearPredictor(model.parameters() | {"crosses": [["0"]]})
-    with pytest.raises(ModelError, match="'cross_mean' as numbers of shape"):
-        LinearPredictor(model.parameters() | {"cross_mean": np.zeros(3)})
 
 
 def test_a_field_with_the_name_of_a_cross_is_refused() -> None:

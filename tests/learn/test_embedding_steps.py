@@ -1,16 +1,9 @@
 """The arithmetic of embeddings: steps of AdaGrad along the slopes of the score, with a compiler or without."""
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from learn.embedded_streams import uncompiled_results
-from support.waiting import PATIENCE_S
 
 from streamiter.learn import Embeddings
 from streamiter.learn.embedding_layers import RATE_OF_LAYERS, RATE_OF_VECTORS, RATE_OF_VECTORS_2, RATE_OF_WEIGHTS
@@ -19,7 +12,6 @@ from streamiter.learn.embedding_weights import EmbeddingWeights, _drawn, fold_ro
 from streamiter.learn.model_rows import BEHIND_KEYS, ModelRows, RowSteps
 from streamiter.models.embedding_scores import HASH_BITS
 
-TESTS = Path(__file__).resolve().parents[1]
 FACTORS, UNITS = 3, (4, 2)
 
 Row = dict[int, list[int]]
@@ -214,24 +206,6 @@ def test_rows_of_keys_fold_to_the_places_of_the_linear_member() -> None:
     assert list(zip(folded.indices.tolist(), folded.values.tolist(), strict=True)) == [
         each for row in expected for each in row
     ]
-
-
-@pytest.mark.parametrize(
-    ("before", "disabled"), [("", "1"), ('sys.modules["numba"] = None', "0")], ids=["disabled", "missing"]
-)
-def test_embeddings_without_a_compiler_have_the_same_bits(before: str, disabled: str) -> None:
-    """Numba multiplies a float32 with a float64 in double precision, and numpy with a Python float in single."""
-    program = f"import json, sys\n{before}\nfrom learn.embedded_streams import uncompiled_results\n"
-    done = subprocess.run(
-        [sys.executable, "-c", f"{program}print(json.dumps(uncompiled_results()))"],
-        env=os.environ | {"NUMBA_DISABLE_JIT": disabled, "PYTHONPATH": os.pathsep.join([*sys.path, str(TESTS)])},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=PATIENCE_S,
-    )
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == uncompiled_results()
 
 
 def test_the_first_numbers_of_factors_are_not_alike() -> None:

@@ -1,8 +1,6 @@
 """A table of features admits, expires and evicts as a dict in plain Python does, with the same bits after a restart."""
 
 import os
-import subprocess
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -15,20 +13,16 @@ from learn.feature_histories import (
     WIDTH,
     History,
     ModelOfTable,
-    digest_of_histories,
     history,
     learn,
     state_bytes,
     touch,
 )
 from support.examples import random_examples
-from support.waiting import PATIENCE_S
 
 from streamiter.errors import ConfigurationError, ModelError, OtherModel
-from streamiter.parameter_server.storage.feature_table import FeatureCounts, FeatureTable, rows_for, size_of_features
+from streamiter.parameter_server.storage.feature_table import FeatureTable, rows_for, size_of_features
 from streamiter.values.helpers.compiled import is_compiling
-
-TESTS = Path(__file__).resolve().parents[1]
 
 
 def touch_all(table: FeatureTable, keys: Iterable[int], times: Iterable[int]) -> list[int]:
@@ -122,23 +116,6 @@ def test_a_table_of_another_capacity_takes_the_newest_features(given: History) -
         assert state_bytes(grown) == state_bytes(smaller)
 
 
-UNCOMPILED = "from learn.feature_histories import digest_of_histories; print(digest_of_histories(300))"
-
-
-def test_uncompiled_functions_give_the_same_bits() -> None:
-    """Without Numba a count became a number of another type, and a warning about its overflow ended the job."""
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", UNCOMPILED],
-        env=os.environ | {"NUMBA_DISABLE_JIT": "1", "PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path])},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=PATIENCE_S,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == digest_of_histories(300)
-
-
 def test_the_functions_are_compiled_once() -> None:
     """Lists, read-only arrays and arrays of 32 bits each compiled the functions again, for seconds."""
     if not is_compiling():
@@ -151,32 +128,6 @@ def test_the_functions_are_compiled_once() -> None:
     table.find(range(3), keys)
     for function in (table.steps.touch_features, table.steps.find_features):
         assert len(function.signatures) == 1  # type: ignore[attr-defined]
-
-
-def test_a_feature_expires_after_more_than_so_long_without_an_occurrence() -> None:
-    """The row at the very end of the time began anew, and a late row made the features of the newest rows old."""
-    table = new_table(expire_ms=10)
-    touch_all(table, [1, 1, 2], [100, 95, 100])
-    table.weights()[:] += 1
-    table.rows()[:] += 1
-    assert table.find([1, 1], [110, 111]).astype(bool).tolist() == [True, False]
-    touch(table, 1, 110)
-    assert [table.state()[name].tolist()[1] for name in ("weights", "rows")] == [[1.0, 1.25], [1.0, 1.0, 1.25, 1.25]]
-    touch(table, 1, 121)
-    assert [table.state()[name].tolist() for name in ("weights", "rows")] == [[[0.0, 0.25]], [[0.0, 0.0, 0.25, 0.25]]]
-    assert table.counts() == FeatureCounts(1, 1, expired=2, evicted=0)
-
-
-def test_one_wrong_time_neither_empties_the_table_nor_ends_expiry() -> None:
-    """A row of the year 2100 removed all features, and its own one held up the expiry of all others for decades."""
-    table = new_table(expire_ms=10)
-    touch_all(table, range(50), [100] * 50)
-    touch(table, 50, 2**61)
-    assert table.counts().features == 49
-    touch_all(table, [51] * 100, [111] * 100)
-    assert set(table.state()["keys"].tolist()) == {50, 51}
-    touch_all(table, [51] * 2, [122] * 2)
-    assert table.state()["keys"].tolist() == [51]
 
 
 def test_counts_do_not_overflow() -> None:

@@ -240,7 +240,7 @@ def few_decide(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(field_states, "OTHERS_MAX", 1)
 
 
-@random_examples(a_stream, examples=2_000)
+@random_examples(a_stream, examples=2_000, fewest=20)
 def check_cuts(stream: Stream) -> None:
     single, cut, again = (AdaptiveLinearModel(bits=5, crosses=stream.crosses) for _ in range(3))
     by_row = []
@@ -327,7 +327,7 @@ def test_late_labels_do_not_change_what_a_field_is() -> None:
     ]
     labels = replace(DELAYED, features=["km", "at", "zip"], waiting_max=1_000)
     results = [
-        trained(events, labels=labels, mini_batch=mini_batch, seed=seed, workers=1)
+        trained(events, labels=labels, mini_batch=mini_batch, seed=seed, workers=1, publish_every=100)
         for seed, mini_batch in enumerate([1, 7, 100, 1_000])
     ]
     assert [result.last for result in results[1:]] == [results[0].last] * 3

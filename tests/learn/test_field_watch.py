@@ -54,7 +54,7 @@ def same(one, other):
     return PlainData().encode(one) == PlainData().encode(other)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_profiles_depend_on_no_cut_and_no_order_of_rows(seed):
     """A window had other figures when its rows came in another order, or in other batches."""
     draw, rows, before = np.random.default_rng(seed), rows_of(seed, 6_000), profiles(rows_of(9, 3_000))

@@ -12,7 +12,7 @@ import pytest
 from iteration.iteration_support import SMALL, Dawdle, cut_items, run
 
 from streamiter import Columns, Flow, IterationConfig, Stream
-from streamiter.errors import GraphError, JobFailed, ModelError
+from streamiter.errors import JobFailed, ModelError
 from streamiter.learn import KMeans, k_means
 from streamiter.learn.centroids import (
     as_columns,
@@ -67,8 +67,8 @@ def lloyd(points: Any, centroids: Any, rounds: int) -> tuple[Any, Any]:
 # -- results ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("parallelism", [1, 2, 4, 7])
-@pytest.mark.parametrize("initial", [None, TWO_CLUSTERS[[0, 3]], TWO_CLUSTERS[[2, 5]]])
+@pytest.mark.parametrize("parallelism", [1, 7])
+@pytest.mark.parametrize("initial", [None, TWO_CLUSTERS[[2, 5]]])
 def test_the_known_case(parallelism: int, initial: Any) -> None:
     """Another implementation gives the same result, and a run with more subtasks than points must also give it."""
     model = fitted(TWO_CLUSTERS, parallelism=parallelism, clusters=2, rounds=2, initial=initial)
@@ -78,8 +78,7 @@ def test_the_known_case(parallelism: int, initial: Any) -> None:
     assert model.records == 6
 
 
-@pytest.mark.parametrize("parallelism", [1, 2, 3])
-@pytest.mark.parametrize("rounds", [1, 2, 5])
+@pytest.mark.parametrize(("rounds", "parallelism"), [(1, 2), (2, 1), (5, 3)])
 def test_rounds_are_those_of_the_textbook(rounds: int, parallelism: int) -> None:
     """The final clusters do not show a wrong number of rounds, or counts of another round's points."""
     points = blobs(200)
@@ -141,7 +140,7 @@ def test_well_separated_clusters_are_all_found_whatever_the_seed(clusters: int, 
     middles, points = separated(clusters, coordinates, seed=clusters)
     own = np.repeat(middles, 100, axis=0)
     at_most = np.square(points - own).sum()
-    for seed in range(20):
+    for seed in range(10):
         model = KMeans(clusters=clusters, seed=seed).fit(points)
         assert sorted(nearest_by_differences(middles, model.centroids)) == list(range(clusters)), seed
         assert model.counts.tolist() == [100] * clusters
@@ -155,7 +154,7 @@ def test_the_inertia_is_the_sum_of_the_squared_distances(
     parallelism: int, initial: slice | None, offset: float
 ) -> None:
     """A user compares two results by their inertia."""
-    points = blobs(20_000) + offset
+    points = blobs(6_000) + offset
     first = None if initial is None else points[initial]
     model = KMeans(clusters=5, initial=first).fit(points, parallelism=parallelism)
     expected = np.square(points - model.centroids[model.predict(points)]).sum()
@@ -362,16 +361,6 @@ def test_two_of_them_in_one_flow_with_names() -> None:
 
 
 # -- refused input -------------------------------------------------------------------------------------------
-
-
-def test_an_unbounded_stream_is_refused() -> None:
-    with pytest.raises(GraphError, match="expected a stream of points, given \\[1\\]"):
-        k_means([1], clusters=1, rounds=1)  # type: ignore[arg-type]
-    endless = Flow("endless").source(MemoryBroker().topic("points"))
-    with pytest.raises(GraphError, match=r"expected a bounded stream, given 'points'.*online_k_means"):
-        k_means(endless, clusters=1, rounds=1)
-    with pytest.raises(GraphError, match=r"extract=.*with a topic only"):
-        KMeans(clusters=1).fit(TWO_CLUSTERS, extract=lambda batch: batch)
 
 
 @pytest.mark.parametrize("initial", [None, [[0.0, 0.0], [1.0, 1.0]]])

@@ -85,7 +85,7 @@ def test_fields_that_the_label_is_made_of_are_no_features(
 
 def test_cuts_workers_and_columns_change_no_feature() -> None:
     """Each reader of rows finds the fields of the label itself, in other rows."""
-    given = TRIPS[:400]
+    given = TRIPS[:200]
     columns = Columns({name: np.array([trip[name] for trip in given]) for name in given[0]})
     expected = trained(given, label=late, features=["km", "sky"], mode="synchronous", mini_batch=7).last
     for records, workers, mini_batch in ((given, 1, 1), (given, 3, 7), (columns, 2, 100)):

@@ -1,19 +1,14 @@
 """The join of questions with labels that come later, given one event at a time: when each question is learned."""
 
-import os
-import subprocess
-import sys
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 from random import Random
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from learn.late_label_support import LABELS, SCHEDULES, SmallJoin, learned_at_random
-from support.waiting import PATIENCE_S
+from learn.late_label_support import LABELS, SCHEDULES, SmallJoin
 
 from streamiter.learn.answer_delays import AnswerDelays
 from streamiter.learn.asked_questions import JoinEvents
@@ -220,17 +215,3 @@ def test_waits_that_are_over_by_the_clock_do_not_know_the_labels_that_follow() -
         known += steps.has_share[steps.kind == TO_LEARN].tolist()
         join.close()
     assert known == [True, True]
-
-
-def test_compiled_code_does_what_python_does() -> None:
-    """Nothing else runs the join without the compiler, which neither checks a bound nor a sum that is too large."""
-    program = f"from learn.late_label_support import learned_at_random; print(*map(learned_at_random, {SCHEDULES}))"
-    plain = subprocess.run(
-        [sys.executable, "-c", program],
-        env={**os.environ, "NUMBA_DISABLE_JIT": "1", "PYTHONPATH": str(Path(__file__).parents[1])},
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=PATIENCE_S,
-    )
-    assert plain.stdout.split() == " ".join(map(learned_at_random, SCHEDULES)).split()

@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 from learn.frozen_states import frozen, learned
+from learn.online_support import delayed
 
 import streamiter.learn.labels as labels_module
 from streamiter import Flow
 from streamiter.errors import GraphError, JobFailed, ModelError
-from streamiter.learn import ADWIN, AdaptiveLinearModel, BadRows, DelayedLabels, compare_online, train_online
+from streamiter.learn import ADWIN, AdaptiveLinearModel, BadRows, compare_online, train_online
 from streamiter.models import LinearPredictor
 
 
@@ -30,7 +31,7 @@ def run(labels: list[Any], **options: Any) -> tuple[list[dict[str, float]], list
     """Train on rows with these labels; return metrics, predictions and models."""
     flow = Flow("labels")
     records = [row | {"y": label} for row, label in zip(ROWS, labels, strict=False)]
-    training = train_online(flow.from_items(records), label="y", mode="synchronous", **options)
+    training = train_online(flow.from_items(records), label="y", mode="synchronous", publish_every=50, **options)
     found = training.validation.collect(), training.predictions.collect(), training.models.collect()
     flow.run()
     return found[0].items, found[1].items, found[2].items
@@ -231,12 +232,7 @@ def test_late_labels_may_change_the_kind(first: int, monkeypatch: pytest.MonkeyP
             for n in range(110):
                 events += [{"id": n, "x": float(n % 4)}] if n < 80 else []
                 events += [{"id": n - 30, "y": make(n - 30)}] if n >= 30 else []
-            labels = DelayedLabels(
-                key_of=lambda event: event["id"],
-                is_answer=lambda event: "y" in event,
-                features=["x"],
-                target_of=lambda event: event["y"],
-            )
+            labels = delayed(["x"], "y")
             flow = Flow("late")
             options: Any = {"on_error": "skip"} if first == 3 else {}
             training = train_online(

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from flow.small_flows import Fed
 from iteration.iteration_support import cut_items, run
-from learn.frozen_states import frozen
 from learn.late_label_support import SmallJoin
 from learn.online_support import DELAYED, FEATURES, Record, Result, trips
 
@@ -97,43 +96,6 @@ def km_of(questions: list[Record]) -> SparseRows:
 
 def plain() -> LinearRegression:
     return LinearRegression(2, optimizer=SGD(1e-9))
-
-
-def test_training_with_late_labels_equals_an_interval_join_before_a_training() -> None:
-    """The labels of a training met other questions than those of the general join of two streams."""
-    events = events_in_disorder(150)
-    _, pairs = by_hand(events)
-    flow = Flow("join")
-    stream = timed(flow.from_items(events, parallelism=1))
-    questions, answers = (
-        stream.filter(lambda event, is_answer=is_answer: ("answer" in event) is is_answer).key_by(
-            lambda event: event["id"]
-        )
-        for is_answer in (False, True)
-    )
-    joined = questions.interval_join(answers, lower_s=0, upper_s=(WITHIN_MS - 1) / 1000, one_to_one=True).collect()
-    flow.run()
-    place = {event["id"]: number for number, (_, event) in enumerate(pairs)}
-    assert sorted(joined.items, key=lambda pair: place[pair[0]["id"]]) == pairs
-
-    flow = Flow("by hand")
-    training = train_online(
-        flow.from_items(pairs, parallelism=1),
-        plain,
-        features=lambda batch: km_of([question for question, _ in batch]),
-        label=lambda pair: float(pair[1]["answer"]),
-        mini_batch=1,
-        mode="synchronous",
-    )
-    expected = training.models.collect()
-    flow.run()
-    labels = DelayedLabels(
-        IN_TIME.key_of, IN_TIME.is_answer, km_of, lambda answer: float(answer["answer"]), within_s=IN_TIME.within_s
-    )
-    found, _ = trained(events, labels, timed, model=plain, mini_batch=1, workers=1, mode="synchronous")
-    versions = [frozen(model.parameters) for model in expected.items]
-    assert [frozen(model.parameters) for model in found.models] == versions
-    assert len(versions) == len(pairs)
 
 
 @pytest.mark.parametrize("is_own", [False, True])

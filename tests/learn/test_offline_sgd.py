@@ -128,8 +128,9 @@ def test_fit_gives_the_known_weights(kind: str, rows: Columns, expected: list[fl
 
 
 @pytest.mark.parametrize("replay", [False, True], ids=["kept", "replayed"])
-@pytest.mark.parametrize("mini_batch", [1, 7, 20, 40, 50])
-@pytest.mark.parametrize(("l1", "l2"), [(0.0, 0.0), (0.05, 0.0), (0.0, 0.5), (0.05, 0.5)])
+@pytest.mark.parametrize(
+    ("mini_batch", "l1", "l2"), [(1, 0.05, 0.5), (7, 0.0, 0.0), (20, 0.05, 0.0), (40, 0.0, 0.5), (50, 0.0, 0.0)]
+)
 def test_mini_batches_come_in_turn_and_penalties_follow_the_step(
     mini_batch: int, replay: bool, l1: float, l2: float
 ) -> None:
@@ -149,15 +150,6 @@ def test_the_workers_share_one_mini_batch(workers: int, mini_batch: int | None, 
     rows = made_up(40)
     weights = weights_of(rows, mini_batch=mini_batch, workers=workers, replay=replay)
     assert weights == pytest.approx(by_hand(rows, mini_batch=mini_batch or 40, rounds=20), rel=1e-12)
-
-
-def test_rows_from_one_source_are_dealt_out_in_turn() -> None:
-    """``workers`` decides the number of workers, even if the stream has one subtask."""
-    rows = made_up(40)
-    flow = Flow("training")
-    models = trained(flow.from_items(rows), mini_batch=8, workers=4).models.collect()
-    run(flow)
-    assert models.items[0].parameters["weights"] == pytest.approx(by_hand(rows, mini_batch=8, rounds=20), rel=1e-12)
 
 
 def test_sparse_rows_give_the_same_model_as_dense_rows() -> None:
@@ -260,7 +252,7 @@ def test_in_step_the_result_does_not_depend_on_the_schedule(replay: bool) -> Non
     """Runs must be repeatable to the last bit. (With replayed data the sums depend on the cuts of the batches.)"""
     records = as_records(made_up(61))
     results = []
-    for seed in range(6):
+    for seed in range(4):
         flow = Flow("training")
         examples = cut_items(flow, records, seed=seed)
         models = trained(examples, workers=3, mini_batch=20, replay=replay).models.collect()
@@ -274,7 +266,7 @@ def test_in_step_the_result_does_not_depend_on_the_schedule(replay: bool) -> Non
 
 
 @pytest.mark.parametrize("ahead", [None, 0, 2])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_asynchronous_every_worker_makes_its_rounds(seed: int, ahead: int | None) -> None:
     """No worker waits, no example is lost or repeated, and the staleness stays within the configured limit."""
     rows = made_up(60)
@@ -290,7 +282,7 @@ def test_asynchronous_every_worker_makes_its_rounds(seed: int, ahead: int | None
     assert losses.items[-1] < 0.8 * losses.items[0]
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_asynchronous_with_idle_workers(seed: int) -> None:
     """A worker without examples delayed the others, and the tolerance waited for its loss."""
     flow = Flow("training")

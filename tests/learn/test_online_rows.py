@@ -50,7 +50,7 @@ def by_a_loop(records: list[Record], label: str, weights: Any = None) -> tuple[A
 @pytest.mark.parametrize("mode", ["synchronous", "asynchronous"])
 def test_training_equals_a_plain_loop_for_any_mini_batch_and_schedule(mode: Any, label: str) -> None:
     """The quality depended on the mini-batch: with 1,000 rows the model learned far less than with ten."""
-    records = trips(150)
+    records = trips(100)
     model, _ = by_a_loop(records, label)
     losses = set()
     for seed, (mini_batch, workers) in enumerate([(1, 1), (50, 1), (1_000, 1), (7, 3), (50, 2)]):
@@ -60,10 +60,10 @@ def test_training_equals_a_plain_loop_for_any_mini_batch_and_schedule(mode: Any,
         options["publish_every"] = 1
         result = trained(records, mode=mode, seed=seed, **options)
         assert result.last == frozen(model.parameters(state=False)), options
-        assert result.models[-1].records == 150
-        assert result.metrics["count"] == 150
+        assert result.models[-1].records == 100
+        assert result.metrics["count"] == 100
         losses.add(result.metrics["loss"])
-        versions = -(-150 // mini_batch)
+        versions = -(-100 // mini_batch)
         assert len(result.models) == versions or (mode == "asynchronous" and len(result.models) > versions)
     assert len(losses) == 1
 

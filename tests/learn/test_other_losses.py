@@ -6,18 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 from learn.frozen_states import frozen
+from learn.online_support import delayed
 
 from streamiter import Flow
 from streamiter.errors import ModelError
-from streamiter.learn import (
-    AdaptiveLinearModel,
-    BadRows,
-    DelayedLabels,
-    OnlineRegressor,
-    PoissonLoss,
-    QuantileLoss,
-    train_online,
-)
+from streamiter.learn import AdaptiveLinearModel, OnlineRegressor, PoissonLoss, QuantileLoss, train_online
 from streamiter.models import LinearPredictor
 
 ROWS = 6_000
@@ -188,12 +181,7 @@ def test_late_labels_do_not_depend_on_mini_batches(options: dict[str, Any]) -> N
         events += [{name: row[name] for name in ("id", "km", "sky")} for row in rows[n : n + 1]]
         if n >= 40:
             events.append({"id": rows[n - 40]["id"], "late": rows[n - 40]["late"]})
-    labels = DelayedLabels(
-        key_of=lambda event: event["id"],
-        is_answer=lambda event: "late" in event,
-        features=["km", "sky"],
-        target_of=lambda answer: answer["late"],
-    )
+    labels = delayed(["km", "sky"], "late")
     results = []
     for mini_batch in (7, 1_000):
         flow = Flow("late")
@@ -246,14 +234,6 @@ def test_extreme_rows_leave_a_model_that_predicts(options: dict[str, Any]) -> No
         assert np.isfinite(predictions[1:]).all()
         assert np.isfinite(model.predict(x)).all()
         assert model.predict(x).min() >= 0.0
-
-
-def test_negative_counts_are_refused() -> None:
-    """A mean of counts is above 0, so a model of −1 can only be wrong."""
-    model = AdaptiveLinearModel(loss="poisson")
-    with pytest.raises(BadRows, match=r"at least 0, given -1\.0") as refused:
-        model.learn([[1.0], [2.0]], [3.0, -1.0])
-    assert refused.value.rows == (1,)
 
 
 def test_the_estimator_of_scikit_learn_has_the_losses() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from checkpoints_jobs.parallelism_support import NUMBERS, MakeFlow, Stops, new_broker, numbers, outputs
+from learn.online_support import delayed
 from learn.parameter_server_support import made_up_rows
 from support.soak import in_soak
 from support.waiting import until
@@ -14,7 +15,6 @@ from support.waiting import until
 from streamiter import Columns, Flow, Stream
 from streamiter.errors import CheckpointError
 from streamiter.learn import (
-    DelayedLabels,
     Examples,
     GradientDescent,
     LinearRegression,
@@ -94,7 +94,8 @@ def undisturbed_outputs(learner: Callable[[Flow], Stream]) -> list[Any]:
 # Learners are stopped while they read, and in rounds: at other points with each change.
 @pytest.mark.parametrize("learner", [fitted_from_memory, fitted_from_replay, centroids, tree, item_sets])
 @pytest.mark.parametrize(
-    ("before", "after", "turns"), [(2, 1, (60, 300)), (2, 3, (40, 120)), *in_soak((1, 2, (20, 200)), (3, 2, (90, 250)))]
+    ("before", "after", "turns"),
+    [(2, 1, (60,)), (2, 3, (120,)), *in_soak((2, 1, (300,)), (2, 3, (40,)), (3, 2, (20, 250)))],
 )
 def test_a_bounded_training_resumes_with_other_workers(
     learner: Callable[[Flow], Stream], before: int, after: int, turns: tuple[int, ...]
@@ -134,12 +135,7 @@ def by_rows(rows: Stream, mode: Any) -> OnlineTraining:
 
 def with_late_labels(rows: Stream, mode: Any) -> OnlineTraining:
     """Train with labels that arrive a few records after their questions."""
-    labels = DelayedLabels(
-        key_of=lambda event: event["id"],
-        is_answer=lambda event: "y" in event,
-        features=lambda asked: SparseRows.from_dense(np.array([event["x"] for event in asked])),
-        target_of=lambda answer: answer["y"],
-    )
+    labels = delayed(lambda asked: SparseRows.from_dense(np.array([event["x"] for event in asked])), "y")
 
     def events_of(number: int) -> list[dict[str, Any]]:
         row = row_of(number)

@@ -12,9 +12,7 @@ from learn.parameter_server_support import ALL, WORKERS
 from streamiter import Flow, topic
 from streamiter.errors import JobFailed
 from streamiter.learn import KMeans, OnlineKMeans, SparseRows, k_means_on_parameter_server
-from streamiter.models import model_updates
 from streamiter.parameter_server import ASP, BSP, ParameterServer
-from streamiter.topics import MemoryBroker
 
 POINTS = np.random.default_rng(5).normal(size=(203, 3)) + np.repeat([[0, 0, 0], [4, 0, 0], [0, 5, 1]], 68, axis=0)[:203]
 INITIAL = POINTS[[0, 70, 150]]
@@ -31,7 +29,7 @@ def clustered(points: Any, consistency: Any, *, shards: int = 2, seed: int | Non
     return models.items, losses.items
 
 
-@pytest.mark.parametrize("shards", [1, 2, 3, 5])
+@pytest.mark.parametrize("shards", [1, 3])
 def test_in_step_with_all_points_it_is_lloyds_rounds(shards: int) -> None:
     """Each shard has other clusters; with the count of another cluster, a cluster would move to a wrong place."""
     lloyd = KMeans(clusters=3, rounds=6, initial=INITIAL, tolerance=None).fit(POINTS)
@@ -65,26 +63,6 @@ def test_a_centroid_without_points_stays_where_it_is(how: str) -> None:
     assert np.isfinite(model.parameters["centroids"]).all()
 
 
-@pytest.mark.parametrize("how", ALL)
-def test_the_number_of_shards_changes_nothing(how: str) -> None:
-    """The results must be equal bit for bit."""
-    results = [
-        clustered(POINTS, ALL[how], shards=shards, batch=15, decay=0.9, epochs=2)[0][-1].parameters
-        for shards in (1, 2, 3)
-    ]
-    for other in results[1:]:
-        assert other["centroids"].tolist() == results[0]["centroids"].tolist()
-        assert other["weights"].tolist() == results[0]["weights"].tolist()
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_in_step_the_schedule_changes_the_last_digits_only(seed: int) -> None:
-    """The sums of a worker arrived after the move, and were counted for the next move."""
-    [expected], _ = clustered(POINTS, BSP(), batch=20, decay=0.5, epochs=3)
-    [model], _ = clustered(POINTS, BSP(), batch=20, decay=0.5, epochs=3, seed=seed)
-    assert model.parameters["centroids"] == pytest.approx(expected.parameters["centroids"], rel=1e-9)
-
-
 @pytest.fixture(scope="module")
 def a9a() -> tuple[Any, Any, float]:
     """Return the rows, the first centroids, and the inertia after ten rounds of Lloyd's algorithm."""
@@ -92,7 +70,7 @@ def a9a() -> tuple[Any, Any, float]:
     records = flow.source(topic(f"file:{data_file('a9a/a9a_123d_train.libsvm')}")).collect()
     flow.run()
     pairs = ((record["indices"], record["values"]) for record in records.items)
-    rows = SparseRows.from_rows(pairs, width=123).to_dense()
+    rows = SparseRows.from_rows(pairs, width=123).to_dense()[::3]
     initial = rows[np.random.default_rng(1).choice(len(rows), 8, replace=False)]
     lloyd = KMeans(clusters=8, rounds=10, initial=initial, tolerance=None).fit(rows)
     return rows, initial, lloyd.inertia
@@ -109,7 +87,7 @@ def test_on_a9a_it_comes_as_close_to_the_rows_as_lloyds_rounds(how: str, a9a: tu
         initial=initial,
         consistency=ALL[how],
         workers=WORKERS,
-        batch=1_000,
+        batch=300,
         decay=0.9,
         epochs=3,
     )
@@ -118,31 +96,6 @@ def test_on_a9a_it_comes_as_close_to_the_rows_as_lloyds_rounds(how: str, a9a: tu
     centroids = models.items[-1].parameters["centroids"]
     products = np.square(rows).sum(axis=1)[:, None] - 2 * rows @ centroids.T + np.square(centroids).sum(axis=1)
     assert float(products.min(axis=1).sum()) <= 1.02 * inertia
-
-
-async def test_versions_are_published() -> None:
-    """Another service uses the published versions to assign points."""
-    updates = MemoryBroker().topic("updates")
-    await updates.create()
-    flow = Flow("publish")
-    clustering = k_means_on_parameter_server(
-        flow.from_items(POINTS),
-        ParameterServer(),
-        initial=INITIAL,
-        consistency=BSP(),
-        workers=2,
-        epochs=5,
-        publish_every=2,
-    )
-    clustering.models.publish_model(updates, model="clusters")
-    await (await flow.start()).wait()
-    seen = [update async for update in model_updates(updates, "clusters", follow=False)]
-    assert [update.version for update in seen] == [1, 2, 3]
-    lloyd = [KMeans(clusters=3, rounds=rounds, initial=INITIAL, tolerance=None).fit(POINTS) for rounds in (2, 4, 5)]
-    for update, expected in zip(seen, lloyd, strict=True):
-        parameters: Any = update.parameters
-        assert parameters["centroids"] == pytest.approx(expected.centroids, rel=1e-9)
-    assert seen[-1].metrics["distance"] < seen[0].metrics["distance"]
 
 
 # -- refused input ---------------------------------------------------------------------------------------------

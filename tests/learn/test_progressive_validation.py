@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.examples import random_examples
 
-from streamiter.errors import ConfigurationError, ModelError
+from streamiter.errors import ConfigurationError
 from streamiter.learn import BadRows, HuberLoss, PoissonLoss, ProgressiveValidation, QuantileLoss, SquaredLoss
 from streamiter.learn.score_metrics import area_under_curve
 from streamiter.learn.validation import Validate
@@ -105,21 +105,19 @@ def test_metrics_equal_their_definitions(rows):
     assert metrics == pytest.approx(expected | of_window, abs=1e-9)
 
 
-@pytest.mark.parametrize("cut", [1, 7, 100, 400, 1000])
-def test_the_window_holds_exactly_the_last_rows(cut):
+def test_the_window_holds_exactly_the_last_rows():
     """The window was wrong by one row at the seam of its ring, or for a batch larger than the window."""
-    predictions, targets, weights = stream(1, 1000)
-    validation = ProgressiveValidation(window=128)
-    for start in range(0, 1000, cut):
-        validation.update(*(column[start : start + cut] for column in (predictions, targets, weights)))
+    predictions, targets, weights = stream(1, 600)
     kept = np.flatnonzero(weights > 0)[-128:]
-    expected = defined(predictions[kept], targets[kept], weights[kept])
-    metrics = validation.metrics()
-    assert {name: metrics[f"window_{name}"] for name in expected} == pytest.approx(expected, rel=1e-12)
-    whole = defined(predictions, targets, weights)
-    assert {name: metrics[name] for name in whole if name != "auc"} == pytest.approx(
-        {name: value for name, value in whole.items() if name != "auc"}, rel=1e-12
-    )
+    expected, whole = defined(predictions[kept], targets[kept], weights[kept]), defined(predictions, targets, weights)
+    del whole["auc"]
+    for cut in (1, 7, 100, 400, 600):
+        validation = ProgressiveValidation(window=128)
+        for start in range(0, 600, cut):
+            validation.update(*(column[start : start + cut] for column in (predictions, targets, weights)))
+        metrics = validation.metrics()
+        assert {name: metrics[f"window_{name}"] for name in expected} == pytest.approx(expected, rel=1e-12), cut
+        assert {name: metrics[name] for name in whole} == pytest.approx(whole, rel=1e-12), cut
 
 
 def test_metrics_do_not_depend_on_the_cut_not_even_in_the_last_bit():
@@ -256,28 +254,6 @@ def test_state_holds_only_bins_in_use():
         "positive": 2,
         "negative": 1,
     }
-
-
-@pytest.mark.parametrize(
-    ("predictions", "targets", "weights", "rows", "message"),
-    [
-        ([0.5, 1.5], [0, 1], None, (1,), "expected probabilities from 0 to 1, given 1.5"),
-        ([math.nan, 0.5], [0, 1], None, (0,), "expected probabilities from 0 to 1, given nan"),
-        ([0.5, 0.5], [0, 2], None, (1,), "expected targets 0 or 1, given 2.0"),
-        ([0.5, 0.5], [0, 1], [1.0, -1.0], (1,), "sample weights of 0 or more, given -1.0"),
-        ([0.5], [0, 1], None, None, r"expected 2 predictions, one for each row, given shape \(1,\)"),
-    ],
-)
-def test_invalid_rows_are_refused_and_not_counted(predictions, targets, weights, rows, message):
-    """One NaN would make every later total NaN."""
-    validation = ProgressiveValidation()
-    validation.update([0.5], [1])
-    before = validation.metrics()
-    with pytest.raises(ModelError, match=f"ProgressiveValidation: .*{message}") as caught:
-        validation.update(predictions, targets, weights)
-    assert getattr(caught.value, "rows", None) == rows
-    assert isinstance(caught.value, BadRows) == (rows is not None)
-    assert validation.metrics() == before
 
 
 @pytest.mark.parametrize("cut", [1, 7, 300])

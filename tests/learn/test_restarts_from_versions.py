@@ -10,19 +10,18 @@ from typing import Any
 import numpy as np
 import pytest
 from learn.frozen_states import frozen
-from learn.online_support import FEATURES, trips
+from learn.online_support import FEATURES, delayed, trips
 from learn.test_rollbacks import MEAN, started, until_resumed
 from learn.test_rollbacks import newest as awaited
 
 from streamiter import Checkpoints, Flow
-from streamiter.errors import ModelError, OtherModel
+from streamiter.errors import ModelError
 from streamiter.learn import (
     ADWIN,
     FTRL,
     AdaGrad,
     Adam,
     AdaptiveLinearModel,
-    DelayedLabels,
     Examples,
     FeatureHasher,
     InverseSquareRoot,
@@ -86,15 +85,7 @@ LEARNERS: dict[str, dict[str, Any]] = {
     ),
     "Momentum, no intercept": by_gradients(lambda: LinearRegression(2, optimizer=Momentum(0.1), intercept=False)),
     "another library": {"model": MEAN, "label": "minutes", "mini_batch": BATCH},
-    "labels that come later": {
-        "labels": DelayedLabels(
-            key_of=lambda row: row["id"],
-            is_answer=lambda row: "answer" in row,
-            features=FIELDS,
-            target_of=lambda row: row["answer"],
-        ),
-        **SYNCHRONOUS,
-    },
+    "labels that come later": {"labels": delayed(FIELDS), **SYNCHRONOUS},
 }
 # Versions in one record, and, also as changes, in many of at most this many bytes.
 FORMS = {"json": 1_000_000, "safetensors": 1_000_000, "auto": 6_000}
@@ -246,70 +237,10 @@ async def test_the_state_of_a_version_is_for_trainings_only(tmp_path: Path) -> N
     assert not read_model(without).has_state
 
 
-def learned(**options: Any) -> AdaptiveLinearModel:
-    model = AdaptiveLinearModel(**options)
-    model.learn([{"km": float(n % 7), "town": "ab"[n % 2]} for n in range(50)], [n % 7 > 3 for n in range(50)])
-    return model
-
-
 def linear(optimizer: Any) -> LogisticRegression:
     model = LogisticRegression(1, optimizer=optimizer)
     model.learn([[1.0], [2.0]], [0, 1], [2.0, 0.5])
     return model
-
-
-def with_other_bytes(parameters: dict[str, Any], change: Callable[[bytes], Any]) -> dict[str, Any]:
-    return parameters | {"state": change(parameters["state"])}
-
-
-GIVEN = learned().parameters(state=True)
-REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
-    "damaged": (
-        AdaptiveLinearModel(),
-        with_other_bytes(GIVEN, lambda state: state[:-1] + bytes([state[-1] ^ 1])),
-        "given a damaged one, of another SHA-256; use another version, or start without it",
-    ),
-    "cut off": (AdaptiveLinearModel(), with_other_bytes(GIVEN, lambda state: state[:200]), "given a damaged one"),
-    "no state": (AdaptiveLinearModel(), with_other_bytes(GIVEN, lambda _: b"\x80\x04pickle"), "given another value"),
-    "a number": (AdaptiveLinearModel(), with_other_bytes(GIVEN, lambda _: 1.0), "given another value"),
-    "another format": (
-        AdaptiveLinearModel(),
-        with_other_bytes(GIVEN, lambda state: state.replace(b"state 1 ", b"state 2 ")),
-        "expected the state of a AdaptiveLinearModel in format 1, given the state of a AdaptiveLinearModel in format 2",
-    ),
-    "another learner": (
-        AdaptiveLinearModel(),
-        GIVEN | {"state": linear(FTRL(0.3, 0.1)).parameters(state=True)["state"]},
-        "given the state of a LinearModel in format 1",
-    ),
-    "other weights": (
-        AdaptiveLinearModel(),
-        GIVEN | {"weights": GIVEN["weights"] * 0.5},
-        "the state of the version does not fit: it is the state of other weights; use another version, or start "
-        "without it",
-    ),
-    "other rates": (AdaptiveLinearModel(rates=(0.5,)), GIVEN, "rates was None, now [0.5]"),
-    "another task": (
-        AdaptiveLinearModel(task="regression"),
-        GIVEN,
-        "expected a model of a regression, given one of a classification",
-    ),
-    "another optimizer": (
-        LogisticRegression(1, optimizer=AdaGrad(0.3)),
-        linear(FTRL(0.3, 0.1)).parameters(state=True),
-        "optimizer was ftrl, now adagrad",
-    ),
-}
-
-
-@pytest.mark.parametrize("case", list(REFUSED))
-def test_a_state_that_does_not_fit_is_refused_and_never_left_out(case: str) -> None:
-    """A damaged state was left out without a word, and the training began with new learning rates."""
-    model, parameters, message = REFUSED[case]
-    with pytest.raises(ModelError) as refused:
-        model.start_from(parameters)
-    assert message in str(refused.value)
-    assert "start_from" in str(refused.value)
 
 
 def test_without_its_state_a_version_is_a_start_with_new_rates() -> None:
@@ -409,17 +340,3 @@ def test_a_model_of_another_loss_than_the_squared_one_keeps_what_fits(loss: dict
     for model in (resumed, started):
         assert model.records == old.records
         np.testing.assert_allclose(model.predict(km), old.predict(km), rtol=1e-6)
-
-
-def test_weights_of_the_ready_made_model_are_no_start_for_another_linear_model_and_vice_versa() -> None:
-    """They were taken as weights of columns without a center, and the model predicted something else.
-
-    Bare weights were no mapping, so the ready-made model raised an AttributeError.
-    """
-    x = np.random.default_rng(1).normal(3.0, 1.0, size=(200, 2))
-    given = AdaptiveLinearModel(shapes=False)
-    given.learn(x, x[:, 0] > 3.0)
-    with pytest.raises(OtherModel, match="leave out model= to start from them"):
-        LogisticRegression(2).start_from(given.parameters(state=False))
-    with pytest.raises(OtherModel, match=r"the parameters of a published AdaptiveLinearModel, given array\("):
-        AdaptiveLinearModel().start_from(np.zeros(2))  # type: ignore[arg-type]

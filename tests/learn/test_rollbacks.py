@@ -8,17 +8,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from learn.online_support import delayed
 from models.model_case import all_records
 from models.test_published_after_a_restart import Kept
 from support.waiting import turn
 
 from streamiter import Checkpoints, Flow
 from streamiter.engine.job.job import Job
-from streamiter.errors import GraphError, JobFailed
+from streamiter.errors import JobFailed
 from streamiter.learn import (
     SGD,
     AdaptiveLinearModel,
-    DelayedLabels,
     Embeddings,
     Examples,
     ForeignModel,
@@ -209,12 +209,7 @@ async def test_questions_that_wait_are_learned_by_the_columns_of_the_old_model(
     """The row of a question had the columns of the bad model, so its answer was learned as that of other fields."""
     topic = MemoryBroker().topic("models")
     await topic.create()
-    labels = DelayedLabels(
-        key_of=lambda event: event["n"],
-        is_answer=lambda event: "late" in event,
-        target_of=lambda event: event["late"],
-        features=["a", "b"],
-    )
+    labels = delayed(["a", "b"], "late", key="n")
     job, source = await started(topic, tmp_path, {"labels": labels})
     source.give({"n": 1, "b": 1.0}, {"n": 1, "late": True}, {"n": 2, "b": 2.0}, {"n": 2, "late": False})
     await newest(topic, lambda update: update.records == 2, job)
@@ -250,12 +245,7 @@ async def test_a_rollback_to_before_the_labels_were_of_another_kind_does_not_end
     """
     topic = MemoryBroker().topic("models")
     await topic.create()
-    labels = DelayedLabels(
-        key_of=lambda event: event["n"],
-        is_answer=lambda event: "y" in event,
-        target_of=lambda event: event["y"],
-        features=["x"],
-    )
+    labels = delayed(["x"], "y", key="n")
     job, source = await started(topic, tmp_path, {"labels": labels})
 
     def give(first: int, labels: int) -> None:
@@ -317,12 +307,3 @@ async def test_a_version_that_was_held_since_before_a_rollback_is_not_published(
     update = await newest(topic, lambda update: update.records == 2, job)
     assert (update.rank, update.since_rollback) == ((3, 1), (2, 1))
     await job.stop("suspend")
-
-
-def test_rollbacks_are_given_as_topic_and_model() -> None:
-    """A topic alone was accepted, and the first rollback ended the job."""
-    with pytest.raises(GraphError) as refused:
-        online(Flow("f").from_items([]), label="y", rollbacks=MemoryBroker().topic("m"))  # type: ignore[arg-type]
-    assert "train_online(rollbacks=): expected Rollbacks(topic, model), given MemoryTopic('memory://m')" in str(
-        refused.value
-    )

@@ -1,9 +1,6 @@
 """The arithmetic of the adaptive linear model equals the published test vectors, with Numba and without."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -19,10 +16,8 @@ from learn.row_streams import (
     features,
     linear_learner,
     new_model,
-    vector_predictions,
 )
 from support.examples import random_examples
-from support.waiting import PATIENCE_S
 
 from streamiter.learn import SparseRows
 from streamiter.models import LinearPredictor
@@ -157,43 +152,6 @@ def test_a_single_rate_is_plain_adagrad_on_standardized_columns() -> None:
     started = new_model("binary dense", rates=[0.5])
     started.start_from(model.parameters())
     assert started.predict(x) == pytest.approx(model.predict(x), rel=1e-9)
-
-
-UNCOMPILED = """
-import json, sys
-from random import Random
-{before}
-from learn.row_streams import check_extreme_rows, extreme_rows, vector_predictions
-for seed in range(40):
-    check_extreme_rows(extreme_rows(Random(seed)), bits=2)
-print(json.dumps(vector_predictions()))
-"""
-
-
-@pytest.mark.parametrize(
-    ("before", "disabled"), [("", "1"), ('sys.modules["numba"] = None', "0")], ids=["disabled", "missing"]
-)
-def test_uncompiled_functions_give_the_same_results(before: str, disabled: str) -> None:
-    """Without Numba another code ran, and gave other predictions; a warning says that it is slow."""
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", UNCOMPILED.format(before=before)],
-        env=os.environ | {"NUMBA_DISABLE_JIT": disabled, "PYTHONPATH": str(TESTS)},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=PATIENCE_S,
-    )
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    for name, expected in vector_predictions().items():
-        assert np.ravel(found[name]) == close(np.ravel(expected)), name
-    warnings = [line for line in done.stderr.splitlines() if "pip install" in line]
-    assert len(warnings) == (1 if before else 0)
-    for line in warnings:
-        assert line == (
-            "the arithmetic of AdaptiveLinearModel is not compiled, and some hundred times slower, because Numba is "
-            'not installed; install it with: pip install "streamiter[fast]"'
-        )
 
 
 @random_examples(extreme_rows, examples=2_000)

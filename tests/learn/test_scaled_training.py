@@ -6,20 +6,10 @@ import numpy as np
 import pytest
 from learn.frozen_states import frozen
 from learn.online_support import Result
-from learn.test_foreign_models import mean
 
 from streamiter import Columns, Flow
-from streamiter.errors import GraphError, JobFailed, ModelError
-from streamiter.learn import (
-    SGD,
-    DelayedLabels,
-    Examples,
-    LinearRegression,
-    LogisticRegression,
-    SparseRows,
-    StandardScaler,
-    train_online,
-)
+from streamiter.errors import JobFailed
+from streamiter.learn import SGD, DelayedLabels, Examples, LogisticRegression, SparseRows, StandardScaler, train_online
 from streamiter.models import LinearPredictor
 
 DRAW = np.random.default_rng(2)
@@ -147,36 +137,3 @@ def test_a_start_keeps_weights_and_statistics() -> None:
     assert (
         trained(scaler=scaler, mode="synchronous").metrics["accuracy"] > trained(mode="synchronous").metrics["accuracy"]
     )
-
-
-def test_wrong_uses_are_refused() -> None:
-    """A scaler in front of a model that scales by itself had no influence, or weights lost their statistics."""
-    flow = Flow("f")
-    stream = flow.from_items([{"x": 1.0, "y": 1}])
-    for given, scaler, message in (
-        (None, StandardScaler(), "the ready-made model standardizes its columns itself"),
-        (mean(), StandardScaler(), "a model of another library has a scaler of its library"),
-        (model, True, "given True"),
-    ):
-        with pytest.raises(GraphError, match=message):
-            train_online(stream, given, label="y", features=None, scaler=scaler)  # type: ignore[arg-type]
-    wide = StandardScaler()
-    wide.learn([[1.0, 2.0]])
-    with pytest.raises(ModelError, match="expected a scaler of 3 features, given one of 2"):
-        train_online(stream, model, extract=dense, scaler=wide)
-    scales, plain = model(), model()
-    scales.scale(StandardScaler().moments)
-    with pytest.raises(ModelError, match="expected parameters with the mean and deviation"):
-        scales.start_from(plain.parameters())
-    with pytest.raises(ModelError, match="expected parameters without the mean and deviation"):
-        plain.start_from(scales.parameters())
-    with pytest.raises(ModelError, match="expected gradients to learn from"):
-        scales.learn(X[:5], Y[:5])
-    with pytest.raises(ModelError, match="is_scaled was True, now False; make an equal model"):
-        plain.restore(scales.state())
-    bad = X[:3].copy()
-    bad[1, 2] = np.inf
-    with pytest.raises(ModelError, match="numbers of at most"):
-        scales.gradient(bad, Y[:3])
-    assert scales.gradient(X[:2], Y[:2]).moments is not None
-    assert LinearRegression(1).gradient([[1.0]], [1.0]).moments is None

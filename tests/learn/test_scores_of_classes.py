@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from learn.online_support import delayed
 
 from streamiter import Flow
-from streamiter.learn import AdaptiveLinearModel, DelayedLabels, ForeignModel, train_online
+from streamiter.learn import AdaptiveLinearModel, ForeignModel, train_online
 from streamiter.learn.validation import PredictedRows
 
 COLORS = ["red", "blue", "green", "black"]
@@ -30,7 +31,7 @@ ROWS = rows_of(400)
 
 def predicted(events: list[dict[str, Any]], model: Any = None, **options: Any) -> list[PredictedRows]:
     flow = Flow("colors")
-    found = train_online(flow.from_items(events), model, **options).predictions.collect()
+    found = train_online(flow.from_items(events), model, publish_every=500, **options).predictions.collect()
     flow.run()
     return found.items
 
@@ -90,12 +91,7 @@ def test_late_labels_have_the_probabilities_of_the_question() -> None:
         events += [{"id": row["id"], "x": row["x"]} for row in ROWS[n : n + 1]]
         if n >= late:
             events.append({"id": ROWS[n - late]["id"], "color": ROWS[n - late]["color"]})
-    labels = DelayedLabels(
-        key_of=lambda event: event["id"],
-        is_answer=lambda event: "color" in event,
-        features=["x"],
-        target_of=lambda answer: answer["color"],
-    )
+    labels = delayed(["x"], "color")
     color_of = {n: event["color"] for n, event in enumerate(events) if "color" in event}
     first = None
     for mini_batch in (1, 13, 1_000):

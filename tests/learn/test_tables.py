@@ -1,9 +1,6 @@
 """The members with tables equal the published test vectors and the reference; restores and cuts change no bit."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -11,10 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from learn.shaped_streams import Recording, Shaped, shaped_rows, uncompiled_results
-from support.soak import in_soak
+from learn.shaped_streams import Recording, Shaped, shaped_rows
 from support.tables_reference import tables_reference
-from support.waiting import PATIENCE_S
 
 TESTS = Path(__file__).resolve().parents[1]
 
@@ -95,21 +90,3 @@ def test_no_cut_of_rows_and_no_restore_changes_a_bit(name: str) -> None:
         parts.append(weights.learn(rows.values[at:stop], labels[at:stop]))
         weights, at = weights.restored(), stop
     assert np.array_equal(np.concatenate(parts), expected)
-
-
-@pytest.mark.parametrize(
-    ("before", "disabled"), [('sys.modules["numba"] = None', "0"), *in_soak(("", "1"))], ids=["missing", "disabled"]
-)
-def test_tables_without_a_compiler_have_the_same_bits(before: str, disabled: str) -> None:
-    """Without Numba, numpy added float32 with float32, and the last bits of all weights differed."""
-    program = f"import json, sys\n{before}\nfrom learn.shaped_streams import uncompiled_results\n"
-    done = subprocess.run(
-        [sys.executable, "-c", f"{program}print(json.dumps(uncompiled_results()))"],
-        env=os.environ | {"NUMBA_DISABLE_JIT": disabled, "PYTHONPATH": str(TESTS)},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=PATIENCE_S,
-    )
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == uncompiled_results()

@@ -14,7 +14,7 @@ from streamiter import Checkpoints, Columns, Flow
 from streamiter.engine.job.job import Job
 from streamiter.engine.plan.job_settings import ChannelLimits
 from streamiter.engine.storage.store import MemoryStore
-from streamiter.errors import GraphError, JobFailed
+from streamiter.errors import JobFailed
 from streamiter.learn import (
     FTRL,
     SGD,
@@ -89,22 +89,6 @@ def delayed_events(count: int, delay: int) -> list[dict[str, Any]]:
         if number >= delay:
             events.append(answer(number - delay))
     return events
-
-
-@pytest.mark.parametrize("mode", ["asynchronous", "synchronous"])
-@pytest.mark.parametrize("workers", [1, 3])
-def test_a_known_relation_is_found(mode: Any, workers: int) -> None:
-    """Gradients that are added twice, or never, still reduce the loss; only the final weights show the error."""
-    flow = Flow("f")
-    training = train_online(
-        flow.from_items(table(6_000)), regression, extract=extract, mini_batch=20, mode=mode, workers=workers
-    )
-    models = training.models.collect()
-    flow.run()
-    last = models.items[-1]
-    assert last.parameters["weights"] == pytest.approx(TRUE_WEIGHTS, abs=1e-3)
-    assert last.parameters["intercept"] == pytest.approx(3.0, abs=1e-3)
-    assert last.records == 6_000
 
 
 @pytest.mark.parametrize("optimizer", [SGD(0.1), FTRL(0.5)], ids=["SGD", "FTRL"])
@@ -449,37 +433,6 @@ def test_an_answer_without_a_question_follows_the_policy() -> None:
         else:
             with pytest.raises(JobFailed, match=r"step 'train' .*an answer without a question that waits for it"):
                 flow.run()
-
-
-def test_two_trainings_in_one_flow_have_names_of_their_own() -> None:
-    """An error message did not show which of the two trainings it was about."""
-    flow = Flow("f")
-    rows = flow.from_items(table(100))
-    for name in ("shadow", "live"):
-        train_online(rows, regression, extract=extract, name=name).models.collect()
-    names = flow.draw()
-    assert "shadow: train" in names
-    assert "live: train" in names
-
-
-def test_wrong_options_are_refused_when_the_flow_is_built() -> None:
-    """Without this check, the error would come with the first record, in production."""
-    flow = Flow("f")
-    rows = flow.from_items(table(10))
-    with pytest.raises(GraphError, match=r"^train_online: expected one of label=, extract= and labels=, given none"):
-        train_online(rows, regression)
-    with pytest.raises(GraphError, match=r"^train_online: expected a stream of examples, given \[1\]"):
-        train_online([1], regression, extract=extract)  # type: ignore[arg-type]
-    with pytest.raises(GraphError, match=r"^train_online: expected a function that makes the model, given"):
-        train_online(rows, regression(), extract=extract)  # type: ignore[arg-type]
-    for option in ("publish_every", "report_every", "window"):
-        for count in (0, True, "x"):
-            with pytest.raises(GraphError, match=rf"^train_online\({option}=\): expected .* given {count!r}"):
-                train_online(rows, regression, extract=extract, **{option: count})  # type: ignore[arg-type]
-    with pytest.raises(GraphError, match=r'^train_online\(mode=\): expected "asynchronous" or "synchronous", given'):
-        train_online(rows, regression, extract=extract, mode="sync")  # type: ignore[arg-type]
-    with pytest.raises(GraphError, match=r"'mini-batches', .*: expected .* at least 1, given 0"):
-        train_online(rows, regression, extract=extract, mini_batch=0)
 
 
 async def test_checkpoints_of_a_learner_slower_than_its_topic_do_not_grow_for_ever() -> None:

@@ -162,10 +162,10 @@ async def test_few_records_in_very_many_offsets_are_found_at_once() -> None:
     topic = MemoryBroker().topic("models")
     await topic.create(settings={"compact": "1"})
     one = encoder()
-    for _ in range(20):  # each batch replaces the previous one, whose offsets become a gap
+    for _ in range(12):  # each batch replaces the previous one, whose offsets become a gap
         await write(topic, OutgoingBatch([b"x"] * 100_000, keys=[b"other"] * 100_000))
     await write(topic, one.encode([np.zeros(1)]))
-    for _ in range(20):
+    for _ in range(12):
         await write(topic, OutgoingBatch([b"x"] * 100_000, keys=[b"other"] * 100_000))
     watched = WatchedTopic(topic)
     opened = 0
@@ -198,15 +198,6 @@ async def test_a_superseded_writer_at_the_end_does_not_hide_the_newest() -> None
     await write(topic, timed(encoder(1, 101).encode([np.zeros(1)] * 500), 101))
     assert await last_rank(topic) == (2, 1)
     assert await next_generation(topic, "ctr") == 3
-
-
-async def test_the_newest_is_found_in_any_partition(make_topic: MakeTopic) -> None:
-    """A topic that gained partitions can have the same model in two of them."""
-    topic = await make_topic(partitions=3)
-    for partition, version in ((0, 4), (2, 6), (1, 5)):
-        await write(topic, update_of((1, version), partition=partition))
-        await write(topic, encoder(model="busy", partition=0).encode([np.zeros(1)] * 50))
-    assert await last_rank(topic) == (1, 6)
 
 
 async def test_the_newest_is_found_in_a_busy_partition_too() -> None:

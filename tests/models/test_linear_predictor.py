@@ -15,11 +15,6 @@ from streamiter.models import LinearPredictor
 from streamiter.values.sparse_rows import SparseRows
 
 
-def test_bare_weights_are_a_dot_product() -> None:
-    """A vector of weights is the smallest possible model."""
-    assert LinearPredictor(np.array([1.0, 2.0]))([3.0, 4.0]) == 11.0
-
-
 def test_a_row_gives_a_float_and_rows_an_array() -> None:
     """One call must serve a single request or a whole batch."""
     predict = LinearPredictor({"weights": np.array([1.0, 2.0]), "intercept": 1.0, "link": "identity"})
@@ -66,8 +61,3 @@ def test_a_table_of_numbers_is_a_matrix(table: Any) -> None:
     """Columns of any numeric types must become one matrix."""
     predict = LinearPredictor(np.array([1.0, 10.0]))
     assert predict(table({"x": [1, 2], "y": [0.5, -1.0]})).tolist() == [6.0, -8.0]
-
-
-def test_a_sparse_row_without_features_is_the_intercept() -> None:
-    """If all features are 0, the score is the intercept."""
-    assert LinearPredictor({"weights": np.ones(3), "intercept": 2.0})(([], [])) == 2.0

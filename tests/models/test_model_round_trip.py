@@ -163,15 +163,6 @@ def test_auto_changes_the_format_above_64_kib_of_arrays(count: int, form: str) -
     assert dict(headers[0])["content_type"] == form.encode()
 
 
-@pytest.mark.parametrize("value", [0.5, 3, np.float32(1.5)])
-def test_a_bare_number_is_an_array_without_axes(value: Any) -> None:
-    """A running mean is a model whose parameters are one number."""
-    [update] = decoded(encoder().encode([value]))
-    assert isinstance(update.parameters, np.ndarray)
-    assert update.parameters.shape == ()
-    assert update.parameters == value
-
-
 def test_arrays_whose_paths_read_the_same_do_not_overwrite_each_other() -> None:
     """Layer 'a.b' and layer 'b' of block 'a' are two different tensors."""
     published = {"a.b": np.zeros(1), "a": {"b": np.ones(1)}, "__metadata__": np.full(1, 2.0)}

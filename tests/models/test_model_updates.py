@@ -40,15 +40,6 @@ async def soon(updates: Any) -> ModelUpdate:
     return update
 
 
-async def test_updates_arrive_in_order_with_their_contents(make_topic: MakeTopic) -> None:
-    """Without any fault, the reader must return every update in order."""
-    topic = await make_topic()
-    await write(topic, encoder().encode([np.array([1.0]), np.array([2.0])]))
-    updates = [update async for update in model_updates(topic, "ctr", follow=False)]
-    assert [update.rank for update in updates] == [(1, 1), (1, 2)]
-    assert [float(update.parameters[0]) for update in updates] == [1.0, 2.0]  # type: ignore[index]
-
-
 async def test_a_reader_opened_before_the_write_gets_each_update_live(make_topic: MakeTopic) -> None:
     """A served model must see new updates without being opened again."""
     topic = await make_topic()
@@ -58,16 +49,6 @@ async def test_a_reader_opened_before_the_write_gets_each_update_live(make_topic
         assert (await waiting).rank == (1, 1)
         await write(topic, large_update((1, 2)))
         assert (await soon(updates)).rank == (1, 2)
-
-
-async def test_a_superseded_writer_and_repetitions_never_take_a_reader_back(make_topic: MakeTopic) -> None:
-    """After a failover, the old process published for another minute, and consumers alternated between two models."""
-    topic = await make_topic()
-    written = [(1, 1), (1, 2), (1, 2), (2, 1), (1, 3), (2, 2), (1, 4), (2, 1), (2, 2), (2, 3)]
-    await write(topic, *(update_of(rank) for rank in written))
-    updates = model_updates(topic, "ctr", follow=False)
-    assert [update.rank async for update in updates] == [(1, 1), (1, 2), (2, 1), (2, 2), (2, 3)]
-    assert updates.statistics() == UpdateStatistics(updates=5, older=5)
 
 
 writes = st.lists(st.tuples(st.integers(1, 3), st.integers(1, 5), st.booleans()), max_size=20)
@@ -99,15 +80,6 @@ async def test_records_of_other_models_and_of_no_model_are_skipped(make_topic: M
     updates = model_updates(topic, "ctr", follow=False)
     assert [update.rank async for update in updates] == [(1, 1)]
     assert updates.statistics() == UpdateStatistics(updates=1)
-
-
-async def test_chunks_are_put_together(make_topic: MakeTopic) -> None:
-    """A large model in several chunks is the reason for the format."""
-    topic = await make_topic()
-    await write(topic, large_update((1, 1)), large_update((1, 2)))
-    updates = [update async for update in model_updates(topic, "ctr", follow=False)]
-    assert [update.rank for update in updates] == [(1, 1), (1, 2)]
-    assert np.array_equal(updates[1].parameters, large(2.0))  # type: ignore[arg-type]
 
 
 async def test_chunks_of_two_writers_do_not_mix(make_topic: MakeTopic) -> None:
@@ -381,16 +353,6 @@ async def test_compaction_while_an_update_is_written_keeps_the_one_before() -> N
         await write(topic, selected(second, index))
         is_closed = (second.keys or ())[: index + 1].count(b"ctr") > 0
         assert await ranks(await compacted(topic)) == [(1, 2 if is_closed else 1)]
-
-
-async def test_chunks_in_several_partitions_are_joined(make_topic: MakeTopic) -> None:
-    """A tool that copies a topic assigns records to partitions by key, and each chunk has its own key."""
-    topic = await make_topic(partitions=4)
-    whole = large_update((1, 1))
-    await write(topic, replace(whole, partition=None))
-    assert len({record.partition for record in await all_records(topic)}) > 1
-    assert await ranks(topic) == [(1, 1)]
-    assert await ranks(topic, start="latest_model") == [(1, 1)]
 
 
 async def test_waiting_for_a_large_update_may_be_cancelled_at_any_moment() -> None:

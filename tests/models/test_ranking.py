@@ -36,21 +36,21 @@ def rows_of(candidates: Any) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("name", list(CANDIDATES))
-@pytest.mark.parametrize("kind", [*get_args(EmbeddingKind), None])
-@pytest.mark.parametrize("link", ["logit", "clipped"])
+@pytest.mark.parametrize(
+    ("link", "kind"), list(zip(["logit", "clipped"] * 2, [*get_args(EmbeddingKind), None], strict=True))
+)
 def test_each_candidate_has_the_prediction_of_its_whole_row(link: str, kind: EmbeddingKind | None, name: str) -> None:
     """Missing values of the user and of the item are of one field, and their mean was that of the item alone."""
-    for seed in (1, 2):
-        parameters = shaped(link, seed) if kind is None else embedded(link, kind, seed)
-        predict, candidates = LinearPredictor(parameters), CANDIDATES[name]
-        rows = rows_of(candidates)
-        expected = predict([USER | each for each in rows])
-        found = predict.top_k(USER, candidates, k=len(rows))
-        assert sorted(each.position for each in found) == list(range(len(rows)))
-        values = [each.value for each in found]
-        assert values == sorted(values, reverse=True)
-        np.testing.assert_allclose(values, expected[[each.position for each in found]], rtol=1e-9, atol=1e-12)
-        assert [each.candidate.keys() for each in found] == [rows[each.position].keys() for each in found]
+    parameters = shaped(link, 1) if kind is None else embedded(link, kind, 1)
+    predict, candidates = LinearPredictor(parameters), CANDIDATES[name]
+    rows = rows_of(candidates)
+    expected = predict([USER | each for each in rows])
+    found = predict.top_k(USER, candidates, k=len(rows))
+    assert sorted(each.position for each in found) == list(range(len(rows)))
+    values = [each.value for each in found]
+    assert values == sorted(values, reverse=True)
+    np.testing.assert_allclose(values, expected[[each.position for each in found]], rtol=1e-9, atol=1e-12)
+    assert [each.candidate.keys() for each in found] == [rows[each.position].keys() for each in found]
 
 
 def test_the_best_are_those_of_a_sort_and_of_equal_ones_the_first() -> None:

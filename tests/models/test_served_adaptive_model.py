@@ -82,26 +82,20 @@ CROSSES = [("km", "epoch"), ("sky", "night"), ("wind", "sky"), ("sky", "nowhere"
 
 @linear_and_shapes
 @pytest.mark.parametrize("labels", LABELS)
-@pytest.mark.parametrize("bits", [1, 2, 3])
-def test_texts_that_share_a_place_count_each_in_learning_and_in_serving(labels: str, bits: int, shapes: bool) -> None:
-    """A service counted two texts of one place once, and predicted other numbers than the training reported."""
-    rows = [row | {"from": "abc"[n % 3], "to": "abcde"[n % 5]} for n, row in enumerate(trips(300))]
-    model = trained(labels, rows, bits, shapes=shapes)
-    expected, predict = model.predict(rows), LinearPredictor(model.parameters())
-    np.testing.assert_allclose(predict(rows), expected, **TOLERANCES[shapes])
-    np.testing.assert_allclose([predict(row) for row in rows], expected, **TOLERANCES[shapes])
+@pytest.mark.parametrize(("form", "crosses", "bits"), [("json", CROSSES, 12), ("safetensors", [], 1)])
+async def test_it_predicts_as_the_learner_itself(labels: str, form: str, crosses: Any, bits: int, shapes: bool) -> None:
+    """A service predicted other numbers than the training reported, for rows with texts and missing values.
+
+    Two texts of one place counted once.
+    """
+    rows, new = (
+        [row | {"from": "abc"[n % 3], "to": "abcde"[n % 5]} for n, row in enumerate(trips(count, seed=seed))]
+        for count, seed in ((400, 1), (60, 2))
+    )
+    model = trained(labels, rows, bits, crosses, shapes=shapes)
     # Texts in three fields, at two places with one bit: one row has a place two times at least.
     [places] = model.rows(rows[1:2]).indices[None, :]
     assert bits > 1 or len(set(places.tolist())) < len(places)
-
-
-@linear_and_shapes
-@pytest.mark.parametrize("labels", LABELS)
-@pytest.mark.parametrize(("form", "crosses"), [("json", CROSSES), ("safetensors", []), ("safetensors", CROSSES)])
-async def test_it_predicts_as_the_learner_itself(labels: str, form: str, crosses: Any, shapes: bool) -> None:
-    """A service predicted other numbers than the training reported, for rows with texts and missing values."""
-    model = trained(labels, trips(400), crosses=crosses, shapes=shapes)
-    new = trips(100, seed=2)
     new += [
         {},
         {"km": None},

@@ -191,8 +191,10 @@ UNSEEN: list[dict[str, Any]] = [
 """Rows with texts and fields that no learned row had, and without fields."""
 
 
-@pytest.mark.parametrize(("kind", "task"), [("fm", "b"), ("deepfm", "n"), ("deepfm", "b"), ("wide and deep", "b")])
-@pytest.mark.parametrize("shapes", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "task", "shapes"),
+    [("fm", "b", False), ("deepfm", "n", True), ("deepfm", "b", False), ("wide and deep", "b", True)],
+)
 async def test_a_served_version_predicts_what_its_learner_predicts(kind: Any, task: str, shapes: bool) -> None:
     """A text that no row had was of no field for the learner, and a common vector for the service."""
     rows = [row | {"label": label_of(row, task)} for row in events(1_200, 3)]

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from models.model_case import MakeTopic, ManualClock, encoder, large_update, update_of, write
+from models.model_case import MakeTopic, ManualClock, encoder, update_of, write
 from support.waiting import until
 
 from streamiter.errors import ModelError, TopicNotFound, TopicUnavailable
@@ -79,15 +79,6 @@ async def test_rows_of_a_hasher_are_predicted_as_by_the_model_itself() -> None:
         assert [served.predict(row).value for row in rows] == served.predict(rows).value.tolist()
         with pytest.raises(ModelError, match=r"model 'ctr' .*: expected sparse rows of width 64, given width 32"):
             served.predict(FeatureHasher(["color"], bits=5).rows(records))
-
-
-async def test_a_large_model_is_served(make_topic: MakeTopic) -> None:
-    """A model in several chunks must also be served."""
-    topic = await make_topic()
-    await write(topic, large_update((1, 2)))
-    async with ServedModel(topic, "ctr") as served:
-        await served.ready()
-        assert served.predict(np.ones(500)).value == 1000.0
 
 
 async def test_rows_wait_for_the_first_model(make_topic: MakeTopic) -> None:

@@ -176,28 +176,15 @@ def trips(count: int, seed: int) -> list[dict[str, Any]]:
     return made
 
 
-@pytest.mark.parametrize("kind", ["truth values", "numbers", "classes"])
-def test_what_is_served_is_the_prediction_of_the_learner(kind: str) -> None:
-    """Validation measured one model, and the service answered with another one: a missing text was a category."""
-    rows, later = trips(3_000, 1), trips(300, 2)
-    scores = [np.sin((row["km"] or 0.0) / 100) + (row.get("sky") == "rain") * row.get("stops", 0) for row in rows]
-    labels = {
-        "truth values": np.array(scores) > 0.5,
-        "numbers": np.array(scores),
-        "classes": np.digitize(scores, [0, 1]),
-    }
-    names = {0: "early", 1: "on time", 2: "late"}
+def test_effects_are_known_of_missing_values_and_of_the_texts_of_a_time() -> None:
+    """A missing text was a category, and an hour was shown as "place 248754"."""
+    rows = trips(3_000, 1)
     model = AdaptiveLinearModel(shapes=True)
-    model.learn(rows, [names[label] for label in labels[kind].tolist()] if kind == "classes" else labels[kind])
-    predict = LinearPredictor(model.parameters(state=False))
-    learned, together = model.predict(later), predict(later)
-    np.testing.assert_allclose(together, learned, atol=NEAR)
-    np.testing.assert_allclose([predict(row) for row in later], together, rtol=1e-12)
+    model.learn(rows, [np.sin((row["km"] or 0.0) / 100) > 0.5 for row in rows])
     effects = model.effects
     assert effects is not None
-    assert effects.columns[0].field in ("sky", "km")
+    assert effects.columns[0].field == "km"
     assert {each.name for each in effects.columns[0].bins} >= {"missing"}
-    # Of a time the texts are known: an hour was shown as "place 248754".
     [hour] = [column for column in effects.columns if column.field == "at[hour]"]
     assert {each.name for each in hour.bins} <= {"missing", *map(str, range(24))}
 

@@ -124,7 +124,7 @@ async def test_each_kind_of_update_is_as_specified(kind: str) -> None:
     topic = MemoryBroker().topic("models")
     await topic.create()
     model = KINDS[kind]()
-    for generation, (form, limit) in enumerate([("json", 10**6), ("safetensors", 10**6), ("auto", 700)], start=1):
+    for generation, (form, limit) in enumerate([("json", 10**6), ("safetensors", 10**6), ("auto", 3_000)], start=1):
         await write(topic, encoder(generation, format=form, record_bytes_max=limit).encode([model], epoch=4))
     await roll_back(topic, "ctr", "1.1")
     updates = await published(topic)

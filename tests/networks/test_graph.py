@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from networks.finite_differences import assert_gradients_agree, give_values, gradients_of
-from networks.functions_by_name import LOSSES, TRANSFER_FUNCTIONS
+from networks.functions_by_name import LOSSES
 from networks.layers.cases import FIELDS, Nodes
 from networks.rows_at_hand import rows_of
 
@@ -70,20 +70,6 @@ def test_losses_of_other_outputs_agree_with_finite_differences(loss, outputs, tr
     assert_gradients_agree(graph, feed)
 
 
-@pytest.mark.parametrize("name", list(TRANSFER_FUNCTIONS))
-def test_every_transfer_function_agrees_with_finite_differences_inside_a_network(name):
-    """A layer kept state of another mini-batch."""
-    graph = _deep_fm(transfer=name)
-    rows, labels = _rows()
-
-    def feed() -> None:
-        graph.feed_data(rows, labels, training=True, number=3)
-
-    feed()
-    give_values(graph, np.random.default_rng(1))
-    assert_gradients_agree(graph, feed)
-
-
 def test_k_means_needs_no_labels_and_moves_the_nearest_centre():
     """A step with a rate of ½·rows/(rows of the cluster) moves a centre to the mean of its rows."""
     nodes = Nodes(PlaceHolder(2, "float64"))
@@ -95,23 +81,6 @@ def test_k_means_needs_no_labels_and_moves_the_nearest_centre():
     stepped = centres - gradients["kmeansinputlayer0.centres"] * 0.5 * 4 / 2
     np.testing.assert_allclose(stepped.T, [[2.0, 0.0], [0.0, 8.5]])
     assert graph.predictions().label.tolist() == [0.0, 0.0, 1.0, 1.0]
-
-
-def test_steps_of_gradient_descent_lower_the_loss():
-    """All parts of the network, with the deep branch, must learn together."""
-    graph = _deep_fm()
-    rows, labels = _rows(40)
-    graph.feed_data(rows, labels, training=True)
-    give_values(graph, np.random.default_rng(2), scale=0.3)
-    losses = []
-    for _ in range(60):
-        graph.feed_data(rows, labels, training=True)
-        losses.append(graph.loss())
-        graph.backward()
-        for parameter in graph.gradients():
-            parameter.values -= 0.5 * parameter.gradient
-        graph.update()
-    assert losses[-1] < 0.5 * losses[0]
 
 
 def test_only_the_features_of_the_mini_batch_have_values_and_gradients():
@@ -276,18 +245,6 @@ def test_a_loss_that_is_not_finite_is_an_error_and_no_warning():
         Diverged, match=r"^layer 'losslayer6': expected a finite loss, given (inf|nan); lower lr, scale the features"
     ):
         finite_loss(graph)
-
-
-def test_the_same_seed_gives_the_same_numbers_bit_for_bit():
-    """Sums over threads in another order differ in the last digit."""
-    found = []
-    for _ in range(2):
-        graph = _deep_fm("float32", transfer="dropout")
-        graph.feed_data(*_rows(500), training=True)
-        give_values(graph, np.random.default_rng(1))
-        found.append(gradients_of(graph))
-    for name, gradient in found[0].items():
-        np.testing.assert_array_equal(gradient, found[1][name])
 
 
 ROWS = st.lists(

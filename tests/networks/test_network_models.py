@@ -1,14 +1,11 @@
 """Each published kind of model is built and trained in a small form, from initial values that follow from one seed."""
 
 import math
-import subprocess
-import sys
 from typing import Any
 
 import numpy as np
 import pytest
 from networks.published import deep_fm, layer
-from support.waiting import PATIENCE_S
 
 from streamiter.errors import ConfigurationError
 from streamiter.networks.layers.layer import Parameter, initial_values
@@ -209,24 +206,6 @@ def test_the_same_seed_gives_the_same_numbers_and_another_seed_others():
         assert np.array_equal(values, again[name])
         if not name.endswith("bias"):
             assert not np.array_equal(values, other[name])
-
-
-def test_the_same_numbers_in_another_process():
-    """Python's hash of a name differs between processes."""
-    code = (
-        "from networks.published import deep_fm\n"
-        "from streamiter.networks.network import Network\n"
-        "print(Network.from_json(deep_fm()).initial_parameters(7)['deep_0.weight'].sum().item())"
-    )
-    path = [entry for entry in sys.path if entry]
-    ran = subprocess.run(
-        [sys.executable, "-c", f"import sys; sys.path[:0] = {path!r}\n{code}"],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=PATIENCE_S,
-    )
-    assert float(ran.stdout) == start(7)["deep_0.weight"].sum().item()
 
 
 def test_float32_has_the_numbers_of_float64_rounded():

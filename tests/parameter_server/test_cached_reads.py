@@ -1,7 +1,6 @@
 """The row cache, compared with a brute-force cache, and the reads of clients that have one."""
 
 import asyncio
-from math import inf
 from random import Random
 from typing import Any
 
@@ -17,8 +16,7 @@ from streamiter.parameter_server import ASP, BSP, SSP, ParameterServer, psf
 from streamiter.parameter_server.calls import Call
 from streamiter.parameter_server.client import Client
 from streamiter.parameter_server.consistency import Consistency
-from streamiter.parameter_server.matrix import Matrix, MatrixPartitioning
-from streamiter.parameter_server.rows import MatrixAccess, RowCache
+from streamiter.parameter_server.rows import RowCache
 
 _WORKERS = 3
 _CACHE_BYTES = 1 << 16
@@ -353,19 +351,6 @@ def test_the_cache_returns_and_keeps_the_same_rows_as_a_brute_force_cache(exampl
 
 def _same(found: npt.NDArray[Any] | None, expected: list[float] | None) -> None:
     assert (None if found is None else found.tolist()) == expected
-
-
-@pytest.mark.parametrize(
-    ("consistency", "with_own", "staleness", "own_adds_show"),
-    [(BSP(), False, 0, False), (BSP(), True, 0, True), (SSP(staleness=3), False, 3, True), (ASP(), False, inf, True)],
-)
-def test_each_consistency_has_its_rules_for_cached_rows(
-    consistency: Consistency, with_own: bool, staleness: float, own_adds_show: bool
-) -> None:
-    """Under ASP a read got an outdated cached row; under BSP it got own adds that were not in storage yet."""
-    matrix = Matrix("w", rows=1, columns=2, consistency=consistency)
-    access = MatrixAccess(matrix, MatrixPartitioning(matrix, 1), 0, with_own=with_own)
-    assert (access.staleness, access.own_adds_show) == (staleness, own_adds_show)
 
 
 def test_some_columns_of_a_cached_row_are_given_in_the_order_they_are_asked_for() -> None:

@@ -137,13 +137,6 @@ async def test_adds_after_a_barrier_count_though_their_worker_leaves_before_the_
     assert server.statistics().matrix("w").clocks == {"1": 0}
 
 
-async def test_a_worker_that_leaves_before_its_barrier_is_not_waited_for() -> None:
-    """A checkpoint never ended, because the input of one worker had ended."""
-    server, _, second = await first_behind_its_barrier(BSP())
-    await second.leave()
-    assert await asyncio.wait_for(at_barrier(server, server.take_state(1)), PATIENCE_S) == [0.0] * COLUMNS
-
-
 @pytest.mark.parametrize("consistency", CONSISTENCIES, ids=repr)
 async def test_an_aborted_checkpoint_releases_held_requests(consistency: Consistency) -> None:
     """A worker waited forever for a barrier of an aborted checkpoint."""

@@ -271,17 +271,3 @@ def test_a_read_answered_while_held_requests_are_applied_shows_all_earlier_own_a
     for number in (1, 2):
         case.shard.handle(PassBarrier(2, number))
     assert reading.result().values[0][0] == 2 * (EVERY + 1) + 1
-
-
-def test_a_stalled_worker_that_leaves_gets_an_error() -> None:
-    """A call of a worker that was taken for dead waited forever."""
-    case = Case(2)
-    for _ in range(6):
-        case.iterate(0)
-    waiting = [reply for reply in case.replies if isinstance(reply, WaitingReply) and not reply.is_settled]
-    assert waiting
-    case.shard.handle(LeaveRequest(0))
-    assert all(reply.is_settled for reply in waiting)
-    for _ in range(2):
-        case.iterate(1)
-    assert [number for number, _ in case.taken] == [1]

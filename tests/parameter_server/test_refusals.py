@@ -86,12 +86,31 @@ async def of_a_new_matrix(code: str) -> object:
             assert not any(shard.matrices for shard in server.statistics().shards)
 
 
+async def of_workers(code: str) -> object:
+    """Call a model whose workers are at some clocks, or its tracker, which must stay as they are."""
+    made: list[tuple[Any, str]] = []
+
+    def model(kind: consistency.Consistency, clocks: dict[int, int]) -> Any:
+        asked: Any = consistency.ConsistencyModel(kind, clocks, name="matrix 'w'")
+        for worker, clock in clocks.items():
+            asked.tracker.raise_to(worker, clock)
+        made.append((asked, repr(asked.state())))
+        return asked
+
+    try:
+        return eval(code, {**NAMES, "model": model})
+    finally:
+        [(asked, before)] = made
+        assert (repr(asked.state()), asked.waiting_gets) == (before, 0)
+
+
 CALLS = {
     "functions, where they are written": where_written,
     "functions, for a matrix of 10 × 100 whole numbers in blocks of 5 × 50": for_a_matrix,
     "rows and columns, for a matrix of 3 × 300": where_written,
     "calls of a client and of its server": of_a_client,
     "settings of a new matrix": of_a_new_matrix,
+    "calls of workers that take no part, or are out of turn": of_workers,
     "settings of everything else": where_written,
 }
 
@@ -108,7 +127,7 @@ def test_each_refusal_says_what_was_expected_and_what_was_given() -> None:
     assert sections(FILE).keys() == CALLS.keys()
     for text in sections(FILE).values():
         for error in re.findall(r"(?m)(?:^ .*\n?)+", text):
-            assert re.search(r"(?s)^    \w+: .*expected\s.*given\s", error), error
+            assert re.search(r"(?s)^    \w+: .*(takes no part: expected|expected\s.*given)\s", error), error
 
 
 if __name__ == "__main__":

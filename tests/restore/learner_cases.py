@@ -509,14 +509,14 @@ CASES = [
             (online_training_by_rows_with_delayed_labels, BY_ROWS),
             (online_training_with_labels_in_event_time, BY_SPARSE_ROWS),
         )
-        for mode, options in (("asynchronous", {}), ("synchronous", SOME_CUTS), ("synchronous", turns(6)))
+        for mode, options in (("asynchronous", {"cuts": 8}), ("synchronous", SOME_CUTS), ("synchronous", turns(4)))
     ),
     *(
         Case(functools.partial(online_training_with_embeddings, mode), (*BY_ROWS, EmbeddingWeights, FeatureTable), each)
         for mode, each in (("asynchronous", {"cuts": 4}), ("synchronous", turns(6)))
     ),
-    Case(functools.partial(comparison, "asynchronous"), (Compare,), {"cuts": 6, "compare_state": False}),
-    Case(functools.partial(comparison, "synchronous"), (Compare,), turns(6)),
+    Case(functools.partial(comparison, "asynchronous"), (Compare,), {"cuts": 4, "compare_state": False}),
+    Case(functools.partial(comparison, "synchronous"), (Compare,), turns(3)),
     # With this seed ten mini-batches arrive between two models.
     Case(worker_without_answers, (OnlineWorker,), {"seed": 1555, "compare_state": False}),
     Case(scaling, (LearnMiniBatches, StandardScaler)),
@@ -524,8 +524,8 @@ CASES = [
     Case(clustering, (_LearnFromStart, LearnMiniBatches, OnlineKMeans)),
     Case(clustering_from_a_start, (_LearnFromStart,)),
     Case(clustering_by_two_workers, (OnlineWorker, EpochSteps, OnlineKMeans), turns(6)),
-    Case(functools.partial(offline_training, "synchronous"), (*OFFLINE, KeptExamples, EpochSteps), turns(10)),
-    Case(functools.partial(offline_training, "replay"), (*OFFLINE, ReplayedExamples, EpochSteps), turns(10)),
+    Case(functools.partial(offline_training, "synchronous"), (*OFFLINE, KeptExamples, EpochSteps), turns(6)),
+    Case(functools.partial(offline_training, "replay"), (*OFFLINE, ReplayedExamples, EpochSteps), turns(6)),
     Case(functools.partial(offline_training, "asynchronous"), (*OFFLINE, KeptExamples, ReplySteps), turns(6)),
     Case(offline_k_means, (_SomePoints,), turns(6)),
     Case(item_sets, (CountItemSets, ChooseFrequent), turns(6)),

@@ -86,31 +86,6 @@ def test_a_diamond_of_layers_has_the_right_gradients():
     _fed(nodes.graph(nodes.add("sumpooling", 4, top, longer)), "sparse")
 
 
-def test_a_chain_of_50_layers_has_the_right_gradients():
-    """Only a deep chain shows a recursion for each layer, or a scale that shrinks with the depth."""
-    nodes = Nodes(PlaceHolder(9, "float64"))
-    last = nodes.hidden(2)
-    for _ in range(50):
-        last = nodes.add("fclayer", 2, last, transfer="tanh")
-    graph = nodes.graph(last)
-    generator = np.random.default_rng(5)
-    rows, labels = rows_of("sparse", 4, 9, FIELDS, generator), generator.normal(size=4)
-
-    def feed() -> None:
-        graph.feed_data(rows, labels, training=True)
-
-    feed()
-    # The weights rotate the plane, so that 50 layers do not shrink the input to 0.
-    give_values(graph, generator, scale=0.1)
-    for parameter in graph.parameters:
-        if parameter.shape == (2, 2):
-            angle = generator.uniform(0, 6)
-            turn = [[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]]
-            parameter.values = 1.1 * np.array(turn)
-    assert_gradients_agree(graph, feed)
-    assert np.abs(gradients_of_first(graph)).max() > 1e-6
-
-
 def gradients_of_first(graph: LayerGraph) -> np.ndarray:
     gradient = graph.parameters[0].gradient
     assert gradient is not None

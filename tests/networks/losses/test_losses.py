@@ -58,6 +58,7 @@ def test_the_loss_is_the_mean_of_its_formula(name, rows):
     scores, labels = _given(name, rows)
     expected = [FORMULAS[name](f, y) for f, y in zip(scores.tolist(), labels.tolist(), strict=True)]
     loss = LOSSES[name]()
+    loss.check_labels("layer 'end'", labels, CLASSES)
     np.testing.assert_allclose(loss.losses(scores, labels), expected, rtol=1e-12)
     assert loss.mean(scores, labels) == pytest.approx(sum(expected) / rows, rel=1e-12)
 
@@ -112,57 +113,35 @@ def test_scores_that_are_surely_wrong_have_a_finite_loss(name, dtype):
     assert (loss.gradient(scores, labels) != 0).any(), "a row that is surely wrong must be learned from"
 
 
-def test_the_log_loss_predicts_score_probability_and_sign():
-    """Accuracy and AUC are computed from these predictions."""
-    predictions = LOSSES["logloss"]().predictions(np.array([[0.0], [2.0], [-1.0]]))
-    assert predictions.value.tolist() == [0.0, 2.0, -1.0]
-    np.testing.assert_allclose(predictions.probability, [0.5, 1 / (1 + math.exp(-2)), 1 / (1 + math.e)])
-    assert predictions.label.tolist() == [-1.0, 1.0, -1.0]
+E = math.e
+PREDICTIONS = {
+    "logloss": ([[0.0], [2.0], [-1.0]], [0.0, 2.0, -1.0], [0.5, 1 / (1 + E**-2), 1 / (1 + E)], [-1.0, 1.0, -1.0]),
+    "hingeloss": ([[0.5], [-2.0]], [0.5, -2.0], None, [1.0, -1.0]),
+    "crossentropyloss": ([[0.2], [0.9]], [0.2, 0.9], [0.2, 0.9], [-1.0, 1.0]),
+    "softmaxloss": ([[0, 1.0, 0], [3.0, 1, 2]], [1.0, 3.0], [E / (2 + E), E**3 / (E**3 + E + E**2)], [1.0, 0.0]),
+    "l2loss": ([[0.5], [-2.0]], [0.5, -2.0], None, None),
+    "huberloss": ([[0.5], [-2.0]], [0.5, -2.0], None, None),
+    "kmeansloss": ([[3.0, 1.0], [0.5, 2.0]], [1.0, 0.5], None, [1.0, 0.0]),
+}
+"""Scores, and value, probability and label of their predictions."""
 
 
-def test_the_hinge_loss_predicts_score_and_sign():
-    """The hinge loss has no probability."""
-    predictions = LOSSES["hingeloss"]().predictions(np.array([[0.5], [-2.0]]))
-    assert predictions.value.tolist() == [0.5, -2.0]
-    assert predictions.probability is None
-    assert predictions.label.tolist() == [1.0, -1.0]
-
-
-def test_the_softmax_loss_predicts_the_class_and_its_probability():
-    """The loss returned the probability of class 0."""
-    predictions = LOSSES["softmaxloss"]().predictions(np.array([[0.0, 1.0, 0.0], [3.0, 1.0, 2.0]]))
-    assert predictions.label.tolist() == [1.0, 0.0]
-    np.testing.assert_allclose(
-        predictions.probability, [math.e / (2 + math.e), math.e**3 / (math.e**3 + math.e + math.e**2)]
-    )
-
-
-@pytest.mark.parametrize("name", ["l2loss", "huberloss"])
-def test_regressions_predict_the_value(name):
-    """A regression has no accuracy."""
+@pytest.mark.parametrize("name", NAMES)
+def test_a_loss_predicts_value_probability_and_label(name):
+    """The loss returned the probability of class 0. Neither a regression nor clusters have an accuracy."""
+    scores, *expected = PREDICTIONS[name]
     loss = LOSSES[name]()
-    predictions = loss.predictions(np.array([[0.5], [-2.0]]))
-    assert predictions.value.tolist() == [0.5, -2.0]
-    assert (predictions.probability, predictions.label) == (None, None)
-    assert loss.correct(predictions, np.zeros(2)) is None
+    predictions = loss.predictions(np.array(scores))
+    for found, wanted in zip((predictions.value, predictions.probability, predictions.label), expected, strict=True):
+        assert found is None if wanted is None else found == pytest.approx(wanted, rel=1e-12)
+    assert (loss.correct(predictions, np.zeros(len(scores))) is None) == (name not in CLASSIFIERS)
 
 
-def test_the_cross_entropy_predicts_the_probability():
+def test_labels_of_a_cross_entropy_may_be_0_and_1():
     """Labels of 0 and 1 were compared with predictions of −1 and 1, and were counted as wrong."""
     loss = LOSSES["crossentropyloss"]()
-    predictions = loss.predictions(np.array([[0.2], [0.9]]))
-    assert predictions.probability.tolist() == [0.2, 0.9]
     for labels in ([0.0, 1.0], [-1.0, 1.0]):
-        assert loss.correct(predictions, np.array(labels)).tolist() == [True, True]
-
-
-def test_k_means_predicts_the_cluster_and_the_distance():
-    """Clusters are not classes, so the loss has no accuracy."""
-    loss = LOSSES["kmeansloss"]()
-    predictions = loss.predictions(np.array([[3.0, 1.0], [0.5, 2.0]]))
-    assert predictions.label.tolist() == [1.0, 0.0]
-    assert predictions.value.tolist() == [1.0, 0.5]
-    assert loss.correct(predictions, np.zeros(2)) is None
+        assert loss.correct(loss.predictions(np.array([[0.2], [0.9]])), np.array(labels)).tolist() == [True, True]
 
 
 @pytest.mark.parametrize("name", CLASSIFIERS)
@@ -175,9 +154,3 @@ def test_right_predictions_are_counted(name):
     expected = scores.argmax(axis=1) == labels if name == "softmaxloss" else (scores[:, 0] > above) == (labels > 0)
     assert 0 < expected.sum() < 50
     np.testing.assert_array_equal(right, expected)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_valid_labels_are_accepted(name):
-    """The check must accept the labels that the formula is made for."""
-    LOSSES[name]().check_labels("layer 'end'", _given(name)[1], CLASSES)

@@ -429,6 +429,48 @@ def test_all_shards_agree_when_the_last_worker_leaves_with_adds_on_one_of_them(r
     asyncio.run(main())
 
 
+# ---- what the model does not tell: the order of a worker's own adds, restored clocks, clocks that are held
+
+
+def model_at(consistency: Consistency, clocks: dict[int, int]) -> ConsistencyModel[str, Any]:
+    """Return a model whose workers have finished this many iterations."""
+    model: ConsistencyModel[str, Any] = ConsistencyModel(consistency, clocks, name="matrix 'w'")
+    for worker, clock in clocks.items():
+        model.tracker.raise_to(worker, clock)
+    return model
+
+
+def test_bsp_returns_the_adds_of_a_worker_in_order_of_its_clocks() -> None:
+    """A worker's own adds were summed in another order than they were later applied in, so the last digits differed."""
+    model = model_at(BSP(), {0: 1, 1: 0, 2: 0})
+    model.add(0, ["of another worker, a clock ahead"], 1)
+    model.add(1, ["of clock 0"])
+    model.clock(1)
+    model.add(1, ["of clock 1"], 1)
+    assert list(model.pending_adds(1)) == ["of clock 0", "of clock 1"]
+
+
+def test_bsp_applies_adds_of_an_already_passed_clock_with_the_next_move() -> None:
+    """A shard that restored the clocks of another shard lost adds of a clock that its minimum had passed."""
+    model = model_at(BSP(), {})
+    model.restore(
+        {
+            "tracker": {"progress": {1: 5}, "min clock": 5, "highest": 5},
+            "adds": {"by clock": [(3, 0, ["late"]), (5, 1, ["a"])]},
+        }
+    )
+    assert model.clock(1) == [Released(6, ["late", "a"], [])]
+
+
+@pytest.mark.parametrize("held_clocks", range(5))
+@pytest.mark.parametrize("clock", range(4))
+def test_clocks_that_a_checkpoint_holds_back_count_for_the_staleness_of_a_get(clock: int, held_clocks: int) -> None:
+    """A worker after its barrier read ahead of the others by more than the staleness bound."""
+    model = model_at(SSP(2), {0: clock, 1: 1})
+    is_within_bound = clock + held_clocks <= min(clock, 1) + 2
+    assert model.get(0, "g", held_clocks=held_clocks) is is_within_bound
+
+
 @pytest.mark.parametrize("bug", PLANTED, ids=lambda bug: f"{bug.name}, {bug.consistency}")
 def test_a_planted_bug_is_found(bug: Bug, monkeypatch: pytest.MonkeyPatch) -> None:
     """The comparison passed a broken model, so its result for the real models proved nothing."""

@@ -1,127 +1,14 @@
 """The clocks of workers and their minimum, also after a restore with other workers."""
 
-from collections.abc import Callable
 from random import Random
 
 import pytest
 from support.examples import random_examples
 
-from streamiter.errors import ParameterServerError, UnknownWorker
 from streamiter.parameter_server.client import Client
 from streamiter.parameter_server.consistency import BSP, SSP, Consistency, ProgressTracker
 from streamiter.parameter_server.server import ParameterServer
 from streamiter.values.plain_data import PlainData
-
-
-def advance(tracker: ProgressTracker, *workers: int) -> list[int]:
-    return [tracker.advance_and_get_changed_min_clock(worker) for worker in workers]
-
-
-def test_all_workers_start_at_zero() -> None:
-    """A worker that began at another clock was held back, or ran ahead."""
-    tracker = ProgressTracker()
-    tracker.init([3, 1, 2])
-    assert tracker.workers == (3, 1, 2)
-    assert tracker.num_workers == 3
-    assert [tracker.get_progress(worker) for worker in (1, 2, 3)] == [0, 0, 0]
-    assert tracker.get_min_clock() == 0
-
-
-def test_a_second_init_starts_over() -> None:
-    """Clocks of an earlier run held back the workers of the next run, or let them run ahead."""
-    tracker = ProgressTracker([1, 2])
-    advance(tracker, 1, 2, 2)
-    tracker.init([2, 5])
-    assert tracker.workers == (2, 5)
-    assert (tracker.get_progress(2), tracker.get_progress(5), tracker.get_min_clock()) == (0, 0, 0)
-    assert advance(tracker, 2, 5) == [-1, 1]
-
-
-@pytest.mark.parametrize(
-    "call",
-    [
-        ProgressTracker.check_worker_valid,
-        ProgressTracker.get_progress,
-        ProgressTracker.advance_and_get_changed_min_clock,
-        ProgressTracker.leave,
-        lambda tracker, worker: tracker.raise_to(worker, 3),
-    ],
-    ids=["check_worker_valid", "get_progress", "advance", "leave", "raise_to"],
-)
-def test_an_unknown_worker_is_an_error_that_names_the_known_ones(
-    call: Callable[[ProgressTracker, int], object],
-) -> None:
-    """The first call of an unregistered worker registered it, and it held all others at clock 0."""
-    tracker = ProgressTracker([2, 7], name="matrix 'w'")
-    advance(tracker, 2)
-    before = tracker.state()
-    with pytest.raises(UnknownWorker) as error:
-        call(tracker, 9)
-    assert str(error.value) == ("matrix 'w': worker 9 takes no part: expected one of 2, 7; make a client for it first")
-    assert tracker.state() == before
-
-
-def test_an_error_names_only_the_first_of_many_workers() -> None:
-    """An error message listed ten thousand worker numbers."""
-    with pytest.raises(UnknownWorker, match=r"^worker -1 takes no part: expected one of 0, 1, 2, 3, 4 and 995 more;"):
-        ProgressTracker(range(1000)).get_progress(-1)
-
-
-@pytest.mark.parametrize(("workers", "named"), [(5, "0, 1, 2, 3, 4"), (6, "0, 1, 2, 3, 4 and 1 more")])
-def test_an_error_counts_the_workers_that_it_does_not_name(workers: int, named: str) -> None:
-    """The message said "and 0 more", or left out a worker that it did not count."""
-    with pytest.raises(UnknownWorker, match=f"expected one of {named}; make"):
-        ProgressTracker(range(workers)).get_progress(-1)
-
-
-def test_without_workers_an_error_says_that_no_worker_has_joined() -> None:
-    """The message listed no expected workers and looked broken."""
-    with pytest.raises(
-        UnknownWorker, match="worker 0 takes no part: expected none, as no worker has joined; make a client"
-    ):
-        ProgressTracker().get_progress(0)
-
-
-def test_a_worker_that_joins_below_the_minimum_is_refused() -> None:
-    """The minimum fell, and calls that it had released were released again."""
-    tracker = ProgressTracker([1])
-    advance(tracker, 1, 1)
-    with pytest.raises(
-        ParameterServerError, match="worker 2 joins: expected the minimum clock, 2, or a higher one, given 1"
-    ):
-        tracker.join(2, at=1)
-    assert tracker.workers == (1,)
-
-
-def test_a_worker_that_takes_part_already_cannot_join() -> None:
-    """Two clients shared one worker number, and each moved the clock of the other."""
-    tracker = ProgressTracker([1, 2], name="matrix 'w'")
-    advance(tracker, 1)
-    with pytest.raises(ParameterServerError) as error:
-        tracker.join(1)
-    assert str(error.value) == (
-        "matrix 'w': expected a worker that takes no part yet, given 1, which does, at clock 1; give every worker a "
-        "number of its own, or let it leave first"
-    )
-    assert tracker.get_progress(1) == 1
-
-
-def test_a_restored_tracker_continues_from_its_snapshot() -> None:
-    """A restored shard had other clocks than its workers, which ran ahead or waited forever."""
-    tracker = ProgressTracker([4, 2])
-    advance(tracker, 4, 2, 2)
-    plain = PlainData()
-    state = plain.decode(plain.encode(tracker.state()))
-    advance(tracker, 2)
-    tracker.leave(4)
-
-    restored = ProgressTracker([9])
-    restored.restore(state)
-
-    assert restored.workers == (4, 2)
-    assert (restored.get_progress(4), restored.get_progress(2), restored.get_min_clock()) == (1, 2, 1)
-    assert advance(restored, 4) == [2]
-
 
 Calls = list[tuple[str, int, int]]
 

@@ -205,7 +205,7 @@ async def test_a_step_may_wait_for_others_in_the_middle_of_a_record(
     step: Callable[[Any], Operator], consistency: Any
 ) -> None:
     """A step was ahead of workers that had stopped for a barrier, and waited for them: no suspension ever ended."""
-    for turns in range(0, 45, 2):
+    for turns in range(0, 45, 4):
         flow, server = counting_flow(lambda: step(consistency))
         job = await flow.start()
         for _ in range(turns):

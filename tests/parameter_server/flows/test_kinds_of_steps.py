@@ -16,7 +16,6 @@ from parameter_server.flows.counting import (
     ended,
     handled,
 )
-from support.waiting import until
 
 from streamiter import Flow, IterationListener, Operator, connect, epochs_every
 from streamiter.engine.storage.store import MemoryStore
@@ -60,7 +59,7 @@ def _by_epoch(
     return flow, server
 
 
-@pytest.mark.parametrize("turns", [2, 5, 9, 14, 20])
+@pytest.mark.parametrize("turns", [2, 9, 20])
 @pytest.mark.parametrize("consistency", KINDS, ids=repr)
 async def test_a_clock_may_be_the_end_of_an_epoch(consistency: Consistency, turns: int) -> None:
     """A callback that clocked at the end of an epoch waited for other workers, and records were lost or repeated."""
@@ -126,7 +125,7 @@ def _in_turn(consistency: Consistency) -> tuple[Flow, ParameterServer]:
     return flow, server
 
 
-@pytest.mark.parametrize("turns", [2, 5, 9, 14, 20])
+@pytest.mark.parametrize("turns", [2, 9, 20])
 @pytest.mark.parametrize("consistency", KINDS, ids=repr)
 async def test_a_step_that_wants_one_input_after_the_other_counts_each_record_once(
     consistency: Consistency, turns: int
@@ -224,7 +223,7 @@ class HandlesBatches(Counts):
         await self.client.clock(MATRIX)
 
 
-@pytest.mark.parametrize("turns", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("turns", [1, 3, 8])
 @pytest.mark.parametrize("consistency", KINDS, ids=repr)
 async def test_many_small_batches_count_each_record_once(consistency: Consistency, turns: int) -> None:
     """A step that handles whole batches was stopped between two of them, and records were lost or repeated."""
@@ -258,13 +257,3 @@ class _Passes(Counts):
         await self.client.add(MATRIX, row=0, columns=[record], values=[1.0])
         await self.client.clock(MATRIX)
         out.emit(record)
-
-
-async def test_a_job_continues_by_itself_after_a_checkpoint() -> None:
-    """Workers that stopped for a checkpoint never resumed."""
-    flow, server = counting_flow(consistency=BSP(), records=200)
-    job = await flow.start(checkpoints=checkpoints(MemoryStore()))
-    await handled(job, 10)
-    await job.checkpoint()
-    await until(lambda: job.statistics().state == "finished")
-    assert await count_of_each(server) == [1.0] * 200

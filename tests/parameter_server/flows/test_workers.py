@@ -127,15 +127,6 @@ async def test_a_step_may_still_read_when_its_input_has_ended() -> None:
     assert statistics.step("count").records_out == RECORDS + 2
 
 
-async def test_matrices_outlive_the_flow_and_serve_the_next_one() -> None:
-    """Matrices were lost with the flow that had made them, so no other flow could train them further."""
-    flow, server = counting_flow()
-    await ended(await flow.start())
-    again, _ = counting_flow(server=server)
-    await ended(await again.start())
-    assert await count_of_each(server) == [2.0] * RECORDS
-
-
 # -- refused servers -----------------------------------------------------------------------------------------
 
 

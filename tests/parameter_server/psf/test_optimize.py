@@ -6,7 +6,6 @@ from optimizers import written_out
 from parameter_server.psf.on_blocks import InBlocks
 
 from streamiter.errors import ConfigurationError, ParameterServerError
-from streamiter.parameter_server import BSP, ParameterServer
 from streamiter.parameter_server.matrix import Matrix, MatrixPartitioning
 from streamiter.parameter_server.optimizers import (
     FTRL,
@@ -122,18 +121,6 @@ def test_sparse_updates_touch_only_columns_with_a_gradient(rule, gradients):
 
 
 @pytest.mark.parametrize("sparse", [False, True])
-def test_the_numbers_equal_the_formula(sparse, gradients):
-    """Blocks and the rule agreed with each other and were both wrong."""
-    given = on_blocks(Adam(0.1, l2=0.2), gradients, width=7, sparse=sparse)
-    with_gaps = [[float(g) if g or not sparse else None for g in row] for row in gradients]
-    weights, slots = written_out.learn(
-        written_out.adam, start().tolist(), with_gaps, slots=("m", "v"), rate=lambda t: 0.1, l2=0.2
-    )
-    for row, expected in zip(given, (weights, slots["m"], slots["v"]), strict=True):
-        assert row == pytest.approx(expected, rel=1e-9, abs=1e-12)
-
-
-@pytest.mark.parametrize("sparse", [False, True])
 def test_a_row_of_several_pieces_is_updated_to_its_end(sparse):
     """The last, shorter piece of a row, or a piece without any gradient, was updated wrongly."""
     columns = 100_000
@@ -224,24 +211,6 @@ def test_a_block_without_gradients_counts_its_updates_too(sparse):
     assert blocks.row(0)[20] == pytest.approx(expected[0])
 
 
-def test_the_count_of_updates_continues_after_a_restore():
-    """Adam started at t = 1 again with the slots of thousands of updates, and made a huge first step."""
-    whole, first, second = Blocks(4), Blocks(4), Blocks(4)
-    optimize = Optimize("w", Adam(0.1))
-    for blocks in (whole, first):
-        for _ in range(3):
-            blocks.add(3, np.ones(COLUMNS))
-            blocks.update(optimize)
-    for number, block in enumerate(first.blocks):
-        second.blocks[number].updates = block.updates
-        for row in block.rows:
-            second.blocks[number].put(row, None, block.get(row, None))
-    for blocks in (whole, second):
-        blocks.add(3, np.full(COLUMNS, -3.0))
-        blocks.update(optimize)
-    assert whole.row(0).tobytes() == second.row(0).tobytes()
-
-
 @pytest.mark.parametrize("sparse", [False, True])
 def test_gradients_whose_sum_is_0_count_as_none_in_sparse_updates(sparse):
     """A sparse update changed a column whose gradients had cancelled out, against its documentation."""
@@ -322,26 +291,6 @@ def test_a_gradient_for_all_absent_columns_is_refused_before_anything_changes():
         Optimize("w", SGD()).partition_update(blocks.blocks[0], None)
     assert not blocks.row(0).any()
     assert blocks.updates() == [0] * 5
-
-
-async def test_workers_in_step_make_one_update_of_the_sum_of_their_gradients():
-    """Two workers under BSP with two shards did not make one update of the sum of their gradients."""
-    rule = Adam(0.1)
-    optimize = Optimize("w", rule, scale=2)
-    rows = Optimize.rows_needed(rule)
-    gradients = np.random.default_rng(6).normal(size=(4, 2, COLUMNS))
-    async with ParameterServer(shards=2) as server:
-        await server.create_matrix("w", rows=rows, columns=COLUMNS, consistency=BSP(), on_clock=optimize)
-        clients = [server.client(worker=worker) for worker in range(2)]
-        for step in gradients:
-            for client, gradient in zip(clients, step, strict=True):
-                await client.add("w", row=optimize.gradient_row(), columns=np.arange(COLUMNS), values=gradient)
-            for client in clients:
-                await client.clock("w")
-        learned = await clients[0].get("w", row=0)
-    means = gradients.mean(axis=1).tolist()
-    expected, _ = written_out.learn(written_out.adam, [0.0] * COLUMNS, means, slots=rule.slot_names)
-    assert learned == pytest.approx(expected, rel=1e-9)
 
 
 def test_equal_settings_are_equal():

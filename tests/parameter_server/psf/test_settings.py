@@ -267,13 +267,6 @@ def test_a_function_of_the_column_must_give_absent_columns_one_number(shape: str
     )
 
 
-def test_blocks_must_agree_on_the_new_default() -> None:
-    """Each block had one default, because blocks were as wide as the function's steps; the whole matrix had none."""
-    steps = psf.MapWithIndex("w", 1, 3, lambda i, x: i // 50 + 0 * x)
-    message = refused(OnBlocks(SPARSE, (5, 50)), steps)
-    assert "given 0.0 for column 0 and 1.0 for column 50" in message
-
-
 def test_all_blocks_are_checked_before_one_is_changed() -> None:
     """The first blocks had the new values and the last block the old ones."""
 

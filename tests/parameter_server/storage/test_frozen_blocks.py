@@ -78,16 +78,6 @@ def test_a_restore_replaces_later_changes(is_sparse: bool, dtype: Any) -> None:
         np.testing.assert_array_equal(block.get(row, None), expected[row])
 
 
-def test_a_row_whose_default_has_changed_keeps_it() -> None:
-    """A row that was filled with 5 stored no columns and was restored as zeros."""
-    matrix = Matrix("w", rows=2, columns=1000, sparse=True)
-    block, within = block_of(matrix)
-    block.replace_row(1, BlockRow(columns_of(), np.empty(0), 5.0))
-    other = restored(matrix, within, block.freeze(PLAIN.encode))
-    assert other.get(1, columns_of(3)).tolist() == [5.0]
-    assert other.get(0, columns_of(3)).tolist() == [0.0]
-
-
 def test_many_small_rows_share_frames() -> None:
     """One frame for each of 5,000 rows needed 5,000 checksums; one frame for all rows blocked the event loop."""
     matrix = Matrix("w", rows=5000, columns=1000, sparse=True, block=(5000, 1000))
