@@ -480,17 +480,16 @@ class Inbox:
         # Epochs after the end of an iteration have no callback. Records that remain wait for the end.
         if self._by_port or end.epoch is None or port.lowest is None:
             events = self._progress.bring_end_of_data(port)
+        barriers = self._aligned()
+        events += barriers
         if self._all_ended():
-            triggered = self.barriers.inputs_ended()
-            if triggered is not None:
-                events.append(triggered)
-            # Heads read feedback after the end of their inputs, and need no end.
-            follows_barrier = triggered is not None and not self.has_feedback
+            # The end is behind a barrier that starts here. Heads read feedback after it, and do not wait for it.
+            follows_barrier = bool(barriers) and not self.has_feedback
             if self._by_port or follows_barrier or any(other.lowest is not None for other in self.ports):
                 self._end = end
             else:
                 events.append(end)
-        return events + self._aligned()
+        return events
 
     def _end_port(self, port: Port, end: EndOfInput) -> list[Control]:
         port.end, port.is_blocked = end, False
