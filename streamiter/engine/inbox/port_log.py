@@ -59,20 +59,6 @@ class PortOrigin(NamedTuple):
     """The subtask of the upstream step."""
 
 
-class ReadableChannel(Protocol):
-    """A channel, as far as its consumer uses it."""
-
-    name: str
-
-    @property
-    def waiting(self) -> int:
-        """The number of its items."""
-
-    def attach(self, on_ready: Callable[[], None]) -> None: ...
-    def peek(self) -> Item | None: ...
-    def take(self) -> Item: ...
-
-
 @final
 class Port:
     """One input channel of a task, and the log of what waits there. Only its inbox uses it."""
@@ -81,7 +67,7 @@ class Port:
         self,
         index: int,
         input_name: str,
-        channel: ReadableChannel,
+        channel: Channel | FeedbackChannel,
         *,
         one_at_a_time: bool = False,
         origin: PortOrigin | None = None,
@@ -115,6 +101,8 @@ class Port:
         """The last epoch watermark that has arrived."""
         self.turn_size: TurnSize | None = None
         """The number of records for one turn, if batches are cut."""
+        self.is_queued = False
+        """Whether the inbox reads it soon; see :class:`ReadyPorts`."""
 
     @property
     def has_ended(self) -> bool:
@@ -462,11 +450,9 @@ class ReadyPorts:
     sees that its input still is not wanted.
     """
 
-    def __init__(self, ports: int) -> None:
+    def __init__(self) -> None:
         self.queue: deque[Port] = deque()
-        """The ports in their order. The inbox takes them."""
-        self.is_queued = [False] * ports
-        """By port: whether it is in the queue."""
+        """The ports in their order. The inbox takes them, and notes that they are not queued any more."""
         self.parked: dict[Port, None] = {}
         """In the order in which they were parked. Only this class changes it."""
         self.waiter: asyncio.Future[None] | None = None
@@ -474,9 +460,9 @@ class ReadyPorts:
 
     def add(self, port: Port) -> None:
         """Put a port behind the others and wake the inbox, unless the port is blocked or in the queue already."""
-        if self.is_queued[port.index] or port.is_blocked:
+        if port.is_queued or port.is_blocked:
             return
-        self.is_queued[port.index] = True
+        port.is_queued = True
         self.queue.append(port)
         if (waiter := self.waiter) is not None:  # As wake does.
             self.waiter = None
