@@ -11,7 +11,6 @@ small batches, and cuts large ones. :class:`ReadyPorts` keeps the order in which
 from __future__ import annotations
 
 import asyncio
-import math
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
@@ -504,46 +503,36 @@ class FeedbackAside:
         """``ports`` bring feedback. ``make_queue`` makes a queue for what one of them sets aside."""
         self._ports = ports
         self._make_queue = make_queue
-        self._received: Callable[[int, int], None] | None = None
-        """Takes the epoch and the number of records of feedback that is set aside."""
-        self.last_epoch = math.inf
-        """Feedback of later epochs is dropped. The operator sets it when the iteration ends."""
-        self._keeps = True
+        self._received: Callable[[int, int], bool | None] | None = None
         self.counts: InputCounts | None = None
         """Gets the numbers of what is set aside, as input of the operator. The task sets it."""
 
-    def begin(self, received: Callable[[int, int], None], *, keeps: bool = True) -> None:
-        """Set feedback aside that is not admitted, or only count it if nothing ``keeps`` it.
+    def begin(self, received: Callable[[int, int], bool | None]) -> None:
+        """Set feedback aside that is not admitted.
 
-        ``received`` gets its epoch and the number of its records.
-
-        Control records of feedback pass it: the loop must know that an epoch was received before it is admitted.
+        ``received`` gets the epoch and the number of records of each batch that arrives, and returns whether it is
+        kept. Control records of feedback pass it: the loop must know that an epoch was received before it is admitted.
         """
-        self._received, self._keeps = received, keeps
+        self._received = received
         for port in self._ports:
             assert self._make_queue is not None
             port.set_aside_by_epoch(self._make_queue)
 
     def put(self, port: Port, batch: DataBatch) -> None:
-        """Set aside feedback that has arrived at this port, unless the operator drops it."""
+        """Set aside feedback that has arrived at this port, or drop it."""
+        if self._received is None:
+            return
         length = len(batch.records)
-        if self.counts is not None and self._received is not None:
+        if self.counts is not None:
             self.counts.records_in += length
             self.counts.batches_in += 1
-        if batch.epoch > self.last_epoch:
-            return
-        if self._received is not None:
-            self._received(batch.epoch, length)
-        if not self._keeps:
-            return
-        if port.later is not None:
+        if self._received(batch.epoch, length):
+            assert port.later is not None
             port.later.put(batch)
-        else:
-            port.set_aside(batch)
 
     def drop(self) -> None:
         """Keep nothing more, and count nothing more."""
-        self._received, self.counts, self._keeps = None, None, False
+        self._received = None
 
     def take(self, up_to_epoch: int) -> tuple[DataBatch | None, bool]:
         """Take the next feedback of these epochs that was set aside, by (epoch, port); say whether more waits."""
