@@ -429,15 +429,8 @@ class Inbox:
 
     def _counts_as_ended(self, port: Port) -> bool:
         """Return whether a port brings nothing more, or nothing more of the current epoch if epochs are in order."""
-        if self._progress.is_held_back(port):
-            return False
-        if self._epochs.has_ended(port.index) and not port.held:
-            return True
-        if self._progress.is_read(port):
-            return True
-        return self._in_order and self._progress.is_complete(
-            port, self._epochs.value + 1 if self._rest is None else self._rest
-        )
+        current = self._epochs.value + 1 if self._rest is None else self._rest
+        return self._progress.counts_as_ended(port, current if self._in_order else None)
 
     # -- for statistics and the watchdog -------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias, final
 
@@ -193,19 +193,17 @@ class Port:
     @property
     def first_epoch(self) -> int | None:
         """The lowest epoch of the records that were set aside by epoch; None without any."""
-        if self.later is None:
-            return None
-        counts = self.later.counts
-        return min([*self._held_epochs(), *counts] if self.held else counts, default=None)
+        return min(self._waiting_epochs(), default=None)
 
     @property
     def highest(self) -> int:
-        """The highest epoch of the records that were set aside; ``BEFORE_ALL_EPOCHS`` without any."""
-        assert self.later is not None
-        return max([BEFORE_ALL_EPOCHS, *self._held_epochs(), *self.later.counts])
+        """The highest epoch of the records that were set aside by epoch; ``BEFORE_ALL_EPOCHS`` without any."""
+        return max(self._waiting_epochs(), default=BEFORE_ALL_EPOCHS)
 
-    def _held_epochs(self) -> Iterator[int]:
-        return (item.epoch for item in self.held if isinstance(item, DataBatch))
+    def _waiting_epochs(self) -> Collection[int]:
+        if self.later is None or not self.held:
+            return () if self.later is None else self.later.counts
+        return {*self.later.counts, *(item.epoch for item in self.held if isinstance(item, DataBatch))}
 
     # -- room in the channel ---------------------------------------------------------------------------
 
@@ -364,8 +362,8 @@ class LaterEpochs:
 
     def __init__(self, queue: SpillQueue) -> None:
         self._spilling = queue
-        self.alone: DataBatch | None = None
-        """The only batch; None if there may be several, or none. Others only read it."""
+        self._alone: DataBatch | None = None
+        """The only batch; None if there may be several, or none."""
         self.counts: dict[int, int] = {}
         """The number of waiting batches of each epoch. Others only read it."""
 
@@ -375,7 +373,7 @@ class LaterEpochs:
     @property
     def _queue(self) -> SpillQueue:
         """The queue, with all batches that wait: one that waits alone joins it now."""
-        alone, self.alone = self.alone, None
+        alone, self._alone = self._alone, None
         if alone is not None:
             self._spilling.put(alone)
         return self._spilling
@@ -384,20 +382,13 @@ class LaterEpochs:
         if self.counts:
             self._queue.put(batch)
         else:
-            self.alone = batch
+            self._alone = batch
         self.counts[batch.epoch] = self.counts.get(batch.epoch, 0) + 1
 
     def put_plain(self, entry: Sequence[PlainValue]) -> None:
         """Put a batch as a snapshot has it; an encoded one is not decoded if it goes to disk."""
         self._queue.put_plain(entry)
         self.counts[entry[1]] = self.counts.get(entry[1], 0) + 1
-
-    def take_alone(self) -> DataBatch:
-        """Take the only batch."""
-        assert self.alone is not None
-        taken, self.alone = self.alone, None
-        self.counts.clear()
-        return taken
 
     def take_next(self, epoch: int) -> list[DataBatch]:
         """Take the next batches of this epoch; return an empty list if there are none.
@@ -407,7 +398,10 @@ class LaterEpochs:
         """
         if not (count := self.counts.pop(epoch, 0)):
             return []
-        queue = self._queue
+        if (alone := self._alone) is not None:
+            self._alone = None
+            return [alone]
+        queue = self._spilling
         first = queue.memory[0][0] if queue.memory else queue.peek()
         assert isinstance(first, DataBatch)
         if first.epoch != epoch:
@@ -437,7 +431,7 @@ class LaterEpochs:
         return self._queue.statistics()
 
     def close(self) -> None:
-        self.counts, self.alone = {}, None
+        self.counts, self._alone = {}, None
         self._spilling.close()
 
 
@@ -538,21 +532,19 @@ class FeedbackAside:
         """Take the next feedback of these epochs that was set aside, by (epoch, port); say whether more waits."""
         first, lowest, waiting = None, up_to_epoch + 1, 0
         for port in self._ports:
-            if port.held or (port.later is not None and port.later.counts):
-                epoch = port.first_epoch if port.held or port.later is None else min(port.later.counts)
-                if epoch is not None and epoch <= up_to_epoch:
-                    waiting += 1
-                    if epoch < lowest:
-                        first, lowest = port, epoch
-        if first is None:
+            assert port.later is not None
+            epoch = port.first_epoch if port.held else min(port.later.counts, default=None)
+            if epoch is not None and epoch <= up_to_epoch:
+                waiting += 1
+                if epoch < lowest:
+                    first, lowest = port, epoch
+        if first is None or (later := first.later) is None:
             return None, False
-        if not first.held and (later := first.later) is not None and later.alone is not None:
-            batch, following = later.take_alone(), None  # As below, in fewer calls: each round comes here.
-        else:
-            first.load(lowest)
-            taken, following = first.take(), first.first_epoch
-            assert isinstance(taken, DataBatch)
-            batch = taken
+        if not first.held:
+            first.held += later.take_next(lowest)
+        batch = first.held.popleft()
+        assert isinstance(batch, DataBatch)
+        following = first.first_epoch if first.held else min(later.counts, default=None)
         return batch, waiting > 1 or (following is not None and following <= up_to_epoch)
 
     def statistics(self) -> list[SpillStatistics]:
