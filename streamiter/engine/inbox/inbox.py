@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final, final
 from streamiter.engine.inbox.alignment import BarrierAlignment, BarrierReturned, FeedbackLog, Logged
 from streamiter.engine.inbox.order import ARRIVAL, Order, WantedInputs, next_port
 from streamiter.engine.inbox.port_log import FeedbackAside, Item, Port, ReadyPorts
-from streamiter.engine.inbox.port_progress import AwaitedInput, InputEnded, PortProgress
+from streamiter.engine.inbox.port_progress import NO_EPOCH, AwaitedInput, InputEnded, PortProgress
 from streamiter.engine.inbox.turn import NO_WAIT, TurnSize
 from streamiter.operators.operator import BoundaryOutput, Notice
 from streamiter.operators.source import SourceBatch
@@ -33,9 +33,6 @@ from streamiter.values.records import (
     EndOfData,
     EndOfInput,
     EpochWatermark,
-    EventTimeWatermark,
-    Idle,
-    ReadToEnd,
 )
 
 if TYPE_CHECKING:
@@ -459,29 +456,24 @@ class Inbox:
 
     def accept(self, port: Port, control: Control) -> list[Control]:
         """Note a control record that was taken from a port; return what the task must handle now, in order."""
-        if isinstance(control, EpochWatermark):
-            events = self._progress.bring(port, control)
-            if self._in_order:
-                self.reconsider_wanted()
-            return events
-        if isinstance(control, (EventTimeWatermark, ReadToEnd, Idle)):
-            return self._progress.bring(port, control)
         if isinstance(control, CheckpointBarrier):
             return self.feedback.barrier_returned(port, control) if port.is_feedback else self._align(port, control)
-        if isinstance(control, EndOfData):
-            return [*self._progress.end_time(port), *self._progress.bring_end_of_data(port, control)]
         if isinstance(control, EndOfInput):
             events = [*self._end_port(port, control), *self._progress.end_time(port), *self._bring_end(port, control)]
             if port.is_feedback:  # A task before it was told of the iteration's end earlier than this one.
                 events += self.feedback.ended(port)
-            return events
-        raise TypeError(f"inbox: expected a control record of a channel, given {control!r}")
+        else:
+            events = self._progress.end_time(port) if isinstance(control, EndOfData) else []
+            events += self._progress.bring(port, control)
+        if self._in_order:
+            self.reconsider_wanted()
+        return events
 
     def _bring_end(self, port: Port, end: EndOfInput) -> list[Control]:
         events: list[Control] = []
         # Epochs after the end of an iteration have no callback. Records that remain wait for the end.
         if self._by_port or end.epoch is None or port.lowest is None:
-            events = self._progress.bring_end_of_data(port)
+            events = self._progress.bring(port, NO_EPOCH)
         barriers = self._aligned()
         events += barriers
         if self._all_ended():

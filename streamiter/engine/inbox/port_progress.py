@@ -119,8 +119,10 @@ class PortProgress:
         elif isinstance(control, Idle):
             self.idle.add(port.index)
             return self._all_idle()
-        is_behind = isinstance(control, EndOfData) and (self._by_port or bool(port.marks))
-        if port.lowest is None and not is_behind:
+        ends_data = isinstance(control, EndOfData)
+        if ends_data and self.epochs.has_ended(port.index):
+            return []
+        if port.lowest is None and not (ends_data and self._by_port):
             return self._act(port, control)
         port.marks.add(control, port.highest)
         return self.settle(port)
@@ -135,7 +137,8 @@ class PortProgress:
             self._read.reach(port.index, 1)
             self._on_data_ended()
             return self._all_read()
-        assert isinstance(mark, EventTimeWatermark)
+        if not isinstance(mark, EventTimeWatermark):
+            raise TypeError(f"inbox: expected a control record of a channel, given {mark!r}")
         times = self.times
         if port.index in self._following:
             self._following[port.index] = mark
@@ -253,14 +256,6 @@ class PortProgress:
             f"its input {self._awaited[0].input_name!r} must first be read to its end: "
             f"{', '.join(missing[:_SHOWN_CHANNELS])}{more}"
         )
-
-    def bring_end_of_data(self, port: Port, end: EndOfData = NO_EPOCH) -> list[Control]:
-        """Let the end of the data, which completes an epoch, act or wait. The end of the input brings it, too."""
-        if self.epochs.has_ended(port.index):
-            return []
-        events = self.bring(port, end)
-        self._on_data_ended()  # The current epoch may have ended for an input.
-        return events
 
     def end_data(self, port: Port, end: EndOfData = NO_EPOCH) -> list[Control]:
         """Note that the data of a port has ended: its end, which may have waited, acts; or all inputs have ended."""
