@@ -21,7 +21,6 @@ from streamiter.engine.inbox.port_log import FeedbackAside, Item, Port, ReadyPor
 from streamiter.engine.inbox.port_progress import NO_EPOCH, AwaitedInput, InputEnded, PortProgress
 from streamiter.engine.inbox.turn import NO_WAIT, TurnSize
 from streamiter.operators.operator import BoundaryOutput, Notice
-from streamiter.operators.source import SourceBatch
 from streamiter.values.deferred import PlainValue
 from streamiter.values.helpers.closing import close_now
 from streamiter.values.origins import BatchOrigin
@@ -45,7 +44,7 @@ if TYPE_CHECKING:
 _FEEDBACK_BATCHES: Final = 4
 
 
-Polled = tuple[Port | None, DataBatch | SourceBatch | Control]
+Polled = tuple[Port | None, Item]
 
 
 @final
@@ -151,7 +150,7 @@ class Inbox:
             if item is None or port.is_blocked:
                 continue
             if self._has_turn(port, item):
-                return port, self._take_control(port, item) if isinstance(item, Control) else self._take_batch(port)
+                return port, self._take(port, item)
             if (polled := self._leave(port, item)) is not None:
                 return polled
         # If only some inputs are wanted, records that were set aside now may change which port is next.
@@ -258,12 +257,11 @@ class Inbox:
             if not port.held and port.is_blocked:
                 return None
             item = port.held[0] if port.held else port.channel.peek()
-            if isinstance(item, Control):
-                return port, self._take_control(port, item)
-            if not isinstance(item, DataBatch) or port.is_feedback or item.epoch > self._admitted:
-                return None
-            has_turn = item.epoch == epochs.reached(port.index) + 1 and self.is_wanted(port.input_name)
-            return (port, self._take_batch(port)) if has_turn else None
+            if isinstance(item, DataBatch):
+                may_come = item.epoch <= self._admitted and self.is_wanted(port.input_name) and not port.is_feedback
+                if not may_come or item.epoch != epochs.reached(port.index) + 1:
+                    return None
+            return None if item is None else (port, self._take(port, item))
         return None
 
     def _poll_rest(self, end: EndOfInput) -> Polled:
@@ -279,28 +277,23 @@ class Inbox:
         next_ports = (port for port in self.ports if port.lowest == epoch)
         port = min(next_ports, key=lambda port: not self.is_wanted(port.input_name))
         port.load(epoch)
-        return port, self._take_batch(port)
+        return port, self._take(port, port.held[0])
 
-    def _take_control(self, port: Port, control: Control) -> Control:
-        if port.held:
-            port.take()
+    def _take(self, port: Port, first: Item) -> Item:
+        """Take the next control record of a port, or its next batch, which begins with the ``first`` item."""
+        taken: Item
+        if isinstance(first, Control):
+            taken = port.take()
         else:
-            port.channel.take()
+            if self._idle:
+                self._idle.discard(port.index)
+            taken = port.take_batch()
+            if port.in_hand is not None or (self.sets_aside and port.marks):
+                self.served = port
         # A channel that is empty now calls when it has something.
-        if port.held or port.channel.waiting or port.later:
+        if port.held or port.channel.waiting or (port.later is not None and port.later.counts):
             self._ready.add(port)
-        return control
-
-    def _take_batch(self, port: Port) -> DataBatch | SourceBatch:
-        if self._idle:
-            self._idle.discard(port.index)
-        batch = port.take_batch()
-        if port.in_hand is not None or (self.sets_aside and port.marks):
-            self.served = port
-        # A channel that is empty now calls when it has something.
-        if self.sets_aside or port.held or port.channel.waiting:
-            self._ready.add(port)
-        return batch
+        return taken
 
     def _after_serving(self, served: Port) -> None:
         """Free the room of the records that the task has handled, and let what waited behind them act."""
@@ -402,9 +395,9 @@ class Inbox:
 
     def stand_still(self, stands_still: bool) -> None:
         """Read only barriers from now on, and set aside the records before them; or read everything again."""
-        if self.stands_still and not stands_still:
+        if self.stands_still is not stands_still:
+            self.stands_still = stands_still
             self._ready.unpark()
-        self.stands_still = stands_still
 
     def reconsider_wanted(self) -> None:
         """Decide again what to read after an input has ended: if only ended inputs are wanted, read all."""
