@@ -140,7 +140,7 @@ class Port:
             return
         self.held.append(item)
         if self._bounded is not None:
-            self._held_bytes.append(self._take_room(self._bounded, item))
+            self._held_bytes.append(self._take_room(item))
 
     def hold_up_to_barrier(self) -> Control | None:
         """Set aside all that the channel brings before its barrier; return the barrier, or the end of the input.
@@ -169,7 +169,7 @@ class Port:
         """Give back the rest of a batch that was taken; it comes before all other items."""
         self.held.appendleft(item)
         if self._bounded is not None:
-            self._held_bytes.appendleft(self._take_room(self._bounded, item))
+            self._held_bytes.appendleft(self._take_room(item))
 
     def load(self, epoch: int) -> None:
         """Hold the next records of this epoch that were set aside: as many as a channel holds."""
@@ -225,12 +225,12 @@ class Port:
                 self.in_hand = records + len(item.records), before_bytes + size_bytes
         return item
 
-    @staticmethod
-    def _take_room(channel: Channel, item: Item) -> int:
-        if isinstance(item, Control):
+    def _take_room(self, item: Item) -> int:
+        """Count an item toward the limits of the channel; return the estimated size of its records."""
+        if self._bounded is None or isinstance(item, Control):
             return 0
         size_bytes = estimated_bytes(item.records)
-        channel.set_aside(len(item.records), size_bytes)
+        self._bounded.set_aside(len(item.records), size_bytes)
         return size_bytes
 
     @property
@@ -256,9 +256,8 @@ class Port:
         at_most = BATCH_RECORDS if self.turn_size is None else self.turn_size.records
         if len(first.records) >= at_most:
             return first if self.turn_size is None else self._cut(first, at_most)
-        if isinstance(self.held[0] if self.held else self.channel.peek(), DataBatch):
-            return self._joined(first, from_held, at_most)
-        return first
+        following = self.held[0] if self.held else self.channel.peek()
+        return self._joined(first, following, from_held, at_most) if isinstance(following, DataBatch) else first
 
     def _cut_source(self, batch: SourceBatch) -> SourceBatch:
         """Return as much of the batch as fits into a turn, and give back the rest."""
@@ -275,10 +274,7 @@ class Port:
         self.put_back(batch[at_most:length])
         return batch[:at_most]
 
-    def _joined(self, first: DataBatch, from_held: bool, at_most: int) -> DataBatch:
-        following = self.peek()
-        if not isinstance(following, DataBatch):
-            return first
+    def _joined(self, first: DataBatch, following: Item | None, from_held: bool, at_most: int) -> DataBatch:
         joined, length, origin = [first.records], len(first.records), first.origin
         # Feedback may be larger than its memory limit and wait on disk, so the joined batch is limited in bytes, too.
         room_bytes = LIMIT_BYTES - estimated_bytes(first.records) if self.is_feedback else None
@@ -457,10 +453,8 @@ class ReadyPorts:
             return
         port.is_queued = True
         self.queue.append(port)
-        if (waiter := self.waiter) is not None:  # As wake does.
-            self.waiter = None
-            if not waiter.done():
-                waiter.set_result(None)
+        if self.waiter is not None:
+            self.wake()
 
     def news(self) -> asyncio.Future[None]:
         """Return a future that is done when a port is added, or ``wake`` is called."""
