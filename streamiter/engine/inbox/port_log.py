@@ -386,6 +386,13 @@ class LaterEpochs:
         self._queue.put_plain(entry)
         self.counts[entry[1]] = self.counts.get(entry[1], 0) + 1
 
+    def take_alone(self) -> DataBatch | None:
+        """Take the only batch, which has not been in the queue; return None if there may be several."""
+        taken, self._alone = self._alone, None
+        if taken is not None:
+            self.counts.clear()
+        return taken
+
     def take_next(self, epoch: int) -> list[DataBatch]:
         """Take the next batches of this epoch; return an empty list if there are none.
 
@@ -394,10 +401,7 @@ class LaterEpochs:
         """
         if not (count := self.counts.pop(epoch, 0)):
             return []
-        if (alone := self._alone) is not None:
-            self._alone = None
-            return [alone]
-        queue = self._spilling
+        queue = self._queue
         first = queue.memory[0][0] if queue.memory else queue.peek()
         assert isinstance(first, DataBatch)
         if first.epoch != epoch:
@@ -526,19 +530,20 @@ class FeedbackAside:
         """Take the next feedback of these epochs that was set aside, by (epoch, port); say whether more waits."""
         first, lowest, waiting = None, up_to_epoch + 1, 0
         for port in self._ports:
-            assert port.later is not None
-            epoch = port.first_epoch if port.held else min(port.later.counts, default=None)
-            if epoch is not None and epoch <= up_to_epoch:
-                waiting += 1
-                if epoch < lowest:
-                    first, lowest = port, epoch
+            later = port.later
+            if later is not None and (later.counts or port.held):
+                epoch = port.first_epoch if port.held else min(later.counts)
+                if epoch is not None and epoch <= up_to_epoch:
+                    waiting += 1
+                    if epoch < lowest:
+                        first, lowest = port, epoch
         if first is None or (later := first.later) is None:
             return None, False
-        if not first.held:
-            first.held += later.take_next(lowest)
-        batch = first.held.popleft()
+        if not first.held and (alone := later.take_alone()) is not None:
+            return alone, waiting > 1
+        first.load(lowest)
+        batch, following = first.held.popleft(), first.first_epoch
         assert isinstance(batch, DataBatch)
-        following = first.first_epoch if first.held else min(later.counts, default=None)
         return batch, waiting > 1 or (following is not None and following <= up_to_epoch)
 
     def statistics(self) -> list[SpillStatistics]:
