@@ -283,15 +283,15 @@ class Inbox:
         """Take the next control record of a port, or its next batch, which begins with the ``first`` item."""
         taken: Item
         if isinstance(first, Control):
-            taken = port.take()
+            taken, may_follow = port.take(), port.later is not None and bool(port.later.counts)
         else:
             if self._idle:
                 self._idle.discard(port.index)
-            taken = port.take_batch()
+            taken, may_follow = port.take_batch(), self.sets_aside
             if port.in_hand is not None or (self.sets_aside and port.marks):
                 self.served = port
         # A channel that is empty now calls when it has something.
-        if port.held or port.channel.waiting or (port.later is not None and port.later.counts):
+        if may_follow or port.held or port.channel.waiting:
             self._ready.add(port)
         return taken
 
