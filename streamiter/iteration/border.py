@@ -247,7 +247,7 @@ class Head(ReceivingHead):
         self.context.post(partial(self._release, epoch, False))
 
     def stop(self, epoch: int) -> None:
-        self.ended_in = self.surroundings.inbox.aside.last_epoch = epoch
+        self.ended_in = epoch
         self.reports.stopped(self.number, epoch)
 
     # -- records -----------------------------------------------------------------------------------------
@@ -256,17 +256,22 @@ class Head(ReceivingHead):
         if input_name == INITIAL:
             out.emit_batch(records, 0)
             return
-        if self.ended_in is None or epoch <= self.ended_in:
-            self._receive(epoch, len(records))
+        if self._receive(epoch, len(records)):
             out.emit_batch(records, epoch)
 
-    def _receive(self, epoch: int, records: int) -> None:
-        """Count feedback that has arrived, and while feedback waits on disk, the batches of it."""
+    def _receive(self, epoch: int, records: int) -> bool:
+        """Count feedback that has arrived, and while feedback waits on disk, the batches of it.
+
+        Return whether it is kept: feedback behind the epoch in which the iteration ends is dropped.
+        """
+        if self.ended_in is not None and epoch > self.ended_in:
+            return False
         self.received.counts.add(epoch, records)
         if self._is_overloaded:
             self._handled = (self._handled + 1) % FEEDBACK_FOR_ONE_INPUT
             if not self._handled:
                 self.reports.handled(self.number)
+        return True
 
     def _admit(self) -> None:
         # Initial variables have epoch 0, and feedback has epochs from 1 on.
@@ -328,8 +333,6 @@ class Head(ReceivingHead):
 
     def restore(self, state: dict[str, Any]) -> None:
         super().restore(state)
-        if self.ended_in is not None:
-            self.surroundings.inbox.aside.last_epoch = self.ended_in
         if self._max_epochs_ahead is not None:
             self._admit()
         self.received.report_restored(RestoredMember(self.ended_in, self._advanced, self._complete, self._released))
@@ -345,7 +348,7 @@ class CriteriaHead(ReceivingHead):
     def open(self, context: Context) -> None:
         super().open(context)
         self.surroundings.inbox.hand_over_feedback(self.received.report_following)
-        self.surroundings.inbox.aside.begin(self.received.counts.add, keeps=False)
+        self.surroundings.inbox.aside.begin(self.received.counts.add)  # It returns None, so none is kept.
         self.surroundings.inbox.admit_up_to(-math.inf)
         self.received.report_up_to(0)
 

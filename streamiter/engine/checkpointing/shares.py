@@ -227,11 +227,6 @@ class OldPort:
         """The step and the subtask that its records come from."""
         return PortOrigin(*self.state["origin"])
 
-    @property
-    def data_ended(self) -> bool:
-        """Whether the subtask has been told of the end of its data."""
-        return bool(self.state["data ended"])
-
     def batches(self) -> Iterator[WaitingBatch]:
         """Give all waiting batches, in order."""
         return chain(self.received(), self.unread())
@@ -362,9 +357,10 @@ class InboxShares:
         if isinstance(self._operator, Boundary) or not (hasattr(self._operator, "input_ended") or self._step.per_round):
             return
         for name in self._step.input_names():
+            readers = range(len(self._tasks))
             self._old.check_same(
                 self._step,
-                (self._has_heard_end(name, reader) for reader in range(len(self._tasks))),
+                [self._have_all(self._of_input(name, [reader]), "data ended") for reader in readers],
                 f"some of them have heard that the input {name!r} has ended and others have not",
             )
 
@@ -385,15 +381,9 @@ class InboxShares:
 
     def state_of(self, subtask: int, ports: Sequence[Port]) -> tuple[list[dict[str, PlainValue]], Logged]:
         """Return the state of the inbox of one subtask, and the feedback that its feedback ports start with."""
-        begin, logged = self._begin(subtask), Logged()
+        tasks, logged = [self._tasks[subtask]] if self._is_same else self._tasks, Logged()
+        begin = min(map(inbox_watermark, tasks), default=self._progress[self._step.name][subtask].watermark)
         return [self._port_state(port, subtask, begin, logged) for port in ports], logged
-
-    def _begin(self, subtask: int) -> int:
-        if not self._tasks:
-            return self._progress[self._step.name][subtask].watermark
-        if self._is_same:
-            return inbox_watermark(self._tasks[subtask])
-        return min(map(inbox_watermark, self._tasks))
 
     def _port_state(self, port: Port, subtask: int, begin: int, logged: Logged) -> dict[str, PlainValue]:
         state: dict[str, PlainValue] = {
@@ -408,21 +398,20 @@ class InboxShares:
         if (origin := port.origin) is None:
             return state
         edge, state["origin"] = self._edges[origin[:4]], tuple(origin)
+        readers = [subtask] if self._is_same else range(len(self._tasks))
         before = [
             each
             for each in self._ports_of(edge)
-            if (not self._is_same or each.reader == subtask)
-            and (not self._keeps(edge.upstream) or each.origin.subtask == origin.subtask)
+            if each.reader in readers and (not self._keeps(edge.upstream) or each.origin.subtask == origin.subtask)
         ]
         if before and before[0].ranges:  # The feedback stays there: it goes to the same subtasks.
             logged.append((port.index, before[0].logged, before[0].ranges))
             return dict(before[0].state)
         said = self._said(edge, origin.subtask, begin)
-        readers = [subtask] if self._is_same else range(len(self._tasks))
-        has_heard = all(self._has_heard_end(edge.input_name, reader) for reader in readers)
-        data_ended = said.data_ended and (has_heard or (bool(before) and all(each.data_ended for each in before)))
-        has_heard_end = bool(before) and all(each.state["ended"] for each in before)
-        ended = said.ended and data_ended and (not self._tasks or has_heard_end)
+        data_ended = said.data_ended and self._have_all(
+            before or self._of_input(edge.input_name, readers), "data ended"
+        )
+        ended = said.ended and data_ended and self._have_all(before, "ended")
         if not data_ended and said.watermark < begin and not said.data_ended:
             raise self._old.refusal(
                 self._step.name,
@@ -499,6 +488,9 @@ class InboxShares:
     def _keeps(self, upstream: Step) -> bool:
         return self._old.parallelism(upstream.name) == upstream.parallelism
 
-    def _has_heard_end(self, input_name: str, reader: int) -> bool:
-        ports = [port for port in self._ports if (port.reader, port.origin.input_name) == (reader, input_name)]
-        return all(port.data_ended for port in ports) if ports else not self._tasks
+    def _of_input(self, name: str, readers: Sequence[int]) -> list[OldPort]:
+        return [port for port in self._ports if port.reader in readers and port.origin.input_name == name]
+
+    def _have_all(self, ports: Sequence[OldPort], what: str) -> bool:
+        """Return whether all these ports have ended, or the data of all has. A new step, without any, has heard all."""
+        return all(port.state[what] for port in ports) if ports else not self._tasks

@@ -32,8 +32,8 @@ class BarrierAlignment:
         """The barrier that some ports have brought."""
         self._expected: CheckpointBarrier | None = None
         """A barrier that ports will bring."""
-        self._triggered: CheckpointBarrier | None = None
-        """A barrier that starts here if no port can bring it."""
+        self._starts_here = False
+        """Whether the expected barrier starts here if no port can bring it."""
         self._last = 0
         """The last checkpoint whose barrier a port has brought, or whose barrier started here."""
 
@@ -50,8 +50,7 @@ class BarrierAlignment:
     def expect(self, barrier: CheckpointBarrier, *, starts_here: bool) -> None:
         """Note a barrier that the ports will bring. ``starts_here``: it starts here if no port can bring it."""
         if barrier.checkpoint > self._last:  # A channel from another process may have brought it before.
-            self._expected = barrier
-            self._triggered = barrier if starts_here else self._triggered
+            self._expected, self._starts_here = barrier, starts_here
 
     def bring(self, port: Port, barrier: CheckpointBarrier) -> bool:
         """Note that a port has brought the barrier; return whether it is the first port."""
@@ -66,7 +65,7 @@ class BarrierAlignment:
         if self._barrier is not None:
             return False
         self._barrier, self._last = barrier, barrier.checkpoint
-        self._expected = self._triggered = None
+        self._expected = None
         return True
 
     def end(self, port: Port) -> None:
@@ -80,21 +79,18 @@ class BarrierAlignment:
         A barrier that starts here is complete when no port can bring it. The ends of the inputs may still wait behind
         data that is not wanted, because the wanted input may wait for this barrier.
         """
-        if self._triggered is not None and self._brought.all_ended:
-            return self.inputs_ended()
         self._brought.settle()
-        barrier = self._barrier
-        if barrier is None or (self._brought.value < barrier.checkpoint and not self._brought.all_ended):
+        barrier, can_come = self._barrier, not self._brought.all_ended
+        if barrier is not None and not (can_come and self._brought.value < barrier.checkpoint):
+            self._barrier = None
+            return barrier
+        if can_come or self._expected is None:
             return None
-        self._barrier = None
-        return barrier
-
-    def inputs_ended(self) -> CheckpointBarrier | None:
-        """Note that no port can bring a barrier; return the barrier that starts here instead, if there is one."""
-        triggered = self._triggered
-        self._last = self._last if triggered is None else triggered.checkpoint
-        self._expected = self._triggered = None
-        return triggered
+        expected, self._expected = self._expected, None
+        if not self._starts_here:
+            return None
+        self._last = expected.checkpoint
+        return expected
 
 
 Logged = list[tuple[int, Iterable[PlainValue] | None, Sequence[PlainValue]]]
@@ -124,7 +120,7 @@ class FeedbackLog:
         self._make_queue = make_queue
         self._barrier: CheckpointBarrier | None = None
         self._logged: dict[int, LoggedFeedback] = {}
-        """By port on which the barrier has returned: what it has logged."""
+        """What a port has logged on which the barrier has returned."""
         self._returned = Frontier((port.index for port in self.ports), 0)
         """By port: the last barrier that has returned."""
 

@@ -16,12 +16,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, final
 
 from streamiter.engine.inbox.alignment import BarrierAlignment, BarrierReturned, FeedbackLog, Logged
-from streamiter.engine.inbox.order import ARRIVAL, ASIDE, NOW, STAYS, Arrival, Fate, WantedInputs
+from streamiter.engine.inbox.order import ARRIVAL, Order, WantedInputs, next_port
 from streamiter.engine.inbox.port_log import FeedbackAside, Item, Port, ReadyPorts
-from streamiter.engine.inbox.port_progress import AwaitedInput, InputEnded, PortProgress
+from streamiter.engine.inbox.port_progress import NO_EPOCH, AwaitedInput, InputEnded, PortProgress
 from streamiter.engine.inbox.turn import NO_WAIT, TurnSize
 from streamiter.operators.operator import BoundaryOutput, Notice
-from streamiter.operators.source import SourceBatch
 from streamiter.values.deferred import PlainValue
 from streamiter.values.helpers.closing import close_now
 from streamiter.values.origins import BatchOrigin
@@ -33,9 +32,6 @@ from streamiter.values.records import (
     EndOfData,
     EndOfInput,
     EpochWatermark,
-    EventTimeWatermark,
-    Idle,
-    ReadToEnd,
 )
 
 if TYPE_CHECKING:
@@ -48,7 +44,7 @@ if TYPE_CHECKING:
 _FEEDBACK_BATCHES: Final = 4
 
 
-Polled = tuple[Port | None, DataBatch | SourceBatch | Control]
+Polled = tuple[Port | None, Item]
 
 
 @final
@@ -66,7 +62,7 @@ class Inbox:
         self,
         ports: Sequence[Port],
         *,
-        order: Arrival = ARRIVAL,
+        order: Order = ARRIVAL,
         epochs_in_order: bool = False,
         make_queue: Callable[[], SpillQueue] | None = None,
         make_feedback_queue: Callable[[], SpillQueue] | None = None,
@@ -81,10 +77,9 @@ class Inbox:
         """
         self.ports = list(ports)
         self.sets_aside = order.sets_aside
-        self._order = order
         self._by_port = order.by_port
         self._in_order = epochs_in_order
-        self._ready = ReadyPorts(len(self.ports))
+        self._ready = ReadyPorts()
         self.posted: deque[Control] = deque()
         """What comes before all that the ports bring. The inbox adds to it; the task takes from it, too."""
         self.wanted = WantedInputs(self.ports, self._counts_as_ended)
@@ -145,54 +140,69 @@ class Inbox:
             return self._poll_rest(self._end)
         if self._by_port and (polled := self._poll_next()) is not None:
             return polled
-        ready, sets_aside = self._ready, self.sets_aside
+        ready = self._ready
         while ready.queue:
             port = ready.queue.popleft()
-            ready.is_queued[port.index] = False
-            if sets_aside and not self._by_port:
+            port.is_queued = False
+            if self.sets_aside and not self._by_port:
                 port.load(self._epochs.value + 1)
             item = port.held[0] if port.held else port.channel.peek()
             if item is None or port.is_blocked:
                 continue
-            if isinstance(item, Control) and not self.stands_still:
-                return port, self._take_control(port, item)
-            if (fate := self._fate(port, item)) == NOW:
-                return port, self._take_control(port, item) if isinstance(item, Control) else self._take_batch(port)
-            if (polled := self._leave(port, fate)) is not None:
+            if self._has_turn(port, item):
+                return port, self._take(port, item)
+            if (polled := self._leave(port, item)) is not None:
                 return polled
         # If only some inputs are wanted, records that were set aside now may change which port is next.
         if self._by_port and self.wanted.names is not None and (polled := self._poll_next()) is not None:
             return polled
         return self._poll_rest(self._end) if self._end is not None and self._epochs.all_ended else None
 
-    def _fate(self, port: Port, item: Item) -> Fate:
-        if self.stands_still and not port.is_feedback and not isinstance(item, CheckpointBarrier):
-            return ASIDE if self.barriers.is_due else STAYS
-        if not isinstance(item, DataBatch):
-            return NOW
-        if item.epoch > self._admitted:
-            return ASIDE if port.is_feedback or self.barriers.is_due else STAYS
-        wanted, is_due = self.wanted.names, self.barriers.is_due
-        return self._order.fate(port, item.epoch, wanted, self._epochs, barrier_is_due=is_due)
+    def _has_turn(self, port: Port, item: Item) -> bool:
+        """Return whether the task handles this item now; the port is not the next one in a fixed order of ports.
 
-    def _leave(self, port: Port, fate: Fate) -> Polled | None:
-        """Leave a port whose record has no turn now; return what comes next instead, if there is something."""
-        control, is_parked, wanted = None, fate == STAYS, self.wanted.names
-        if fate == ASIDE and not port.is_feedback and (port.later is None or self.stands_still):
-            is_parked = not self._hold_up_to_barrier(port)
-        elif fate == ASIDE:
-            is_parked = not self._by_port and (
-                self.stands_still or (wanted is not None and port.input_name not in wanted)
-            )
-            control = self._read_ahead(port)
-        if is_parked:
+        Records have a turn if their input is wanted and their epoch admitted; and if epochs have an order, all earlier
+        epochs are complete. Control records always have one, unless the inbox stands still.
+        """
+        if self.stands_still and not port.is_feedback:
+            return isinstance(item, CheckpointBarrier)
+        if not isinstance(item, DataBatch):
+            return True
+        if self._by_port or item.epoch > self._admitted:
+            return False
+        wanted = self.wanted.names
+        if wanted is not None and port.input_name not in wanted:
+            return False
+        return not self.sets_aside or item.epoch <= self._epochs.value + 1
+
+    def _stays(self, port: Port, item: Item) -> bool:
+        """Return whether an item without a turn stays where it is, so that nothing behind it is read.
+
+        Otherwise it is set aside: before a barrier that is due, since the wanted input may wait behind its own barrier;
+        as feedback, since a loop counts all feedback that arrives; and where records have the order of epochs.
+        """
+        if port.is_feedback or self.barriers.is_due:
+            return False
+        if self.stands_still or not self.sets_aside:
+            return True
+        is_ahead = isinstance(item, DataBatch) and item.epoch > self._admitted
+        return is_ahead or (self._by_port and self.wanted.names == frozenset())
+
+    def _leave(self, port: Port, item: Item) -> Polled | None:
+        """Leave a port whose item has no turn now; return what comes next instead, if there is something."""
+        if self._stays(port, item):
             self._ready.park(port)
-        if control is not None:
-            return (None if isinstance(control, Posted) else port), control
+        elif port.is_feedback or (port.later is not None and not self.stands_still):
+            if not self._by_port and not self.is_wanted(port.input_name):
+                self._ready.park(port)
+            if (polled := self._read_ahead(port)) is not None:
+                return polled
+        elif not self._hold_up_to_barrier(port):
+            self._ready.park(port)
         # If the barrier is aligned now, no record behind it may come first.
         return (None, self.posted.popleft()) if self.posted else None
 
-    def _read_ahead(self, port: Port) -> Control | None:
+    def _read_ahead(self, port: Port) -> Polled | None:
         """Set aside the records of a port that have no turn now; take the control record behind them and return it.
 
         Behind the end of data are records of the end of the iteration. If ports have a fixed order, they stay in the
@@ -204,9 +214,9 @@ class Inbox:
                 return None
             if port.is_feedback and batches == _FEEDBACK_BATCHES:
                 self._ready.add(port)
-                return Posted(nothing)
+                return None, Posted(nothing)
             batches += 1
-            if not self._by_port and self._fate(port, item) == NOW:
+            if self._has_turn(port, item):
                 self._ready.add(port)
                 return None
             channel.take()
@@ -218,9 +228,9 @@ class Inbox:
         if item is None:
             return None
         assert isinstance(item, Control)
-        channel.take()
+        channel.take()  # Other items may be set aside before it.
         self._ready.add(port)
-        return item
+        return port, item
 
     def _hold_up_to_barrier(self, port: Port) -> bool:
         """Set aside all that a port brings before its barrier; return whether the barrier was there."""
@@ -234,29 +244,24 @@ class Inbox:
 
     def _poll_next(self) -> Polled | None:
         """Return the next item of the port that is next, or an event of the end of its data."""
-        epochs, wanted = self._epochs, self.wanted.names
-        while (port := self._order.next(self.ports, wanted, epochs)) is not None:
-            turn = epochs.reached(port.index) + 1
+        epochs = self._epochs
+        while (port := next_port(self.ports, self.wanted.names, epochs)) is not None:
             if port.later is not None and port.later.counts and not port.is_feedback:
-                port.load(turn)
+                port.load(epochs.reached(port.index) + 1)
             if port.marks.end is not None and port.lowest is None:
                 self.posted.extend(self._progress.end_data(port))
                 self._ready.add(port)  # Records of the end of the iteration may follow.
                 if self.posted:
                     return None, self.posted.popleft()
-                wanted = self.wanted.names
                 continue
             if not port.held and port.is_blocked:
                 return None
             item = port.held[0] if port.held else port.channel.peek()
             if isinstance(item, DataBatch):
-                is_wanted = item.epoch <= self._admitted and (wanted is None or port.input_name in wanted)
-                has_turn = item.epoch == turn and is_wanted and not port.is_feedback
-                return (port, self._take_batch(port)) if has_turn else None
-            if item is None:
-                return None
-            assert isinstance(item, Control)
-            return port, self._take_control(port, item)
+                may_come = item.epoch <= self._admitted and self.is_wanted(port.input_name) and not port.is_feedback
+                if not may_come or item.epoch != epochs.reached(port.index) + 1:
+                    return None
+            return None if item is None else (port, self._take(port, item))
         return None
 
     def _poll_rest(self, end: EndOfInput) -> Polled:
@@ -272,28 +277,23 @@ class Inbox:
         next_ports = (port for port in self.ports if port.lowest == epoch)
         port = min(next_ports, key=lambda port: not self.is_wanted(port.input_name))
         port.load(epoch)
-        return port, self._take_batch(port)
+        return port, self._take(port, port.held[0])
 
-    def _take_control(self, port: Port, control: Control) -> Control:
-        if port.held:
-            port.take()
+    def _take(self, port: Port, first: Item) -> Item:
+        """Take the next control record of a port, or its next batch, which begins with the ``first`` item."""
+        taken: Item
+        if isinstance(first, Control):
+            taken, may_follow = port.take(), port.later is not None and bool(port.later.counts)
         else:
-            port.channel.take()
+            if self._idle:
+                self._idle.discard(port.index)
+            taken, may_follow = port.take_batch(), self.sets_aside
+            if port.in_hand is not None or (self.sets_aside and port.marks):
+                self.served = port
         # A channel that is empty now calls when it has something.
-        if port.held or port.channel.waiting or port.later:
+        if may_follow or port.held or port.channel.waiting:
             self._ready.add(port)
-        return control
-
-    def _take_batch(self, port: Port) -> DataBatch | SourceBatch:
-        if self._idle:
-            self._idle.discard(port.index)
-        batch = port.take_batch()
-        if port.in_hand is not None or (self.sets_aside and port.marks):
-            self.served = port
-        # A channel that is empty now calls when it has something.
-        if self.sets_aside or port.held or port.channel.waiting:
-            self._ready.add(port)
-        return batch
+        return taken
 
     def _after_serving(self, served: Port) -> None:
         """Free the room of the records that the task has handled, and let what waited behind them act."""
@@ -391,13 +391,13 @@ class Inbox:
         """Return whether the rest of a batch of this port may follow, or other records come first now."""
         if not self.is_wanted(port.input_name):
             return False
-        return not self._by_port or self._order.next(self.ports, self.wanted.names, self._epochs) in (port, None)
+        return not self._by_port or next_port(self.ports, self.wanted.names, self._epochs) in (port, None)
 
     def stand_still(self, stands_still: bool) -> None:
         """Read only barriers from now on, and set aside the records before them; or read everything again."""
-        if self.stands_still and not stands_still:
+        if self.stands_still is not stands_still:
+            self.stands_still = stands_still
             self._ready.unpark()
-        self.stands_still = stands_still
 
     def reconsider_wanted(self) -> None:
         """Decide again what to read after an input has ended: if only ended inputs are wanted, read all."""
@@ -419,15 +419,8 @@ class Inbox:
 
     def _counts_as_ended(self, port: Port) -> bool:
         """Return whether a port brings nothing more, or nothing more of the current epoch if epochs are in order."""
-        if self._progress.is_held_back(port):
-            return False
-        if self._epochs.has_ended(port.index) and not port.held:
-            return True
-        if self._progress.is_read(port):
-            return True
-        return self._in_order and self._progress.is_complete(
-            port, self._epochs.value + 1 if self._rest is None else self._rest
-        )
+        current = self._epochs.value + 1 if self._rest is None else self._rest
+        return self._progress.counts_as_ended(port, current if self._in_order else None)
 
     # -- for statistics and the watchdog -------------------------------------------------------------
 
@@ -445,8 +438,7 @@ class Inbox:
         """Return in words what the records that are not read wait for; None if they only are not wanted."""
         if not self._by_port:
             return self.unread_table()
-        wanted = self.wanted.names
-        port = None if self._ready.parked else self._order.next(self.ports, wanted, self._epochs)
+        port = None if self._ready.parked else next_port(self.ports, self.wanted.names, self._epochs)
         return None if port is None else f"its records come after those of {port.channel.name}"
 
     @property
@@ -457,40 +449,34 @@ class Inbox:
 
     def accept(self, port: Port, control: Control) -> list[Control]:
         """Note a control record that was taken from a port; return what the task must handle now, in order."""
-        if isinstance(control, EpochWatermark):
-            events = self._progress.bring(port, control)
-            if self._in_order:
-                self.reconsider_wanted()
-            return events
-        if isinstance(control, (EventTimeWatermark, ReadToEnd, Idle)):
-            return self._progress.bring(port, control)
         if isinstance(control, CheckpointBarrier):
             return self.feedback.barrier_returned(port, control) if port.is_feedback else self._align(port, control)
-        if isinstance(control, EndOfData):
-            return [*self._progress.end_time(port), *self._progress.bring_end_of_data(port, control)]
         if isinstance(control, EndOfInput):
             events = [*self._end_port(port, control), *self._progress.end_time(port), *self._bring_end(port, control)]
             if port.is_feedback:  # A task before it was told of the iteration's end earlier than this one.
                 events += self.feedback.ended(port)
-            return events
-        raise TypeError(f"inbox: expected a control record of a channel, given {control!r}")
+        else:
+            events = self._progress.end_time(port) if isinstance(control, EndOfData) else []
+            events += self._progress.bring(port, control)
+        if self._in_order:
+            self.reconsider_wanted()
+        return events
 
     def _bring_end(self, port: Port, end: EndOfInput) -> list[Control]:
         events: list[Control] = []
         # Epochs after the end of an iteration have no callback. Records that remain wait for the end.
         if self._by_port or end.epoch is None or port.lowest is None:
-            events = self._progress.bring_end_of_data(port)
+            events = self._progress.bring(port, NO_EPOCH)
+        barriers = self._aligned()
+        events += barriers
         if self._all_ended():
-            triggered = self.barriers.inputs_ended()
-            if triggered is not None:
-                events.append(triggered)
-            # Heads read feedback after the end of their inputs, and need no end.
-            follows_barrier = triggered is not None and not self.has_feedback
+            # The end is behind a barrier that starts here. Heads read feedback after it, and do not wait for it.
+            follows_barrier = bool(barriers) and not self.has_feedback
             if self._by_port or follows_barrier or any(other.lowest is not None for other in self.ports):
                 self._end = end
             else:
                 events.append(end)
-        return events + self._aligned()
+        return events
 
     def _end_port(self, port: Port, end: EndOfInput) -> list[Control]:
         port.end, port.is_blocked = end, False

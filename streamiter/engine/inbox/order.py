@@ -3,16 +3,16 @@
 What waits at a port has the key (epoch, arrival). Records have their epoch. A control record that must not act before
 the records in front of it is a *mark*: :class:`Marks` keeps the marks of one port, and says which of them act now.
 
-A policy decides what happens to the record that a port brings next:
+An :class:`Order` says whether a record waits for the turn of its epoch, and whether it waits for the turn of its port:
 
-:class:`Arrival`
+``ARRIVAL``
     ports take turns, and records are handled as they arrive
-:class:`ByEpoch`
-    the same, but records of later epochs wait until the turn of their epoch
-:class:`ByEpochThenPort`
+``BY_EPOCH``
+    the same, but records of later epochs are set aside until the turn of their epoch
+``BY_EPOCH_THEN_PORT``
     the records with the lowest (epoch, port) come first, so that the order does not depend on the speed of tasks
 
-Three orders are subtle. First, event time and epochs at one port. An event-time watermark acts after the records that
+Two orders are subtle. First, event time and epochs at one port. An event-time watermark acts after the records that
 arrived before it, whatever their epoch, and never before the epoch watermark in front of it:
 
 >>> from streamiter.values.records import EventTimeWatermark
@@ -25,22 +25,13 @@ arrived before it, whatever their epoch, and never before the epoch watermark in
 Second, the end of data takes its turn like a record, so that a synchronous loop with several inputs ends at the same
 place in each run. If port 1 has brought its end, port 0 has the lower place, until its epoch 0 is complete:
 
->>> a, b = Waiting(0, "a"), Waiting(1, "b")
+>>> from types import SimpleNamespace as Waiting
+>>> ports = [Waiting(index=0, input_name="a", lowest=None), Waiting(index=1, input_name="b", lowest=None)]
 >>> epochs = Frontier([0, 1], BEFORE_ALL_EPOCHS)
->>> BY_EPOCH_THEN_PORT.next([a, b], None, epochs).input_name
+>>> next_port(ports, None, epochs).input_name
 'a'
->>> epochs.reach(0, 0), epochs.settle(), BY_EPOCH_THEN_PORT.next([a, b], None, epochs).input_name
+>>> epochs.reach(0, 0), epochs.settle(), next_port(ports, None, epochs).input_name
 (None, False, 'b')
-
-Third, a barrier passes the records of an input that is not wanted; otherwise the wanted input, which waits behind its
-own barrier, and the barrier would wait for each other. These records are set aside: they are in the snapshot, and take
-the room of their channel. Feedback is never passed, since its barrier returns later:
-
->>> unwanted = frozenset({"b"})
->>> [ARRIVAL.fate(a, 0, unwanted, epochs, barrier_is_due=due) for due in (False, True)]
-['stays', 'is set aside']
->>> ARRIVAL.fate(Waiting(2, "c", is_feedback=True), 0, unwanted, epochs, barrier_is_due=True)
-'stays'
 """
 
 from __future__ import annotations
@@ -49,7 +40,7 @@ import math
 from bisect import insort
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal, Protocol, TypeVar, final
+from typing import Final, Protocol, TypeVar, final
 
 from streamiter.errors import ConfigurationError
 from streamiter.operators.frontier import Frontier
@@ -59,23 +50,33 @@ BEFORE_ALL_EPOCHS: Final = -1
 """The watermark of a channel that has brought none."""
 
 
-Fate = Literal["is handled", "is set aside", "stays"]
-"""What happens to the record that a port brings next. If it stays where it is, nothing behind it is read."""
+@final
+@dataclass(frozen=True)
+class Order:
+    """The order in which an inbox hands over records."""
 
-NOW: Final = "is handled"
-ASIDE: Final = "is set aside"
-STAYS: Final = "stays"
+    sets_aside: bool = False
+    """Whether a record is set aside that has no turn, because its epoch is a later one or its input is not wanted.
+
+    The end of the wanted input's epoch may be behind records that are not wanted: in a head that brings both inputs, or
+    because all initial variables and data must end before any head continues. So these are read, too.
+    """
+    by_port: bool = False
+    """Whether the order of ports is fixed: the port that :func:`next_port` returns is next, whichever has records."""
+
+
+ARRIVAL: Final = Order()
+BY_EPOCH: Final = Order(sets_aside=True)
+BY_EPOCH_THEN_PORT: Final = Order(sets_aside=True, by_port=True)
 
 
 class WaitingPort(Protocol):
-    """A port, as far as a policy sees it."""
+    """A port, as far as its order depends on it."""
 
     @property
     def index(self) -> int: ...
     @property
     def input_name(self) -> str: ...
-    @property
-    def is_feedback(self) -> bool: ...
     @property
     def lowest(self) -> int | None:
         """The lowest epoch of its records that are set aside; None if there are none."""
@@ -86,101 +87,34 @@ WantedNames = frozenset[str] | None
 """The wanted inputs; None for all."""
 
 
-@dataclass(frozen=True)
-class Waiting:
-    """A port without channel, for examples."""
-
-    index: int
-    input_name: str
-    is_feedback: bool = False
-    lowest: int | None = None
-
-
-class Arrival:
-    """Ports take turns, and records are handled as they arrive, if their input is wanted."""
-
-    sets_aside = False
-    """Whether records wait for the turn of their epoch."""
-    by_port = False
-    """Whether the order of ports is fixed."""
-
-    def fate(
-        self, port: WaitingPort, epoch: int, wanted: WantedNames, epochs: Frontier[int], *, barrier_is_due: bool
-    ) -> Fate:
-        if wanted is None or port.input_name in wanted:
-            return NOW
-        return ASIDE if barrier_is_due and not port.is_feedback else STAYS
-
-    def next(self, ports: Sequence[P], wanted: WantedNames, epochs: Frontier[int]) -> P | None:
-        """Return the port whose turn it is, whatever the other ports bring; None if ports take turns."""
-        return None
-
-
-@final
-class ByEpoch(Arrival):
-    """Ports take turns, but a record whose epoch's turn has not come waits, as do records that are not wanted.
-
-    The end of the wanted input's epoch may be behind records that are not wanted: in a head that brings both inputs, or
-    because all initial variables and data must end before any head continues. So these are read, too.
-
-    >>> epochs = Frontier([0], BEFORE_ALL_EPOCHS)
-    >>> [BY_EPOCH.fate(Waiting(0, "a"), epoch, None, epochs, barrier_is_due=False) for epoch in (0, 1)]
-    ['is handled', 'is set aside']
-    """
-
-    sets_aside = True
-
-    def fate(
-        self, port: WaitingPort, epoch: int, wanted: WantedNames, epochs: Frontier[int], *, barrier_is_due: bool
-    ) -> Fate:
-        return NOW if epoch <= epochs.value + 1 and (wanted is None or port.input_name in wanted) else ASIDE
-
-
-@final
-class ByEpochThenPort(Arrival):
-    """The records with the lowest (epoch, port) come first; all others are set aside.
+def next_port(ports: Sequence[P], wanted: WantedNames, epochs: Frontier[int]) -> P | None:
+    """Return the port whose record, or the end of whose data, comes next; None if all data has ended.
 
     The *place* of a port is the last epoch that it has brought and that the task has handled, then its number. The port
     with the lowest place is next. Decision 024 explains why a loop with such an order does not stand still.
+
+    Wanted inputs come first: a record that waits at a port whose input is not wanted has no turn. Such a port without a
+    record may bring a watermark. If that may be of an earlier epoch, the port is next, so that the callback of that
+    epoch has a fixed place. If no input is wanted, a record that waits keeps its turn.
+
+    >>> from types import SimpleNamespace as Waiting
+    >>> ports = [Waiting(index=0, input_name="examples", lowest=0), Waiting(index=1, input_name="model", lowest=None)]
+    >>> epochs = Frontier([0, 1], BEFORE_ALL_EPOCHS)
+    >>> [next_port(ports, wanted, epochs).index for wanted in (None, frozenset({"model"}))]
+    [0, 1]
     """
-
-    sets_aside = by_port = True
-
-    def fate(
-        self, port: WaitingPort, epoch: int, wanted: WantedNames, epochs: Frontier[int], *, barrier_is_due: bool
-    ) -> Fate:
-        """Return what happens to a record of a port that is not next. While no input is wanted, nothing is read."""
-        return STAYS if wanted == frozenset() and not barrier_is_due else ASIDE
-
-    def next(self, ports: Sequence[P], wanted: WantedNames, epochs: Frontier[int]) -> P | None:
-        """Return the port whose record, or the end of whose data, comes next; None if all data has ended.
-
-        Wanted inputs come first: a record that waits at a port whose input is not wanted has no turn. Such a port
-        without a record may bring a watermark. If that may be of an earlier epoch, the port is next, so that the
-        callback of that epoch has a fixed place. If no input is wanted, a record that waits keeps its turn.
-
-        >>> ports = [Waiting(0, "examples", lowest=0), Waiting(1, "model"), Waiting(2, "model")]
-        >>> epochs = Frontier([0, 1, 2], BEFORE_ALL_EPOCHS)
-        >>> [BY_EPOCH_THEN_PORT.next(ports, wanted, epochs).index for wanted in (None, frozenset({"model"}))]
-        [0, 1]
-        """
-        if wanted is None:
-            return None if epochs.slowest is None else ports[epochs.slowest]
-        following, lowest = None, (math.inf, True, 0)
-        for port in ports:
-            if epochs.has_ended(port.index):
-                continue
-            reached = epochs.reached(port.index)
-            is_wanted = port.input_name in wanted
-            place = reached, not is_wanted, port.index
-            if place < lowest and (is_wanted or not wanted or port.lowest != reached + 1):
-                following, lowest = port, place
-        return following
-
-
-ARRIVAL: Final = Arrival()
-BY_EPOCH: Final = ByEpoch()
-BY_EPOCH_THEN_PORT: Final = ByEpochThenPort()
+    if wanted is None:
+        return None if epochs.slowest is None else ports[epochs.slowest]
+    following, lowest = None, (math.inf, True, 0)
+    for port in ports:
+        if epochs.has_ended(port.index):
+            continue
+        reached = epochs.reached(port.index)
+        is_wanted = port.input_name in wanted
+        place = reached, not is_wanted, port.index
+        if place < lowest and (is_wanted or not wanted or port.lowest != reached + 1):
+            following, lowest = port, place
+    return following
 
 
 @final

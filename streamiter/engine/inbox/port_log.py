@@ -11,9 +11,8 @@ small batches, and cuts large ones. :class:`ReadyPorts` keeps the order in which
 from __future__ import annotations
 
 import asyncio
-import math
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias, final
 
@@ -59,20 +58,6 @@ class PortOrigin(NamedTuple):
     """The subtask of the upstream step."""
 
 
-class ReadableChannel(Protocol):
-    """A channel, as far as its consumer uses it."""
-
-    name: str
-
-    @property
-    def waiting(self) -> int:
-        """The number of its items."""
-
-    def attach(self, on_ready: Callable[[], None]) -> None: ...
-    def peek(self) -> Item | None: ...
-    def take(self) -> Item: ...
-
-
 @final
 class Port:
     """One input channel of a task, and the log of what waits there. Only its inbox uses it."""
@@ -81,7 +66,7 @@ class Port:
         self,
         index: int,
         input_name: str,
-        channel: ReadableChannel,
+        channel: Channel | FeedbackChannel,
         *,
         one_at_a_time: bool = False,
         origin: PortOrigin | None = None,
@@ -115,6 +100,8 @@ class Port:
         """The last epoch watermark that has arrived."""
         self.turn_size: TurnSize | None = None
         """The number of records for one turn, if batches are cut."""
+        self.is_queued = False
+        """Whether the inbox reads it soon; see :class:`ReadyPorts`."""
 
     @property
     def has_ended(self) -> bool:
@@ -153,7 +140,7 @@ class Port:
             return
         self.held.append(item)
         if self._bounded is not None:
-            self._held_bytes.append(self._take_room(self._bounded, item))
+            self._held_bytes.append(self._take_room(item))
 
     def hold_up_to_barrier(self) -> Control | None:
         """Set aside all that the channel brings before its barrier; return the barrier, or the end of the input.
@@ -182,7 +169,7 @@ class Port:
         """Give back the rest of a batch that was taken; it comes before all other items."""
         self.held.appendleft(item)
         if self._bounded is not None:
-            self._held_bytes.appendleft(self._take_room(self._bounded, item))
+            self._held_bytes.appendleft(self._take_room(item))
 
     def load(self, epoch: int) -> None:
         """Hold the next records of this epoch that were set aside: as many as a channel holds."""
@@ -206,19 +193,17 @@ class Port:
     @property
     def first_epoch(self) -> int | None:
         """The lowest epoch of the records that were set aside by epoch; None without any."""
-        if self.later is None:
-            return None
-        counts = self.later.counts
-        return min([*self._held_epochs(), *counts] if self.held else counts, default=None)
+        return min(self._waiting_epochs(), default=None)
 
     @property
     def highest(self) -> int:
-        """The highest epoch of the records that were set aside; ``BEFORE_ALL_EPOCHS`` without any."""
-        assert self.later is not None
-        return max([BEFORE_ALL_EPOCHS, *self._held_epochs(), *self.later.counts])
+        """The highest epoch of the records that were set aside by epoch; ``BEFORE_ALL_EPOCHS`` without any."""
+        return max(self._waiting_epochs(), default=BEFORE_ALL_EPOCHS)
 
-    def _held_epochs(self) -> Iterator[int]:
-        return (item.epoch for item in self.held if isinstance(item, DataBatch))
+    def _waiting_epochs(self) -> Collection[int]:
+        if self.later is None or not self.held:
+            return () if self.later is None else self.later.counts
+        return {*self.later.counts, *(item.epoch for item in self.held if isinstance(item, DataBatch))}
 
     # -- room in the channel ---------------------------------------------------------------------------
 
@@ -240,12 +225,12 @@ class Port:
                 self.in_hand = records + len(item.records), before_bytes + size_bytes
         return item
 
-    @staticmethod
-    def _take_room(channel: Channel, item: Item) -> int:
-        if isinstance(item, Control):
+    def _take_room(self, item: Item) -> int:
+        """Count an item toward the limits of the channel; return the estimated size of its records."""
+        if self._bounded is None or isinstance(item, Control):
             return 0
         size_bytes = estimated_bytes(item.records)
-        channel.set_aside(len(item.records), size_bytes)
+        self._bounded.set_aside(len(item.records), size_bytes)
         return size_bytes
 
     @property
@@ -271,9 +256,8 @@ class Port:
         at_most = BATCH_RECORDS if self.turn_size is None else self.turn_size.records
         if len(first.records) >= at_most:
             return first if self.turn_size is None else self._cut(first, at_most)
-        if isinstance(self.held[0] if self.held else self.channel.peek(), DataBatch):
-            return self._joined(first, from_held, at_most)
-        return first
+        following = self.held[0] if self.held else self.channel.peek()
+        return self._joined(first, following, from_held, at_most) if isinstance(following, DataBatch) else first
 
     def _cut_source(self, batch: SourceBatch) -> SourceBatch:
         """Return as much of the batch as fits into a turn, and give back the rest."""
@@ -290,10 +274,7 @@ class Port:
         self.put_back(batch[at_most:length])
         return batch[:at_most]
 
-    def _joined(self, first: DataBatch, from_held: bool, at_most: int) -> DataBatch:
-        following = self.peek()
-        if not isinstance(following, DataBatch):
-            return first
+    def _joined(self, first: DataBatch, following: Item | None, from_held: bool, at_most: int) -> DataBatch:
         joined, length, origin = [first.records], len(first.records), first.origin
         # Feedback may be larger than its memory limit and wait on disk, so the joined batch is limited in bytes, too.
         room_bytes = LIMIT_BYTES - estimated_bytes(first.records) if self.is_feedback else None
@@ -377,8 +358,8 @@ class LaterEpochs:
 
     def __init__(self, queue: SpillQueue) -> None:
         self._spilling = queue
-        self.alone: DataBatch | None = None
-        """The only batch; None if there may be several, or none. Others only read it."""
+        self._alone: DataBatch | None = None
+        """The only batch; None if there may be several, or none."""
         self.counts: dict[int, int] = {}
         """The number of waiting batches of each epoch. Others only read it."""
 
@@ -388,7 +369,7 @@ class LaterEpochs:
     @property
     def _queue(self) -> SpillQueue:
         """The queue, with all batches that wait: one that waits alone joins it now."""
-        alone, self.alone = self.alone, None
+        alone, self._alone = self._alone, None
         if alone is not None:
             self._spilling.put(alone)
         return self._spilling
@@ -397,7 +378,7 @@ class LaterEpochs:
         if self.counts:
             self._queue.put(batch)
         else:
-            self.alone = batch
+            self._alone = batch
         self.counts[batch.epoch] = self.counts.get(batch.epoch, 0) + 1
 
     def put_plain(self, entry: Sequence[PlainValue]) -> None:
@@ -405,11 +386,11 @@ class LaterEpochs:
         self._queue.put_plain(entry)
         self.counts[entry[1]] = self.counts.get(entry[1], 0) + 1
 
-    def take_alone(self) -> DataBatch:
-        """Take the only batch."""
-        assert self.alone is not None
-        taken, self.alone = self.alone, None
-        self.counts.clear()
+    def take_alone(self) -> DataBatch | None:
+        """Take the only batch, which has not been in the queue; return None if there may be several."""
+        taken, self._alone = self._alone, None
+        if taken is not None:
+            self.counts.clear()
         return taken
 
     def take_next(self, epoch: int) -> list[DataBatch]:
@@ -450,7 +431,7 @@ class LaterEpochs:
         return self._queue.statistics()
 
     def close(self) -> None:
-        self.counts, self.alone = {}, None
+        self.counts, self._alone = {}, None
         self._spilling.close()
 
 
@@ -462,11 +443,9 @@ class ReadyPorts:
     sees that its input still is not wanted.
     """
 
-    def __init__(self, ports: int) -> None:
+    def __init__(self) -> None:
         self.queue: deque[Port] = deque()
-        """The ports in their order. The inbox takes them."""
-        self.is_queued = [False] * ports
-        """By port: whether it is in the queue."""
+        """The ports in their order. The inbox takes them, and notes that they are not queued any more."""
         self.parked: dict[Port, None] = {}
         """In the order in which they were parked. Only this class changes it."""
         self.waiter: asyncio.Future[None] | None = None
@@ -474,14 +453,12 @@ class ReadyPorts:
 
     def add(self, port: Port) -> None:
         """Put a port behind the others and wake the inbox, unless the port is blocked or in the queue already."""
-        if self.is_queued[port.index] or port.is_blocked:
+        if port.is_queued or port.is_blocked:
             return
-        self.is_queued[port.index] = True
+        port.is_queued = True
         self.queue.append(port)
-        if (waiter := self.waiter) is not None:  # As wake does.
-            self.waiter = None
-            if not waiter.done():
-                waiter.set_result(None)
+        if self.waiter is not None:
+            self.wake()
 
     def news(self) -> asyncio.Future[None]:
         """Return a future that is done when a port is added, or ``wake`` is called."""
@@ -518,66 +495,55 @@ class FeedbackAside:
         """``ports`` bring feedback. ``make_queue`` makes a queue for what one of them sets aside."""
         self._ports = ports
         self._make_queue = make_queue
-        self._received: Callable[[int, int], None] | None = None
-        """Takes the epoch and the number of records of feedback that is set aside."""
-        self.last_epoch = math.inf
-        """Feedback of later epochs is dropped. The operator sets it when the iteration ends."""
-        self._keeps = True
+        self._received: Callable[[int, int], bool | None] | None = None
         self.counts: InputCounts | None = None
         """Gets the numbers of what is set aside, as input of the operator. The task sets it."""
 
-    def begin(self, received: Callable[[int, int], None], *, keeps: bool = True) -> None:
-        """Set feedback aside that is not admitted, or only count it if nothing ``keeps`` it.
+    def begin(self, received: Callable[[int, int], bool | None]) -> None:
+        """Set feedback aside that is not admitted.
 
-        ``received`` gets its epoch and the number of its records.
-
-        Control records of feedback pass it: the loop must know that an epoch was received before it is admitted.
+        ``received`` gets the epoch and the number of records of each batch that arrives, and returns whether it is
+        kept. Control records of feedback pass it: the loop must know that an epoch was received before it is admitted.
         """
-        self._received, self._keeps = received, keeps
+        self._received = received
         for port in self._ports:
             assert self._make_queue is not None
             port.set_aside_by_epoch(self._make_queue)
 
     def put(self, port: Port, batch: DataBatch) -> None:
-        """Set aside feedback that has arrived at this port, unless the operator drops it."""
+        """Set aside feedback that has arrived at this port, or drop it."""
+        if self._received is None:
+            return
         length = len(batch.records)
-        if self.counts is not None and self._received is not None:
+        if self.counts is not None:
             self.counts.records_in += length
             self.counts.batches_in += 1
-        if batch.epoch > self.last_epoch:
-            return
-        if self._received is not None:
-            self._received(batch.epoch, length)
-        if not self._keeps:
-            return
-        if port.later is not None:
+        if self._received(batch.epoch, length):
+            assert port.later is not None
             port.later.put(batch)
-        else:
-            port.set_aside(batch)
 
     def drop(self) -> None:
         """Keep nothing more, and count nothing more."""
-        self._received, self.counts, self._keeps = None, None, False
+        self._received = None
 
     def take(self, up_to_epoch: int) -> tuple[DataBatch | None, bool]:
         """Take the next feedback of these epochs that was set aside, by (epoch, port); say whether more waits."""
         first, lowest, waiting = None, up_to_epoch + 1, 0
         for port in self._ports:
-            if port.held or (port.later is not None and port.later.counts):
-                epoch = port.first_epoch if port.held or port.later is None else min(port.later.counts)
+            later = port.later
+            if later is not None and (later.counts or port.held):
+                epoch = port.first_epoch if port.held else min(later.counts)
                 if epoch is not None and epoch <= up_to_epoch:
                     waiting += 1
                     if epoch < lowest:
                         first, lowest = port, epoch
-        if first is None:
+        if first is None or (later := first.later) is None:
             return None, False
-        if not first.held and (later := first.later) is not None and later.alone is not None:
-            batch, following = later.take_alone(), None  # As below, in fewer calls: each round comes here.
-        else:
-            first.load(lowest)
-            taken, following = first.take(), first.first_epoch
-            assert isinstance(taken, DataBatch)
-            batch = taken
+        if not first.held and (alone := later.take_alone()) is not None:
+            return alone, waiting > 1
+        first.load(lowest)
+        batch, following = first.held.popleft(), first.first_epoch
+        assert isinstance(batch, DataBatch)
         return batch, waiting > 1 or (following is not None and following <= up_to_epoch)
 
     def statistics(self) -> list[SpillStatistics]:

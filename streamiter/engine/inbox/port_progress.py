@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final, final
 
 from streamiter.engine.graph.channels import Intake
-from streamiter.engine.inbox.order import BEFORE_ALL_EPOCHS, Arrival
+from streamiter.engine.inbox.order import BEFORE_ALL_EPOCHS, Order
 from streamiter.engine.inbox.port_log import Port
 from streamiter.errors import InternalError
 from streamiter.operators.frontier import Frontier
@@ -53,7 +53,7 @@ class PortProgress:
         ports: Sequence[Port],
         timed_ports: Iterable[int],
         *,
-        order: Arrival,
+        order: Order,
         on_due: Callable[[Port], None],
         on_data_ended: Callable[[], None],
         awaited: AwaitedInput | None = None,
@@ -119,8 +119,10 @@ class PortProgress:
         elif isinstance(control, Idle):
             self.idle.add(port.index)
             return self._all_idle()
-        is_behind = isinstance(control, EndOfData) and (self._by_port or bool(port.marks))
-        if port.lowest is None and not is_behind:
+        ends_data = isinstance(control, EndOfData)
+        if ends_data and self.epochs.has_ended(port.index):
+            return []
+        if port.lowest is None and not (ends_data and self._by_port):
             return self._act(port, control)
         port.marks.add(control, port.highest)
         return self.settle(port)
@@ -130,12 +132,13 @@ class PortProgress:
         if isinstance(mark, EpochWatermark):
             return self._moved(port, mark.epoch)
         if isinstance(mark, EndOfData):
-            return self._end_data(port, mark.epoch)
+            return self.end_data(port, mark)
         if isinstance(mark, ReadToEnd):
             self._read.reach(port.index, 1)
             self._on_data_ended()
             return self._all_read()
-        assert isinstance(mark, EventTimeWatermark)
+        if not isinstance(mark, EventTimeWatermark):
+            raise TypeError(f"inbox: expected a control record of a channel, given {mark!r}")
         times = self.times
         if port.index in self._following:
             self._following[port.index] = mark
@@ -163,7 +166,7 @@ class PortProgress:
             events += self._act(port, mark)
         if lowest is not None:
             events += self._moved(port, min(port.arrived, lowest - 1) if port.marks.end is None else lowest - 1)
-        if lowest is None and port.has_ended:
+        if port.has_ended:
             events += self.end_reading(port)
         return events
 
@@ -216,10 +219,6 @@ class PortProgress:
         while self._held_back:
             self._held_back.pop().open()
 
-    def is_held_back(self, port: Port) -> bool:
-        """Return whether ports that follow wait for a barrier, although this port may have ended."""
-        return self._awaits_barrier and port in self._awaited
-
     def end_reading(self, port: Port) -> list[Control]:
         """Note that a channel has ended, once its records are handled. If all have ended so, their ends say enough."""
         if port.lowest is not None:
@@ -231,13 +230,25 @@ class PortProgress:
         """Return ``ReadToEnd``, once, if the task must pass it on now."""
         return [ReadToEnd()] if self._read.settle() else []
 
-    def is_read(self, port: Port) -> bool:
+    def _is_read(self, port: Port) -> bool:
         """Return whether a port of the awaited input has brought ``ReadToEnd``."""
         return port in self._awaited and self._read.reached(port.index) > 0
 
+    def counts_as_ended(self, port: Port, epoch: int | None) -> bool:
+        """Return whether the task waits for nothing of a port: its data has ended, or its table is read.
+
+        With an ``epoch``, also if all its records of that epoch are handled. While others wait for a barrier, the task
+        waits for the awaited ports, too.
+        """
+        if self._awaits_barrier and port in self._awaited:
+            return False
+        if (self.epochs.has_ended(port.index) and not port.held) or self._is_read(port):
+            return True
+        return epoch is not None and self.is_complete(port, epoch)
+
     def unread_table(self) -> str | None:
         """Return in words what the inputs other than the awaited one wait for; None if they do not wait."""
-        unread = (port for port in self._awaited if not (self.is_read(port) or self._read.has_ended(port.index)))
+        unread = (port for port in self._awaited if not (self._is_read(port) or self._read.has_ended(port.index)))
         if not (missing := [port.channel.name for port in unread]):
             return None
         more = f" and {len(missing) - _SHOWN_CHANNELS} more" if len(missing) > _SHOWN_CHANNELS else ""
@@ -246,32 +257,20 @@ class PortProgress:
             f"{', '.join(missing[:_SHOWN_CHANNELS])}{more}"
         )
 
-    def bring_end_of_data(self, port: Port, end: EndOfData = NO_EPOCH) -> list[Control]:
-        """Let the end of the data, which completes an epoch, act or wait. The end of the input brings it, too."""
-        if self.epochs.has_ended(port.index):
-            return []
-        events = self.bring(port, end)
-        self._on_data_ended()  # The current epoch may have ended for an input.
-        return events
-
-    def end_data(self, port: Port) -> list[Control]:
-        """Note that the data of a port has ended: its end has its turn, or all inputs have ended."""
-        marks = port.marks
-        return self._end_data(port, NO_EPOCH.epoch if marks.end is None else marks.end.epoch)
-
-    def _end_data(self, port: Port, end_epoch: int) -> list[Control]:
-        epochs, port.marks.end = self.epochs, None
+    def end_data(self, port: Port, end: EndOfData = NO_EPOCH) -> list[Control]:
+        """Note that the data of a port has ended: its end, which may have waited, acts; or all inputs have ended."""
+        end, port.marks.end, epochs = port.marks.end or end, None, self.epochs
         if epochs.has_ended(port.index):
             return []
         events: list[Control] = []
         others = (each for each in self._ports if each.input_name == port.input_name and each is not port)
         if all(epochs.has_ended(other.index) for other in others):
             events.append(InputEnded(port.input_name))
-        epochs.end(port.index, end_epoch)
-        moved = self._moved(port, end_epoch)
+        epochs.end(port.index, end.epoch)
+        moved = self._moved(port, end.epoch)
         # At the end of an iteration the end of input follows. Operators emit at that end, so the data has not ended. In
         # a fixed order of ports, the end of input may have arrived before the turn of the end of data.
-        ends_with_input = end_epoch == BEFORE_ALL_EPOCHS if self._by_port else port.has_ended
+        ends_with_input = end.epoch == BEFORE_ALL_EPOCHS if self._by_port else port.has_ended
         events += [EndOfData(epochs.value)] if epochs.all_ended and not ends_with_input else moved
         events += self._all_idle()
         self._on_data_ended()

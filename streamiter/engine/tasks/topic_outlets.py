@@ -104,14 +104,14 @@ class OutgoingPump:
         self._plain_data = plain_data
         self._limit_bytes = 0
         self._writer: TopicWriter | None = None
-        self._ready = ReadyPorts(0)
+        self._ready = ReadyPorts()
         """The queues of the outlets that may have items. The index of a queue is the number of its outlet."""
 
     async def open(self, writer: TopicWriter, limit_bytes: int) -> None:
         """Write the start record of this run into every partition; later values have at most ``limit_bytes``."""
         self._writer = writer
         self._limit_bytes = limit_bytes
-        starts, self._ready = OutgoingRecords(), ReadyPorts(len(self._outlets))
+        starts = OutgoingRecords()
         for number, outlet in enumerate(self._outlets):
             self._add_to_all(starts, outlet, START, 0)
             outlet.queue.index = number
@@ -131,7 +131,7 @@ class OutgoingPump:
         entries = OutgoingRecords()
         while self._ready.queue and entries.size_bytes < _WRITE_BYTES:
             queue = self._ready.queue.popleft()
-            self._ready.is_queued[queue.index] = False
+            queue.is_queued = False
             if queue.peek() is not None:
                 self._take_next(self._outlets[queue.index], entries)
                 self._ready.add(queue)
