@@ -488,7 +488,7 @@ class MeanComparison(DeclaredState):
         self._recent = _added(self._recent, self._sums(rows))
         if self._count < _ROWS_COMPARED:
             return None
-        is_first = not self._all.any()
+        is_first = not np.count_nonzero(self._all)
         self._all = _added(self._all, self._recent)
         of_mean, more = self._loss_of_mean(kind)
         weight = float(self._recent[0] if kind == "regression" else self._recent.sum())
@@ -571,7 +571,7 @@ class Validate(DeclaredOperator):
             self._follow_kind(self._validation, rows)
             self._comparison = MeanComparison()
         # A prediction that is refused ends the job with its own mini-batch.
-        is_alone = not (math.isfinite(rows["predictions"].sum()) and rows["weights"].min(initial=1.0) > 0.0)
+        is_alone = not (math.isfinite(np.add.reduce(rows["predictions"])) and holds(rows["weights"] > 0.0))
         if is_alone or (self._held and ("classes" in self._held[0]) != ("classes" in rows)):
             self._count_held()
         self._held.append(rows)
