@@ -505,7 +505,7 @@ class MeanComparison(DeclaredState):
         if self._first is None:
             self._first = float(targets[0])
         distances = targets - self._first
-        return np.array([weights.sum(), weights @ distances, weights @ np.square(distances)])
+        return np.array([np.add.reduce(weights), weights @ distances, weights @ np.square(distances)])
 
     def _loss_of_mean(self, kind: ValidationKind) -> tuple[float, float]:
         """Return the sum of the losses of the mean, and the difference that does not count, for each row."""
