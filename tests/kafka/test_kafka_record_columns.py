@@ -236,7 +236,7 @@ async def test_a_flow_reads_columns_that_were_located_and_scanned_in_a_thread(
 ) -> None:
     """The parts were tested one by one, and a job never used them, or used them in the event loop."""
     monkeypatch.setattr(json_columns, "_LOADED_AFTER", 1000)
-    topic, threads = kafka_topic(), set()
+    topic, threads = kafka_topic(), set[tuple[object, bool]]()
     scan = json_columns.ColumnScanner.scan
 
     def noted(self: json_columns.ColumnScanner, values: Sequence[bytes | None]) -> object:
