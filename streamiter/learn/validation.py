@@ -305,7 +305,7 @@ class ProgressiveValidation(DeclaredState, Savable):
         terms: dict[int, Array] = {_LOSS: losses, _SQUARES: np.square(distances)}
         if of_all or is_regression:
             terms[_DISTANCE] = np.abs(distances)
-        counts: dict[int, Array] = {_WEIGHT: np.ones(len(weights))}
+        counts: dict[int, Array] = {_WEIGHT: np.broadcast_to(1.0, len(weights))}
         if self.kind == "classes":
             counts[_CORRECT] = targets
         elif self.kind == "classification":
