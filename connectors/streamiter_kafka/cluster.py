@@ -41,7 +41,6 @@ from streamiter_kafka.wire import (
     SaslAuthenticationFailed,
     TopicMetadataRequest,
     UnsupportedSaslMechanismError,
-    buffer_whole_answers,
     topic_metadata,
 )
 
@@ -448,7 +447,6 @@ async def _open_connection(server: Server, options: KafkaOptions, tls: ssl.SSLCo
         sasl_oauth_token_provider=options.sasl_oauth_token_provider,
     )
     await connection.connect()
-    buffer_whole_answers(connection)
     return connection
 
 

@@ -231,8 +231,10 @@ class Packing:
         # Records that compress well may be larger; the batch is measured after compression.
         if self._codec or not len(batch):
             return
-        largest_bytes = longest(batch.values) + longest(batch.keys)
-        if largest_bytes + _BATCH_HEADER_BYTES + _RECORD_OVERHEAD_BYTES > self.limit_bytes or batch.headers:
+        largest_bytes = (
+            longest(batch.values) + longest(batch.keys) + max(map(_most_bytes, batch.headers or ()), default=0)
+        )
+        if largest_bytes + _BATCH_HEADER_BYTES + _RECORD_OVERHEAD_BYTES > self.limit_bytes:
             self._check_each_size(batch)
 
     def _check_each_size(self, batch: OutgoingBatch) -> None:
@@ -257,6 +259,11 @@ def rows(batch: OutgoingBatch, now_ms: int) -> Iterable[RecordToPack]:
         repeat(now_ms) if batch.timestamps_ms is None else batch.timestamps_ms,
         strict=False,  # repeat has no end
     )
+
+
+def _most_bytes(headers: Headers) -> int:
+    """Return the most bytes that these headers can have: four for each character of a name, five for each length."""
+    return sum([4 * len(name) + len(value or b"") + 10 for name, value in headers])
 
 
 def _named(key: bytes | None) -> str:

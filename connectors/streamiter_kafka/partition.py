@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from streamiter.errors import ConfigurationError, TopicError
@@ -71,6 +71,8 @@ class ReadPartition:
         self._batches: deque[tuple[WireBatch, int]] = deque()
         self._located: LocatedRecords | None = None
         self._answers: deque[FetchedAnswer] = deque()
+        self._ahead: tuple[FetchedAnswer, LocatedRecords | None] | None = None
+        """The next answer, with its records, if a thread has located them."""
 
     @property
     def held_bytes(self) -> int:
@@ -140,46 +142,67 @@ class ReadPartition:
             self.fetched_bytes += answer.share_bytes * len(wanted)
             self._answers.append(answer)
 
+    def locating(self, max_records: int) -> Callable[[], None] | None:
+        """Return the part of the next ``take`` that runs in a thread, while other tasks run; None if there is none."""
+        if self._opened or self._batches or self._located or not self._answers:
+            return None
+        answer = self._answers[0]
+        if (self._ahead is not None and self._ahead[0] is answer) or not (locate := self._locate(answer, max_records)):
+            return None
+
+        def work() -> None:
+            self._ahead = answer, locate()
+
+        return work
+
     def take(self, max_records: int) -> TopicBatch | None:
-        """Return the next records, at most that many; None if compaction has dropped all fetched records."""
+        """Return the next records, at most that many; None if compaction has dropped all fetched records.
+
+        Located records are in batches of the number that was asked for when they were located.
+        """
         batch: TopicBatch
         records = self._opened
-        while len(records) < max_records and self._has_batches():
+        while len(records) < max_records and self._has_batches(max_records):
             records = [*records, *self._open_next()] if records else self._open_next()
         if records:
             self._opened = records[max_records:]
             batch = KafkaBatch(self.number, records[:max_records] if self._opened else records)
         elif self._located:
-            batch = self._located.take(max_records)
-            self._located = self._located or None  # the last one releases the answer
+            batch = self._located.take()
+            self._located = self._located or None
         else:
             return None
         self.next_offset = batch.next_offset
         return batch
 
-    def _has_batches(self) -> bool:
+    def _has_batches(self, max_records: int) -> bool:
         """Whether there is a record batch to parse, after opening the next answer if nothing else is left."""
         while self._answers and not self._batches and not self._located:
             answer = self._answers.popleft()
-            located = self._locate(answer)
-            self._located = located or None  # Without records it releases the answer.
-            if located is None:
+            if self._ahead is not None and self._ahead[0] is answer:
+                located = self._ahead[1]
+            else:
+                locate = self._locate(answer, max_records)
+                located = None if locate is None else locate()
+            self._ahead = None
+            # Few records are joined to larger batches; a compacted topic has few in many offsets.
+            if located is None or 0 < len(located) < _LOCATED_FROM:
                 self._batches.extend((batch, answer.share_bytes) for batch in answer.batches)
             else:
+                self._located = located or None
                 self.fetched_bytes -= answer.share_bytes * len(answer.batches)
         return bool(self._batches)
 
-    def _locate(self, answer: FetchedAnswer) -> LocatedRecords | None:
-        """Return the records of an answer, or None if they must be parsed one by one: few, not plain, or damaged."""
+    def _locate(self, answer: FetchedAnswer, max_records: int) -> Callable[[], LocatedRecords | None] | None:
+        """Return the function that locates the records of an answer; None if they are few, and parsed one by one.
+
+        It returns None for an answer that is not plain, or damaged.
+        """
         batches = answer.batches
         if batches[-1].next_offset - _base_offset(batches[0]) < _LOCATED_FROM or not is_loaded():
             return None
-        located = compiled_locate()(self.number, answer.fetched, answer.starts, batches)
-        if located is None:
-            return None
-        located.keep(self.next_offset, self._stop)
-        # Few records are joined to larger batches; a compacted topic has few in many offsets.
-        return None if 0 < len(located) < _LOCATED_FROM else located
+        between = self.next_offset, self._stop
+        return partial(compiled_locate(), self.number, answer.fetched, answer.starts, batches, between, max_records)
 
     def _is_outside(self, batch: WireBatch) -> bool:
         """Whether all records of the batch are before the position or after the stop."""
@@ -213,7 +236,7 @@ class ReadPartition:
 
 
 @cache
-def compiled_locate() -> Callable[[int, bytes, Sequence[int], Sequence[WireBatch]], LocatedRecords | None]:
+def compiled_locate() -> Callable[..., LocatedRecords | None]:
     """Return the function that locates the plain records of an answer; the first call compiles it."""
     from streamiter_kafka import record_columns
 

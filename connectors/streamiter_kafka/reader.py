@@ -140,6 +140,8 @@ class KafkaReader(TopicReader):
                 # Unless the compiled code is stored, this takes seconds, in which all other tasks continue.
                 await asyncio.to_thread(compiled_locate)
                 self._is_compiled = True
+            if (work := self._locating()) is not None:
+                await asyncio.to_thread(work)
             batch = self._next_batch()
             if batch is not None:
                 return batch
@@ -173,6 +175,11 @@ class KafkaReader(TopicReader):
             await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
     # -- Returning
+
+    def _locating(self) -> Callable[[], None] | None:
+        """Return the part of the next ``_next_batch`` that runs in a thread; None if there is none."""
+        with_records = next((each for each in self._partitions.values() if each.has_records), None)
+        return None if with_records is None else with_records.locating(self._request.max_records)
 
     def _next_batch(self) -> TopicBatch | None:
         for number, partition in list(self._partitions.items()):

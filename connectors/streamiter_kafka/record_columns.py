@@ -11,6 +11,8 @@ Source: the description of the record batch in the documentation of Kafka, and K
 
 from __future__ import annotations
 
+import sys
+from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
@@ -33,7 +35,7 @@ _add_word, _add_byte = crc32c_instruction(64), crc32c_instruction(8)
 _ODD: Final = -1
 """Instead of an index or a count: a record batch is not plain."""
 
-# The columns of the located records.
+# The columns of the located records, one after the other.
 _OFFSET: Final = 0
 _TIMESTAMP: Final = 1
 _KEY: Final = 2  # the index of the first byte
@@ -117,9 +119,9 @@ def _after_bytes(data: Bytes, at: int, end: int) -> tuple[int, int, int]:
 
 @compiled
 def _locate_record(
-    data: Bytes, at: int, end: int, base_offset: int, base_timestamp: int, records: Integers, record: int
+    data: Bytes, at: int, end: int, base_offset: int, base_timestamp: int, columns: Integers, row: int, rows: int
 ) -> int:
-    """Fill the columns of the record, which begin at an index of ``records``; return the index after the record."""
+    """Fill a row of the columns, which have ``rows`` rows each; return the index after the record."""
     start, size = _varint(data, at, end)
     if start == _ODD or start >= end or data[start] >= 0x80:  # attributes, of which none is in use
         return _ODD
@@ -129,27 +131,28 @@ def _locate_record(
     at, offset = _varint(data, at, end)
     if at == _ODD:
         return _ODD
-    records[record + _OFFSET], records[record + _TIMESTAMP] = base_offset + offset, base_timestamp + timestamp
-    at, records[record + _KEY], records[record + _KEY_SIZE] = _after_bytes(data, at, end)
+    columns[_OFFSET * rows + row] = base_offset + offset
+    columns[_TIMESTAMP * rows + row] = base_timestamp + timestamp
+    at, columns[_KEY * rows + row], columns[_KEY_SIZE * rows + row] = _after_bytes(data, at, end)
     if at == _ODD:
         return _ODD
-    at, records[record + _VALUE], records[record + _VALUE_SIZE] = _after_bytes(data, at, end)
+    at, columns[_VALUE * rows + row], columns[_VALUE_SIZE * rows + row] = _after_bytes(data, at, end)
     # The number of headers ends the record, and must be 0.
     return at + 1 if at != _ODD and at < end and data[at] == 0 and at + 1 - start == size else _ODD
 
 
 @compiled
 def _locate(data: Bytes, starts: Integers, records: Integers) -> int:
-    """Fill the columns of all records, row by row; return their number. The offsets of plain batches are in order."""
-    text, columns, row, expected = pointer_to(data), pointer_to(records), 0, 0
+    """Fill the columns of all records; return their number. The offsets of plain batches are in order."""
+    text, columns, row, expected, rows = pointer_to(data), pointer_to(records), 0, 0, records.shape[1]
     for start in starts:
         end = start + 12 + _number(text, start + 8, 4)
         base_offset, base_timestamp = _number(text, start, 8), _number(text, start + 27, 8)
         last_offset = base_offset + _number(text, start + 23, 4)
         at, first, expected = start + _HEADER_BYTES, row, max(expected, base_offset)
         for _ in range(_number(text, start + 57, 4)):
-            at = _locate_record(text, at, end, base_offset, base_timestamp, columns, row * _COLUMNS)
-            offset = columns[row * _COLUMNS + _OFFSET]
+            at = _locate_record(text, at, end, base_offset, base_timestamp, columns, row, rows)
+            offset = columns[_OFFSET * rows + row]
             if at == _ODD or not expected <= offset <= last_offset:
                 return _ODD
             expected = offset + 1
@@ -157,7 +160,7 @@ def _locate(data: Bytes, starts: Integers, records: Integers) -> int:
         if at != end:
             return _ODD
         if data[start + 22] & 0x08:  # the time when the broker stored the batch
-            records[first:row, _TIMESTAMP] = _number(text, start + 35, 8)
+            records[_TIMESTAMP, first:row] = _number(text, start + 35, 8)
     return row
 
 
@@ -176,53 +179,58 @@ def _join(data: Bytes, starts: Integers, sizes: Integers, joined: Bytes, ends: I
 
 
 class LocatedRecords:
-    """The records of one fetch, whose values are still where they were fetched. ``take`` copies the values out."""
+    """The records of one answer, in batches whose values are copied out of it."""
 
-    def __init__(self, partition: int, data: Bytes, records: Integers) -> None:
-        self._partition = partition
-        self._data = data
-        self._records = records
+    def __init__(self, batches: Sequence[TopicBatch], sizes: Sequence[int]) -> None:
+        self._batches = deque(zip(batches, sizes, strict=True))
+        self.nbytes = sum(sizes)
+        """The bytes of memory."""
 
     def __len__(self) -> int:
-        return len(self._records)
+        return sum(len(batch) for batch, _ in self._batches)
 
-    @property
-    def nbytes(self) -> int:
-        """The bytes of memory."""
-        return self._data.nbytes + self._records.nbytes
+    def take(self) -> TopicBatch:
+        """Remove the first batch, and return it."""
+        batch, size_bytes = self._batches.popleft()
+        self.nbytes -= size_bytes
+        return batch
 
-    def keep(self, first_offset: int, stop_offset: int | None) -> None:
-        """Drop the records before an offset, and those from another offset on."""
-        offsets = self._records[:, _OFFSET]
-        first = np.searchsorted(offsets, first_offset)
-        stop = len(offsets) if stop_offset is None else np.searchsorted(offsets, stop_offset)
-        self._records = self._records[first:stop]
 
-    def take(self, max_records: int) -> TopicBatch:
-        """Remove the first records, at most that many, and return them."""
-        taken, self._records = self._records[:max_records], self._records[max_records:]
-        columns = np.ascontiguousarray(taken.T)
-        first, last = int(columns[_OFFSET, 0]), int(columns[_OFFSET, -1])
-        return TopicBatch(
-            partition=self._partition,
-            values=self._joined(columns[_VALUE], columns[_VALUE_SIZE]),
-            offsets=range(first, last + 1) if last - first == len(taken) - 1 else columns[_OFFSET].tolist(),
-            timestamps_ms=memoryview(columns[_TIMESTAMP].copy()),
-            keys=self._joined(columns[_KEY], columns[_KEY_SIZE]) if columns[_KEY_SIZE].max() >= 0 else None,
-        )
+def _batch_of(partition: int, data: Bytes, columns: Integers) -> tuple[TopicBatch, int]:
+    """Return the records with these columns, and their bytes of memory."""
+    first, last = int(columns[_OFFSET, 0]), int(columns[_OFFSET, -1])
+    values = _joined(data, columns[_VALUE], columns[_VALUE_SIZE])
+    keys = _joined(data, columns[_KEY], columns[_KEY_SIZE]) if columns[_KEY_SIZE].max() >= 0 else None
+    batch = TopicBatch(
+        partition=partition,
+        values=values,
+        offsets=range(first, last + 1) if last - first == columns.shape[1] - 1 else columns[_OFFSET].tolist(),
+        timestamps_ms=memoryview(columns[_TIMESTAMP].copy()),
+        keys=keys,
+    )
+    return batch, values.nbytes + (0 if keys is None else keys.nbytes) + columns[_TIMESTAMP].nbytes
 
-    def _joined(self, starts: Integers, sizes: Integers) -> JoinedValues:
-        nulls = np.flatnonzero(sizes < 0)
-        joined = np.empty(int(sizes.sum()) + len(nulls) + len(sizes), np.uint8)
-        ends: Indices = np.empty(len(sizes), np.int64)
-        _join(self._data, starts, sizes, joined, ends)
-        return JoinedValues(joined, ends, nulls)
+
+def _joined(data: Bytes, starts: Integers, sizes: Integers) -> JoinedValues:
+    nulls = np.flatnonzero(sizes < 0)
+    joined = np.empty(int(sizes.sum()) + len(nulls) + len(sizes), np.uint8)
+    ends: Indices = np.empty(len(sizes), np.int64)
+    _join(data, starts, sizes, joined, ends)
+    return JoinedValues(joined, ends, nulls)
 
 
 def located_records(
-    partition: int, fetched: bytes, starts: Sequence[int], batches: Sequence[WireBatch]
+    partition: int,
+    fetched: bytes,
+    starts: Sequence[int],
+    batches: Sequence[WireBatch],
+    between: tuple[int, int | None],
+    max_records: int,
 ) -> LocatedRecords | None:
-    """Return the records of record batches, which begin at ``starts``; None if one is not plain, or damaged."""
+    """Return the records of record batches, which begin at ``starts``; None if one is not plain, or damaged.
+
+    ``between``: the offset of the first record to return, and the offset behind the last one.
+    """
     data, begins = np.frombuffer(fetched, np.uint8), np.array(starts, np.int64)
     count = _count_records(data, begins)
     if count == _ODD:
@@ -230,14 +238,17 @@ def located_records(
     # aiokafka takes four times as long, and no other thread can run Python meanwhile.
     if not (_are_whole(data, begins) if has_crc32c_instruction() else all(each.validate_crc() for each in batches)):
         return None
-    records: Integers = np.empty((count, _COLUMNS), np.int64)
+    records: Integers = np.empty((_COLUMNS, count), np.int64)
     if _locate(data, begins, records) != count:
         return None
-    return LocatedRecords(partition, data, records)
+    first, stop = np.searchsorted(records[_OFFSET], (between[0], sys.maxsize if between[1] is None else between[1]))
+    rows = range(int(first), int(stop), max_records)
+    cut = [_batch_of(partition, data, records[:, row : min(row + max_records, int(stop))]) for row in rows]
+    return LocatedRecords([batch for batch, _ in cut], [size_bytes for _, size_bytes in cut])
 
 
 def compile_it() -> None:
     """Compile the functions of this module, on no records."""
     no_slots: Integers = np.empty(0, np.int64)
-    located_records(0, b"\0", [], [])
+    located_records(0, b"\0", [], [], (0, None), 1)
     _join(np.frombuffer(b"\0", np.uint8), no_slots, no_slots, np.empty(0, np.uint8), no_slots)

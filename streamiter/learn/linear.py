@@ -530,7 +530,7 @@ class LinearModel(DeclaredState, Savable):
 
     def _checked_weights(self, initial_weights: npt.ArrayLike) -> Floats:
         start = as_floats(self._name, "initial weights", initial_weights).copy()
-        if start.shape != (self.width,) or not np.isfinite(start).all():
+        if start.shape != (self.width,) or not holds(np.isfinite(start)):
             raise ModelError(
                 f"{self._name}(initial_weights=): expected {self.width} finite numbers, one for each "
                 f"feature, given {start.size} of shape {start.shape}"

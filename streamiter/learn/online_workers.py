@@ -25,6 +25,7 @@ from streamiter.learn.rows import (
     blaming_rows,
     checked_rows,
     of_numbered_rows,
+    row_vector,
     row_weights,
 )
 from streamiter.learn.training import GradientSum, GradientWorker, MakeModel, gradients_under_way
@@ -73,6 +74,8 @@ class OnlineWorker(GradientWorker):
     def __init__(self, options: OnlineWorkerOptions) -> None:
         super().__init__(options.make_model, in_epochs=options.synchronous)
         self._extract = options.extract
+        plain = plain_loss(self._model.loss)
+        self._told_loss = None if plain is None or plain[0] == "squared" else plain
 
     def wanted_inputs(self) -> tuple[str, ...] | None:
         if not self._in_epochs and self._gradients_under_way >= gradients_under_way(self._context.parallelism):
@@ -118,9 +121,14 @@ class OnlineWorker(GradientWorker):
         """Report the gradient of these examples, and emit the earlier predictions for them."""
         gradient = self._model.gradient(examples.features, examples.targets, examples.weights)
         count = len(predictions)
-        targets = self._model.checked_targets(examples.targets, count)
-        weights = row_weights("train", np.ones(count) if examples.weights is None else examples.weights, count)
-        loss = float((self._model.loss.values(predictions, targets) * weights).sum())
+        targets = row_vector("train", "targets", examples.targets, count)  # The model has checked them.
+        losses = self._model.loss.values(predictions, targets)
+        if examples.weights is None:
+            weights = np.ones(count)
+        else:
+            weights = row_weights("train", examples.weights, count)
+            losses = losses * weights
+        loss = float(losses.sum())
         self.report_sum(GradientSum(gradient, loss), out)
         self.emit_predictions(predictions, targets, weights, numbers, out)
 
@@ -146,8 +154,8 @@ class OnlineWorker(GradientWorker):
         if questions is not None:
             rows["questions"] = questions
         rows["is_mean"] = self._model.loss.predicts_mean
-        if (plain := plain_loss(self._model.loss)) is not None and plain[0] != "squared":
-            rows["loss"] = plain
+        if self._told_loss is not None:
+            rows["loss"] = self._told_loss
         out.emit(rows, tag=PREDICTIONS)
 
     def without_end(self, state: dict[str, Any]) -> dict[str, Any]:

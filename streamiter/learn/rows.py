@@ -165,7 +165,7 @@ def of_numbered_rows(
     function: Callable[[Any, Indices], Result], mini_batch: Batch, first: int, out: Output
 ) -> Result | None:
     """Do as :func:`of_good_rows`, with a function that also takes the numbers of the rows, from ``first`` on."""
-    numbers = first + np.arange(len(mini_batch))
+    numbers = np.arange(first, first + len(mini_batch))
     while len(mini_batch):
         try:
             return function(mini_batch, numbers)

@@ -23,7 +23,7 @@ from streamiter.learn.losses import (
     loss_of_plain,
     plain_loss,
 )
-from streamiter.learn.rows import refuse_rows_unless, row_vector, row_weights
+from streamiter.learn.rows import holds, refuse_rows_unless, row_vector, row_weights
 from streamiter.learn.score_metrics import (
     Calibration,
     CalibrationBin,
@@ -178,7 +178,7 @@ class ProgressiveValidation(DeclaredState, Savable):
         """Return the metrics by name; the class describes them."""
         metrics = self._means(self._count, self._sums, self._area(), self._calibration)
         rows = self._window.rows()
-        sums = self._added(rows, self._losses(rows)[0], np.zeros(_SUMS)) if rows.shape[1] else np.zeros(_SUMS)
+        sums = self._added(rows, self._losses(rows)[0]) if rows.shape[1] else np.zeros(_SUMS)
         area = area_under_curve(*rows[:3]) if self._scores else None
         calibration = calibration_of(rows[:3]) if self._scores else None
         window = self._means(rows.shape[1], sums, area, calibration)
@@ -280,8 +280,10 @@ class ProgressiveValidation(DeclaredState, Savable):
         good = (checked >= 0.0) & (checked <= 1.0) if is_probability else np.isfinite(checked)
         expected = "probabilities from 0 to 1" if is_probability else "finite predictions"
         refuse_rows_unless(good, _NAME, expected, checked)
-        numbers = np.zeros(count) if classes is None else row_vector(_NAME, "classes", classes, count)
-        refuse_rows_unless((numbers >= 0.0) & (numbers == np.floor(numbers)), _NAME, "numbers of classes", numbers)
+        numbers = np.zeros(count)
+        if classes is not None:
+            numbers = row_vector(_NAME, "classes", classes, count)
+            refuse_rows_unless((numbers >= 0.0) & (numbers == np.floor(numbers)), _NAME, "numbers of classes", numbers)
         weights = np.ones(count) if sample_weights is None else row_weights(_NAME, sample_weights, count)
         rows, counts = np.stack([checked, checked_targets, weights, numbers]), weights > 0.0
         return rows if counts.all() else rows[:, counts]
@@ -295,28 +297,31 @@ class ProgressiveValidation(DeclaredState, Savable):
         logs, logs_against = np.log(clipped), np.log1p(-clipped)
         return -(targets * logs + (1.0 - targets) * logs_against), logs - logs_against
 
-    def _added(self, rows: Floats, losses: Floats, sums: Floats) -> Floats:
-        """Return the sums with these rows added to them."""
+    def _added(self, rows: Floats, losses: Floats, sums: Floats | None = None) -> Floats:
+        """Return the sums with these rows added to them; of the window alone, which has only those for its metrics."""
         predictions, targets, weights, _ = rows
+        of_all, is_regression = sums is not None, self.kind == "regression"
         distances = (1.0 if self.kind == "classes" else targets) - predictions
-        terms: dict[int, Array | float] = {_WEIGHT: 1.0, _LOSS: losses, _SQUARES: np.square(distances)}
-        terms[_DISTANCE] = np.abs(distances)
-        if self.kind == "regression":
+        terms: dict[int, Array] = {_LOSS: losses, _SQUARES: np.square(distances)}
+        if of_all or is_regression:
+            terms[_DISTANCE] = np.abs(distances)
+        counts: dict[int, Array] = {_WEIGHT: np.broadcast_to(1.0, len(weights))}
+        if self.kind == "classes":
+            counts[_CORRECT] = targets
+        elif self.kind == "classification":
+            chosen = predictions >= 0.5
+            counts |= {_CORRECT: chosen == (targets == 1.0), _BOTH: chosen * targets, _ONES: chosen + targets}
+            counts[_TARGETS] = targets  # φ of 0 and of 1 is 0.
+        elif of_all:
             shifted = targets - (self._first or 0.0)
             if (generated := self.loss.generated(shifted)) is not None:
                 terms |= {_TARGETS: shifted, _GENERATED: generated}
-        elif self.kind == "classes":
-            terms[_CORRECT] = targets
-        elif self.kind == "classification":
-            chosen = predictions >= 0.5
-            terms |= {_CORRECT: chosen == (targets == 1.0), _BOTH: chosen * targets, _ONES: chosen + targets}
-            terms[_TARGETS] = targets  # φ of 0 and of 1 is 0.
-        added, weighted = np.zeros(_SUMS), np.empty(len(weights))
-        for place, term in terms.items():
-            np.multiply(term, weights, out=weighted)
-            weighted[0] += sums[place]
-            # Row after row: numpy's sum adds in pairs, so its result would depend on the cuts of batches.
-            added[place] = np.cumsum(weighted, out=weighted)[-1]
+        is_squared = is_regression and isinstance(self.loss, SquaredLoss)
+        if is_squared:
+            del terms[_LOSS]
+        added = _sums_with(terms, counts, weights, np.zeros(_SUMS) if sums is None else sums)
+        if is_squared:
+            added[_LOSS] = added[_SQUARES] / 2.0
         return added
 
     def _means(self, count: int, sums: Floats, area: float | None, calibration: Calibration | None) -> dict[str, float]:
@@ -344,6 +349,32 @@ class ProgressiveValidation(DeclaredState, Savable):
 
     def _area(self) -> float | None:
         return self._scores.area_under_curve() if self._scores else None
+
+
+def _sums_with(terms: Mapping[int, Array], counts: Mapping[int, Array], weights: Floats, sums: Floats) -> Floats:
+    """Return sums, by place, with these terms of each row added to them, and counts of whole numbers.
+
+    They are added row after row: numpy's sum adds in pairs, so its result would depend on the cuts of batches. Only
+    whole numbers have the same sum in any order.
+    """
+    added = np.zeros(len(sums))
+    if holds(weights == 1.0) and holds(sums[[*counts]] % 1.0 == 0.0):
+        for place, term in counts.items():
+            added[place] = sums[place] + np.sum(term)
+    else:
+        terms = {**terms, **counts}
+    places = list(terms)
+    # Each addition waits for the one before. The two parts of complex numbers do not wait for each other.
+    weighted = np.zeros((len(weights), 2))
+    for first in range(0, len(places), 2):
+        both = places[first : first + 2]
+        for part, place in enumerate(both):
+            np.multiply(terms[place], weights, out=weighted[:, part])
+            weighted[0, part] += sums[place]
+        in_pairs = weighted.view(np.complex128)[:, 0]
+        np.cumsum(in_pairs, out=in_pairs)
+        added[both] = weighted[-1, : len(both)]
+    return added
 
 
 PREDICTIONS: Final = OutputTag("predictions")
@@ -450,14 +481,14 @@ class MeanComparison(DeclaredState):
         When the loss is far above the loss of the mean for the first time, return the number of rows and both losses.
         """
         kind, weights = rows["task"], rows["weights"]
-        if self._is_told or not weights.any():
+        if self._is_told or not np.count_nonzero(weights):
             return None
         self._count += len(weights)
         self._loss += loss
         self._recent = _added(self._recent, self._sums(rows))
         if self._count < _ROWS_COMPARED:
             return None
-        is_first = not self._all.any()
+        is_first = not np.count_nonzero(self._all)
         self._all = _added(self._all, self._recent)
         of_mean, more = self._loss_of_mean(kind)
         weight = float(self._recent[0] if kind == "regression" else self._recent.sum())
@@ -474,7 +505,7 @@ class MeanComparison(DeclaredState):
         if self._first is None:
             self._first = float(targets[0])
         distances = targets - self._first
-        return np.array([weights.sum(), weights @ distances, weights @ np.square(distances)])
+        return np.array([np.add.reduce(weights), weights @ distances, weights @ np.square(distances)])
 
     def _loss_of_mean(self, kind: ValidationKind) -> tuple[float, float]:
         """Return the sum of the losses of the mean, and the difference that does not count, for each row."""
@@ -491,6 +522,8 @@ class MeanComparison(DeclaredState):
 
 def _added(first: Floats, second: Floats) -> Floats:
     """Return the sum of two vectors, where a number that one of them does not have is 0."""
+    if len(first) == len(second):
+        return first + second
     total = np.zeros(max(len(first), len(second)))
     total[: len(first)] = first
     total[: len(second)] += second
@@ -538,7 +571,7 @@ class Validate(DeclaredOperator):
             self._follow_kind(self._validation, rows)
             self._comparison = MeanComparison()
         # A prediction that is refused ends the job with its own mini-batch.
-        is_alone = not (math.isfinite(rows["predictions"].sum()) and rows["weights"].min(initial=1.0) > 0.0)
+        is_alone = not (math.isfinite(np.add.reduce(rows["predictions"])) and holds(rows["weights"] > 0.0))
         if is_alone or (self._held and ("classes" in self._held[0]) != ("classes" in rows)):
             self._count_held()
         self._held.append(rows)

@@ -147,18 +147,15 @@ def _checked_array(array: Array, path: str, subject: str) -> Array:
             f"{subject}: {_named(path)}: expected an array of bool, integers, floats of up to 64 bits or text"
             f", given dtype {array.dtype}"
         )
-    if array.dtype.kind == "f":
-        _refuse_not_finite(array, path, subject)
-    return np.asarray(array, dtype=array.dtype.newbyteorder("="))
+    if array.dtype.kind == "f" and np.count_nonzero(good := np.isfinite(array)) != array.size:
+        raise _holds_not_finite(array, ~good, path, subject)
+    return np.asarray(array, dtype=None if array.dtype.isnative else array.dtype.newbyteorder("="))
 
 
-def _refuse_not_finite(array: Array, path: str, subject: str) -> None:
-    bad = ~np.isfinite(array)
-    if not bad.any():
-        return
+def _holds_not_finite(array: Array, bad: Array, path: str, subject: str) -> ModelError:
     first = tuple(int(index) for index in np.argwhere(bad)[0])
     where = f" (the first at {list(first)})" if first else ""
-    raise _not_finite(path, subject, f"holds {int(bad.sum())} of {array.size} values as NaN or infinity{where}")
+    return _not_finite(path, subject, f"holds {int(bad.sum())} of {array.size} values as NaN or infinity{where}")
 
 
 def _not_finite(path: str, subject: str, what: str) -> ModelError:

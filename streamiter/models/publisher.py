@@ -409,9 +409,12 @@ class ModelUpdateEncoder:
 
     def _records_of(self, headers: UpdateHeaders, value: bytes) -> list[_Record]:
         """Return the records of an update. The last of a whole one has the model's key, others have their own."""
-        room_bytes = self._record_bytes_max - _overhead_bytes(headers)
+        encoded = headers.encoded()
+        widest_key = chunk_key(self.model, headers.rank, _WIDEST.index)
+        overhead_bytes = _FRAMING_BYTES + _bytes_of(encoded) + _CHUNK_HEADERS_BYTES + len(widest_key)
+        room_bytes = self._record_bytes_max - overhead_bytes
         if len(value) <= room_bytes:
-            return [(self._key(headers, 0), value, headers.encoded())]
+            return [(self._key(headers, 0), value, encoded)]
         _check_size(headers, len(value), room_bytes, self._record_bytes_max)
         parts = [(replace(headers, chunk=chunk), part) for chunk, part in cut(value, room_bytes)]
         return [(self._key(own, own.chunk.index if own.chunk else 0), part, own.encoded()) for own, part in parts]
@@ -428,12 +431,14 @@ class ModelUpdateEncoder:
             yield chunk_key(self.model, rank, index), None, deletion_headers(self.model, rank)
 
 
-def _overhead_bytes(headers: UpdateHeaders) -> int:
-    """Return the largest number of bytes that a record of this update has in addition to its value."""
-    widest = Chunk(UPDATE_BYTES_MAX - 1, UPDATE_BYTES_MAX, "0" * 64)
-    encoded = replace(headers, chunk=widest).encoded()
-    named = sum(len(name) + len(value or b"") + _HEADER_FRAMING_BYTES for name, value in encoded)
-    return _FRAMING_BYTES + named + len(chunk_key(headers.model, headers.rank, widest.index))
+def _bytes_of(encoded: Headers) -> int:
+    return sum(len(name) + len(value or b"") + _HEADER_FRAMING_BYTES for name, value in encoded)
+
+
+_WIDEST: Final = Chunk(UPDATE_BYTES_MAX - 1, UPDATE_BYTES_MAX, "0" * 64)
+_NO_CHUNK: Final = UpdateHeaders("", 0, 0, None, 0, "")
+# A record of an update in chunks has these bytes more, and the key of a chunk.
+_CHUNK_HEADERS_BYTES: Final = _bytes_of(replace(_NO_CHUNK, chunk=_WIDEST).encoded()) - _bytes_of(_NO_CHUNK.encoded())
 
 
 def _check_size(headers: UpdateHeaders, size_bytes: int, room_bytes: int, record_bytes_max: int) -> None:

@@ -106,7 +106,7 @@ class Columns:
     @property
     def nbytes(self) -> int:
         """The size of all arrays in bytes."""
-        return sum(array.nbytes for array in self._arrays.values())
+        return sum([array.nbytes for array in self._arrays.values()])
 
     def __len__(self) -> int:
         return self._length

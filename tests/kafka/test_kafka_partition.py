@@ -1,5 +1,6 @@
-"""Record batches without a broker: fetched ones become records, outgoing ones are packed, keys find partitions."""
+"""Record batches without a broker: they arrive in pieces, become records, are packed, and keys find partitions."""
 
+import asyncio
 import struct
 from random import Random
 
@@ -10,7 +11,7 @@ from streamiter.errors import RecordTooLarge, TopicError
 from streamiter.topics import OutgoingBatch
 from streamiter_kafka.packing import Packing, PartitionQueue, ProducerIdentity, partitions_of_keys
 from streamiter_kafka.partition import KafkaBatch, ReadPartition
-from streamiter_kafka.wire import murmur2
+from streamiter_kafka.wire import AnswerReader, murmur2
 
 
 def stored(first: int, count: int, compression: str = "none") -> bytes:
@@ -38,6 +39,39 @@ def partition(offset: int = 0, stop: int | None = None) -> ReadPartition:
 def taken(read: ReadPartition, max_records: int = 100) -> list[int]:
     batch = read.take(max_records)
     return [] if batch is None else list(batch.offsets)
+
+
+def cut_anywhere(random: Random) -> tuple[list[bytes], int]:
+    """Return answers, and a seed for the places where the connection cuts them."""
+    return [random.randbytes(random.choice((0, 1, 4, 50))) for _ in range(5)], random.randrange(2**32)
+
+
+@random_examples(cut_anywhere)
+def test_answers_are_the_same_wherever_the_connection_cuts_them(given: tuple[list[bytes], int]) -> None:
+    """Pieces of an answer are kept as they arrive, and the rest of one belongs to the answer behind it."""
+    asyncio.run(check_that_answers_arrive(*given))
+
+
+async def check_that_answers_arrive(answers: list[bytes], seed: int) -> None:
+    reader, cuts = asyncio.StreamReader(), Random(seed)
+    AnswerReader.take_over(reader)
+
+    async def read() -> list[bytes]:
+        return [await reader.readexactly(len(answer)) for answer in answers]
+
+    reading, whole = asyncio.create_task(read()), b"".join(answers)
+    while whole:
+        size = cuts.randint(1, 60)
+        reader.feed_data(whole[:size])
+        whole = whole[size:]
+        if cuts.random() < 0.5:
+            await asyncio.sleep(0)
+    assert await reading == answers
+    reader.feed_data(b"ab")
+    reader.feed_eof()
+    assert not reader.at_eof()
+    with pytest.raises(asyncio.IncompleteReadError):
+        await reader.readexactly(3)
 
 
 def test_reading_begins_and_ends_inside_of_stored_batches() -> None:

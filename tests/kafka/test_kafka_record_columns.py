@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from random import Random
+from typing import Any
 
 import pytest
 from aiokafka.record.memory_records import MemoryRecords  # type: ignore[import-untyped]
@@ -22,6 +23,7 @@ from streamiter.values.helpers.compiled import is_compiling
 from streamiter_kafka import partition
 from streamiter_kafka.packing import Packing, PartitionQueue, ProducerIdentity
 from streamiter_kafka.partition import ReadPartition
+from streamiter_kafka.record_columns import located_records
 
 _RECORD_COUNT_AT = 57
 _CHECKSUM = slice(17, 21)
@@ -224,7 +226,7 @@ def test_located_records_count_as_held_until_the_last_is_taken() -> None:
     partition.add(0, answer, None, 2000)
     partition.take(1000)
     assert partition.fetched_bytes == 0
-    assert partition.held_bytes > len(answer)
+    assert partition.held_bytes > 1000 * len(b"1000" * 100)
     partition.take(1000)
     assert partition.held_bytes == 0
 
@@ -232,20 +234,26 @@ def test_located_records_count_as_held_until_the_last_is_taken() -> None:
 async def test_a_flow_reads_columns_that_were_located_and_scanned_in_a_thread(
     kafka_topic: Callable[..., Topic], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The parts were tested one by one, and a job never used them."""
+    """The parts were tested one by one, and a job never used them, or used them in the event loop."""
     monkeypatch.setattr(json_columns, "_LOADED_AFTER", 1000)
-    topic, threads = kafka_topic(), set()
+    topic, threads = kafka_topic(), set[tuple[object, bool]]()
     scan = json_columns.ColumnScanner.scan
 
     def noted(self: json_columns.ColumnScanner, values: Sequence[bytes | None]) -> object:
         threads.add((type(values), threading.current_thread() is threading.main_thread()))
         return scan(self, values)
 
+    def noted_locate(*given: Any) -> object:
+        threads.add(("locate", threading.current_thread() is threading.main_thread()))
+        return located_records(*given)
+
     monkeypatch.setattr(json_columns.ColumnScanner, "scan", noted)
+    monkeypatch.setattr(partition, "compiled_locate", lambda: noted_locate)
     await topic.create()
     await write(topic, OutgoingBatch([b'{"n":%d}' % number for number in range(30_000)]))
     flow = Flow("columns")
     read = flow.source(topic, decode=JsonColumns({"n": "int64"}), stop="latest").collect()
     await (await flow.start()).wait()
     assert [record["n"] for record in read.items] == list(range(30_000))
-    assert (JoinedValues, False) in threads
+    assert {(JoinedValues, False), ("locate", False)} <= threads
+    assert ("locate", True) not in threads

@@ -120,15 +120,23 @@ def test_the_window_holds_exactly_the_last_rows():
         assert {name: metrics[name] for name in whole} == pytest.approx(whole, rel=1e-12), cut
 
 
-def test_metrics_do_not_depend_on_the_cut_not_even_in_the_last_bit():
-    """The same stream in other transport batches must give the same record."""
-    columns = stream(2, 1000)
+@pytest.mark.parametrize("kind", ["classification", "classes", "regression"])
+@pytest.mark.parametrize("first_fraction", [0, 300, 1000])
+def test_metrics_do_not_depend_on_the_cut_not_even_in_the_last_bit(kind, first_fraction):
+    """The same stream in other transport batches must give the same record.
+
+    Rows of weight 1 are summed another way, as long as all sums before are whole.
+    """
+    predictions, targets, weights = stream(2, 1000)
+    weights[first_fraction : first_fraction + 200] *= 0.3
+    weights[600:] = 1.0
     results = set()
     for cut in (1, 3, 64, 1000):
-        validation = ProgressiveValidation(window=300)
+        validation = ProgressiveValidation(window=300, kind=kind)
         for start in range(0, 1000, cut):
-            validation.update(*(column[start : start + cut] for column in columns))
-        results.add(json.dumps([validation.metrics(), validation.calibration()]))
+            validation.update(*(column[start : start + cut] for column in (predictions, targets, weights)))
+        calibration = validation.calibration() if kind == "classification" else None
+        results.add(json.dumps([validation.metrics(), validation._sums.tolist(), calibration]))
     assert len(results) == 1
 
 

@@ -124,12 +124,14 @@ class Channel:
     def try_put(self, batch: DataBatch) -> bool:
         """Put a batch if the channel has room; return whether it was put (for the producer)."""
         count = len(batch.records)
-        size_bytes = estimated_bytes(batch.records)
         occupied, occupied_bytes = self.records, self._size_bytes
         if not self._makes_way:
             occupied += self._aside_records
             occupied_bytes += self._aside_bytes
-        if occupied and (occupied + count > self.limit_records or occupied_bytes + size_bytes > self.limit_bytes):
+        if occupied and occupied + count > self.limit_records:
+            return False
+        size_bytes = estimated_bytes(batch.records)
+        if occupied and occupied_bytes + size_bytes > self.limit_bytes:
             return False
         self._admit(batch, count, size_bytes)
         return True
