@@ -254,7 +254,9 @@ def test_huge_features_of_a_question_that_waits_are_kept() -> None:
     model = LogisticRegression(2, optimizer=SGD(0.2))
     labels = replace(LABELS, features=lambda rows: SparseRows.from_dense([[row["x"], 1.0] for row in rows]))
     worker = DelayedLabelsWorker(OnlineWorkerOptions(lambda: model, None, synchronous=False), labels)  # type: ignore[arg-type]
-    worker.open(SimpleNamespace(epoch=0, parallelism=1, subtask_index=0, clock=VirtualClock(), set_timer=print))  # type: ignore[arg-type]
+    worker.open(
+        SimpleNamespace(name="join", epoch=0, parallelism=1, subtask_index=0, clock=VirtualClock(), set_timer=print)
+    )  # type: ignore[arg-type]
     out: Any = SimpleNamespace(emit=lambda *_, **__: None)
     worker.process_model(model.parameters(state=False), out)
     worker.process_examples([{"id": 1, "x": 1e200}], out)

@@ -184,7 +184,9 @@ def test_a_question_that_waits_is_plain_for_the_model_of_a_rollback(is_rolled_ba
     model = LogisticRegression(2, optimizer=SGD(0.2))
     labels = replace(LABELS, features=lambda rows: SparseRows.from_dense([[0.5, 1.0]] * len(rows)), schedule="weighted")
     worker = DelayedLabelsWorker(OnlineWorkerOptions(lambda: model, None, synchronous=False), labels)  # type: ignore[arg-type]
-    worker.open(SimpleNamespace(epoch=0, parallelism=2, subtask_index=0, clock=VirtualClock(), set_timer=print))  # type: ignore[arg-type]
+    worker.open(
+        SimpleNamespace(name="join", epoch=0, parallelism=2, subtask_index=0, clock=VirtualClock(), set_timer=print)
+    )  # type: ignore[arg-type]
     parameters = model.parameters(state=False)
     reports: list[Any] = []
     out: Any = SimpleNamespace(emit=lambda record, tag=None: reports.append((tag, record)))
