@@ -12,8 +12,8 @@ import numpy.typing as npt
 from benchmarks.measuring import Figure
 from benchmarks.session import Session
 from streamiter.learn import ADWIN, DriftWatch, PageHinkley
-from streamiter.learn.adaptive import AdaptiveLinearModel
-from streamiter.learn.drift import DriftDetector
+from streamiter.learn.quality.drift import DriftDetector
+from streamiter.learn.ready_made.adaptive import AdaptiveLinearModel
 
 __all__ = ["drift"]
 

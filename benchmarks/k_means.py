@@ -14,7 +14,7 @@ from benchmarks.measuring import Contender, Figure, Stopwatch, Target, Trial, al
 from benchmarks.session import Session
 from streamiter import Flow
 from streamiter.learn import k_means as k_means_of
-from streamiter.learn.centroids import as_columns, moved, scoring_of, sums_by_cluster
+from streamiter.learn.clusters.centroids import as_columns, moved, scoring_of, sums_by_cluster
 
 __all__ = ["k_means"]
 

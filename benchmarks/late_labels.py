@@ -16,7 +16,7 @@ from benchmarks.measuring import Contender, Figure, Stopwatch, Target, Trial, al
 from benchmarks.session import Session
 from streamiter import Columns, Flow
 from streamiter.learn import DelayedLabels, train_online
-from streamiter.learn.delayed_labels import Schedule
+from streamiter.learn.late_labels.delayed_labels import Schedule
 
 __all__ = ["late_labels"]
 

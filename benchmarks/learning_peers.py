@@ -23,9 +23,9 @@ from benchmarks.learning_streams import LearningStream
 from benchmarks.measuring import Stopwatch, run_to_end
 from streamiter import Columns, Flow
 from streamiter.learn import DelayedLabels, ForeignModel, SparseRows, train_online
-from streamiter.learn.adaptive import AdaptiveLinearModel
 from streamiter.learn.losses import PROBABILITY_FLOOR
-from streamiter.learn.model_rows import RowSteps
+from streamiter.learn.ready_made.adaptive import AdaptiveLinearModel
+from streamiter.learn.ready_made.model_rows import RowSteps
 
 __all__ = [
     "AMF",

@@ -13,9 +13,9 @@ from benchmarks.measuring import Contender, Figure, Stopwatch, Target, Trial, al
 from benchmarks.session import Session
 from streamiter import Columns, Flow
 from streamiter.learn import ProgressiveValidation, SparseRows, train_online
-from streamiter.learn.adaptive import AdaptiveLinearModel
-from streamiter.learn.expert_weights import ExpertWeights
-from streamiter.learn.model_rows import ModelRows, RowSteps
+from streamiter.learn.ready_made.adaptive import AdaptiveLinearModel
+from streamiter.learn.ready_made.expert_weights import ExpertWeights
+from streamiter.learn.ready_made.model_rows import ModelRows, RowSteps
 
 __all__ = ["row_steps"]
 

@@ -24,11 +24,11 @@ from streamiter.learn import (
     online_standard_scaler,
     train_online,
 )
-from streamiter.learn.label_join import LabelJoin
+from streamiter.learn.late_labels.label_join import LabelJoin
 from streamiter.models import ServedModel
 from streamiter.operators import Context, KeyedState, MapAsync, MiniBatch, Operator, Output, Source, SourceBatch
 from streamiter.parameter_server import Admission, ParameterServer
-from streamiter.service import settings
+from streamiter.service.settings import tables as settings
 from streamiter.testing import (
     RestoreMismatch,
     Simulation,

@@ -19,7 +19,7 @@ from streamiter.learn import (
     k_means_on_parameter_server,
     train_on_parameter_server,
 )
-from streamiter.learn.score_metrics import area_under_curve
+from streamiter.learn.quality.score_metrics import area_under_curve
 
 CLUSTERS = 10
 

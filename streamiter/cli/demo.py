@@ -34,7 +34,7 @@ from streamiter.flow.flow import Flow
 from streamiter.learn import train_online
 from streamiter.learn.flights import FIELDS, FlightEvents, LabelArrival, delayed_labels, flights_file, is_late_event
 from streamiter.models import ModelSnapshot, ServedModel, last_update
-from streamiter.service.observations import Observations
+from streamiter.service.observing.observations import Observations
 from streamiter.topics import Headers, OutgoingBatch, ReadRequest, Topic, topic
 from streamiter.values.helpers.clock import Clock
 from streamiter.values.helpers.closing import closed_after

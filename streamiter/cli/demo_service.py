@@ -23,8 +23,8 @@ from streamiter.engine.job.running import run_in_own_loop, running_meanwhile
 from streamiter.errors import ConfigurationError
 from streamiter.learn.flights import FlightEvents, flights_file
 from streamiter.models import ServedModel
-from streamiter.service.observations import SAMPLE_S, Observations
-from streamiter.service.settings import HttpSettings
+from streamiter.service.observing.observations import SAMPLE_S, Observations
+from streamiter.service.settings.tables import HttpSettings
 from streamiter.topics import OutgoingBatch, Topic, topic
 from streamiter.values.helpers.clock import SystemClock
 from streamiter.values.helpers.closing import closed_after
@@ -66,7 +66,7 @@ async def observed(updates: Topic, tell: Callable[[str], None]) -> AsyncIterator
     """Serve what is observed in this block, with the newest model; without the extra ``service`` say how to get it."""
     observations = Observations(MODEL)
     try:
-        from streamiter.service.http import serving
+        from streamiter.service.http.server import serving
     except ConfigurationError as missing:
         tell(f"No page shows the demo: {missing}")
         yield observations
@@ -132,7 +132,7 @@ _PIECES_PER_S: Final = 10
 def serve_demo(directory: Path, flights: int | None, rate: int) -> int:
     """Replay the flights and run a service that learns from them, until Ctrl-C; return the exit code."""
     from streamiter.service import OnlineLearningService, read_settings
-    from streamiter.service.logs import logging_to
+    from streamiter.service.observing.logs import logging_to
 
     def url(name: str) -> str:
         return f"sqlite:///{quote(str(directory / _DATABASE))}?topic={name}"

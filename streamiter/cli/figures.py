@@ -94,7 +94,7 @@ async def _meanwhile(showing: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
 
 async def _log_figures(job: Watched) -> None:
     """Write a line with the figures every half minute, as a service does."""
-    from streamiter.service.logs import LogLines  # After the start, which it would make slower.
+    from streamiter.service.observing.logs import LogLines  # After the start, which it would make slower.
 
     handler, before = logging.StreamHandler(), job.statistics()
     handler.setFormatter(LogLines((), as_json=True))

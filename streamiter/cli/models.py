@@ -202,7 +202,7 @@ def diff(
 
 async def newest_records(source: Topic) -> list[Any]:
     """Return the newest records of a topic, without those that cannot be read."""
-    from streamiter.service.proposal import sample_of_topic  # Only with --records.
+    from streamiter.service.settings.proposal import sample_of_topic  # Only with --records.
 
     return (await sample_of_topic(source)).records
 
@@ -332,7 +332,7 @@ def promote_(
     From then on the service publishes the versions of the challenger. It is refused unless the version says that the
     challenger is better than the champion beyond chance. To go back, roll back to a version of before.
     """
-    from streamiter.learn.challengers import ComparedRows
+    from streamiter.learn.online.challengers import ComparedRows
 
     async def promoted(source: Topic) -> tuple[ModelUpdate, ModelUpdate]:
         given = await find_update(source, challenger, version)

@@ -82,7 +82,7 @@ def serve(
 
 def _check(file: Path) -> None:
     from streamiter.service.checks import SettingsCheck
-    from streamiter.service.settings_file import read_document
+    from streamiter.service.settings.file import read_document
 
     found = run_in_own_loop(SettingsCheck(*read_document(file)).run())
     print_fields(found.items())
@@ -91,9 +91,9 @@ def _check(file: Path) -> None:
 
 def _init(file: Path, url: str, answers: str | None) -> None:
     from streamiter.service.checks import creating
-    from streamiter.service.proposal import proposal_of, sample_of_topic
-    from streamiter.service.settings import topic_url_of
-    from streamiter.service.settings_file import read_settings
+    from streamiter.service.settings.file import read_settings
+    from streamiter.service.settings.proposal import proposal_of, sample_of_topic
+    from streamiter.service.settings.tables import topic_url_of
     from streamiter.values.settings import WrongValue
 
     if file.exists():

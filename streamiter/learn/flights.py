@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamiter.errors import ConfigurationError
-from streamiter.learn.delayed_labels import DelayedLabels
+from streamiter.learn.late_labels.delayed_labels import DelayedLabels
 from streamiter.topics.formats import Json
 from streamiter.topics.topic import OutgoingBatch
 from streamiter.values.records import BATCH_RECORDS

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final
 
 from streamiter.errors import ConfigurationError
-from streamiter.learn.drift import DriftDetector, DriftWatch
-from streamiter.learn.field_watch import FieldWatch
-from streamiter.learn.validation import PREDICTIONS, PredictedRows
+from streamiter.learn.quality.drift import DriftDetector, DriftWatch
+from streamiter.learn.quality.field_watch import FieldWatch
+from streamiter.learn.quality.validation import PREDICTIONS, PredictedRows
 from streamiter.models.documents import state_in, with_state
 from streamiter.models.rollbacks import Rollbacks, RollbackWatch, since_rollback
 from streamiter.models.update import ModelSnapshot, ModelUpdate

@@ -22,9 +22,9 @@ from streamiter.flow.flow import all_or_nothing, check_stream
 from streamiter.flow.graph_checks import check_user_function
 from streamiter.flow.options import check_step_options
 from streamiter.flow.stream import Stream
-from streamiter.learn.centroids import as_columns, checked_decay, initial_centroids, nearest, scoring_of
+from streamiter.learn.clusters.centroids import as_columns, checked_decay, initial_centroids, nearest, scoring_of
 from streamiter.learn.estimators import examples_of
-from streamiter.learn.linear import gradient_and_loss, targets_from_signs
+from streamiter.learn.gradients.linear import gradient_and_loss, targets_from_signs
 from streamiter.learn.losses import LinearLoss, LogLoss, SquaredLoss
 from streamiter.learn.rows import (
     CheckedExamples,

@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from streamiter.errors import ConfigurationError, ModelError
-from streamiter.learn.adaptive import AdaptiveLinearModel
-from streamiter.learn.embeddings import Embeddings
 from streamiter.learn.losses import LossName
+from streamiter.learn.ready_made.adaptive import AdaptiveLinearModel
+from streamiter.learn.ready_made.embeddings import Embeddings
 from streamiter.models.explanations import Explanation
 from streamiter.values.field_kinds import Kind
 from streamiter.values.numbers import Floats

@@ -9,7 +9,7 @@ from os import PathLike
 from typing import Any, Final, NoReturn
 
 from streamiter.errors import ConfigurationError
-from streamiter.learn.embeddings import Embeddings
+from streamiter.learn.ready_made.embeddings import Embeddings
 from streamiter.models.embedding_scores import EmbeddingKind
 from streamiter.networks.configuration import Configuration, LayerConfiguration, read_configuration
 

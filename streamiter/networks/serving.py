@@ -22,8 +22,8 @@ import safetensors.numpy
 from safetensors import SafetensorError
 
 from streamiter.errors import ConfigurationError, ModelError
+from streamiter.learn.quality.score_metrics import area_under_curve
 from streamiter.learn.rows import holds
-from streamiter.learn.score_metrics import area_under_curve
 from streamiter.models.documents import STATE, Parameters
 from streamiter.models.served import ServedModel
 from streamiter.models.update import ModelUpdate

@@ -2,7 +2,8 @@
 
 from typing import TYPE_CHECKING
 
-from streamiter.service.settings import (
+from streamiter.service.settings.file import SettingChange, changed, read_settings
+from streamiter.service.settings.tables import (
     ChallengerSettings,
     CheckpointSettings,
     FieldComparison,
@@ -16,7 +17,6 @@ from streamiter.service.settings import (
     PublishSettings,
     ServiceSettings,
 )
-from streamiter.service.settings_file import SettingChange, changed, read_settings
 from streamiter.values.settings import SettingProblem, SettingsError
 
 if TYPE_CHECKING:

@@ -18,11 +18,11 @@ from streamiter.learn import BadRows
 from streamiter.learn.labels import LabelReader
 from streamiter.learn.negatives import SampleNegatives
 from streamiter.models.rollbacks import early_deletion
-from streamiter.service.features import FeatureRows
-from streamiter.service.labels import label_of, milliseconds_of, shares_of_labels, task_of
 from streamiter.service.learning import decoder_of
-from streamiter.service.proposal import TopicSample, sample_of_topic
-from streamiter.service.settings import (
+from streamiter.service.settings.features import FeatureRows
+from streamiter.service.settings.labels import label_of, milliseconds_of, shares_of_labels, task_of
+from streamiter.service.settings.proposal import TopicSample, sample_of_topic
+from streamiter.service.settings.tables import (
     ANSWERS_FIELD,
     HttpSettings,
     InputSettings,

@@ -28,14 +28,14 @@ from streamiter.learn import (
     sampled_negatives,
     train_online,
 )
-from streamiter.learn.delayed_labels import with_schedule
-from streamiter.learn.label_join import LabelJoin
+from streamiter.learn.late_labels.delayed_labels import with_schedule
+from streamiter.learn.late_labels.label_join import LabelJoin
 from streamiter.models import Rollbacks
 from streamiter.parameter_server.optimizers import Constant, Optimizer
-from streamiter.service.features import FeatureRows
-from streamiter.service.labels import delayed_labels_of, label_of, questions_and_answers, task_of
-from streamiter.service.prediction_log import LoggedPredictions
-from streamiter.service.settings import (
+from streamiter.service.observing.prediction_log import LoggedPredictions
+from streamiter.service.settings.features import FeatureRows
+from streamiter.service.settings.labels import delayed_labels_of, label_of, questions_and_answers, task_of
+from streamiter.service.settings.tables import (
     READY_MADE,
     READY_MADE_OPTIONS,
     SERVICE_OPTIMIZERS,
@@ -165,7 +165,7 @@ def challenger_step(name: str) -> str:
 def learner_in_words(learn: LearnSettings) -> str:
     """Return what learns, and from what: with others, earlier rows do not say which of two learners is better.
 
-    >>> from streamiter.service.settings import LabelSettings
+    >>> from streamiter.service.settings.tables import LabelSettings
     >>> learner_in_words(LearnSettings("classification", LabelSettings("late"), features={"km": "number"}))
     '{"fields":{"km":"number"},"label":"late","learner":"default","settings":{},"weight":null}'
     """

@@ -9,9 +9,9 @@ import orjson
 from streamiter.errors import ConfigurationError, ModelError
 from streamiter.models import find_update
 from streamiter.models.update import shown_rank
-from streamiter.service.features import FeatureRows
-from streamiter.service.prediction_log import are_same, document_of, numbers_again, served_numbers
-from streamiter.service.settings import ServiceSettings
+from streamiter.service.observing.prediction_log import are_same, document_of, numbers_again, served_numbers
+from streamiter.service.settings.features import FeatureRows
+from streamiter.service.settings.tables import ServiceSettings
 from streamiter.topics import ReadRequest, topic
 from streamiter.values.helpers.closing import closed_after
 

@@ -6,9 +6,9 @@ import asyncio
 import logging
 from dataclasses import replace
 
-from streamiter.service.features import FeatureRows
-from streamiter.service.settings import ServiceSettings
-from streamiter.service.settings_file import SettingChange, changed
+from streamiter.service.settings.features import FeatureRows
+from streamiter.service.settings.file import SettingChange, changed
+from streamiter.service.settings.tables import ServiceSettings
 from streamiter.service.surfaces import ServiceSurfaces
 from streamiter.values.helpers.clock import Clock
 

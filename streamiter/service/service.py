@@ -31,10 +31,9 @@ from streamiter.errors import (
 from streamiter.flow.flow import Flow
 from streamiter.flow.stream import Stream
 from streamiter.learn import OnlineTraining
-from streamiter.learn.challengers import challenged
+from streamiter.learn.online.challengers import challenged
 from streamiter.models import Rollbacks, initial_model
 from streamiter.models.rollbacks import early_deletion
-from streamiter.service.challenger import Challenger
 from streamiter.service.leadership import Leadership
 from streamiter.service.learning import (
     CHALLENGER_STEPS,
@@ -45,9 +44,10 @@ from streamiter.service.learning import (
     learner_in_words,
     rejections_of,
 )
-from streamiter.service.observations import LoopBlock
-from streamiter.service.settings import ServiceSettings
-from streamiter.service.settings_file import SettingChange, changed
+from streamiter.service.observing.challenger import Challenger
+from streamiter.service.observing.observations import LoopBlock
+from streamiter.service.settings.file import SettingChange, changed
+from streamiter.service.settings.tables import ServiceSettings
 from streamiter.service.surfaces import FAILED, SUCCEEDED, ServiceSurfaces
 from streamiter.service.tracing import Traces
 from streamiter.topics import topic

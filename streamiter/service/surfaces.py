@@ -15,15 +15,15 @@ from streamiter.engine.job.running import run_in_own_loop, running_meanwhile, si
 from streamiter.errors import ConfigurationError, ModelError
 from streamiter.models import LinearPredictor, Parameters, ServedModel
 from streamiter.models.update import learner_in
-from streamiter.service.access import Access
-from streamiter.service.challenger import Challenger
-from streamiter.service.features import FeatureRows
-from streamiter.service.http import serving
-from streamiter.service.logs import apply_level, log_figures, logging_to
-from streamiter.service.observations import SAMPLE_S, LoopBlock, Observations, ProcessRole
-from streamiter.service.prediction_log import PredictionLog
-from streamiter.service.settings import ServiceSettings
-from streamiter.service.settings_file import SettingChange, read_settings
+from streamiter.service.http.access import Access
+from streamiter.service.http.server import serving
+from streamiter.service.observing.challenger import Challenger
+from streamiter.service.observing.logs import apply_level, log_figures, logging_to
+from streamiter.service.observing.observations import SAMPLE_S, LoopBlock, Observations, ProcessRole
+from streamiter.service.observing.prediction_log import PredictionLog
+from streamiter.service.settings.features import FeatureRows
+from streamiter.service.settings.file import SettingChange, read_settings
+from streamiter.service.settings.tables import ServiceSettings
 from streamiter.topics import topic
 from streamiter.values.helpers.clock import Clock, SystemClock
 

@@ -38,8 +38,8 @@ from streamiter.networks.configuration.sections import LOSSES, OPTIMIZERS, TRANS
 from streamiter.networks.settings import LEARNING_RATES
 from streamiter.parameter_server import Matrix, psf
 from streamiter.service import service
-from streamiter.service.logs import figures_of
-from streamiter.service.observations import Observations
+from streamiter.service.observing.logs import figures_of
+from streamiter.service.observing.observations import Observations
 from streamiter.topics import topic
 from streamiter.topics.urls import ENTRY_POINT_GROUP
 from streamiter_kafka.options import KafkaOptions

@@ -25,7 +25,7 @@ from streamiter import (
 )
 from streamiter.errors import ConfigurationError, GraphError
 from streamiter.operators.source import Source
-from streamiter.service.settings_file import read_settings
+from streamiter.service.settings.file import read_settings
 
 
 def test_streams_of_a_body_are_not_used_outside_and_others_not_inside() -> None:

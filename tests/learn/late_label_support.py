@@ -20,9 +20,9 @@ from topics.topic_case import write
 from streamiter import Checkpoints, Flow, Stream
 from streamiter.learn import AdaptiveLinearModel, DelayedLabels, train_online
 from streamiter.learn.asked_questions import AskedScores, JoinEvents, QuestionPredictions
-from streamiter.learn.label_join import LabelJoin, objects
-from streamiter.learn.label_join_arrays import TO_ASSUME, TO_LEARN
-from streamiter.learn.model_rows import ASSUMED, CONFIRMED, CORRECTED, ModelRows, RowSteps
+from streamiter.learn.late_labels.label_join import LabelJoin, objects
+from streamiter.learn.late_labels.label_join_arrays import TO_ASSUME, TO_LEARN
+from streamiter.learn.ready_made.model_rows import ASSUMED, CONFIRMED, CORRECTED, ModelRows, RowSteps
 from streamiter.operators import Source, SourceBatch
 from streamiter.topics import MemoryBroker
 from streamiter.values.times import MIN_TIME

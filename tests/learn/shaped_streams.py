@@ -7,9 +7,9 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from streamiter.learn.cell_columns import Categories
-from streamiter.learn.mixed_weights import MixedWeights
-from streamiter.learn.model_rows import ModelRows, RowSteps
+from streamiter.learn.ready_made.cell_columns import Categories
+from streamiter.learn.ready_made.mixed_weights import MixedWeights
+from streamiter.learn.ready_made.model_rows import ModelRows, RowSteps
 from streamiter.values.numbers import Floats
 
 ROWS = 6_000

@@ -18,12 +18,12 @@ from learn.row_streams import hyperplane
 from support.examples import random_examples
 from support.waiting import PATIENCE_S
 
-import streamiter.learn.adaptive as adaptive_module
 import streamiter.learn.labels as labels_module
+import streamiter.learn.ready_made.adaptive as adaptive_module
 from streamiter.errors import ModelError
 from streamiter.learn import AdaptiveLinearModel, BadRows, SparseRows
 from streamiter.learn.asked_questions import QuestionPredictions
-from streamiter.learn.model_rows import RowSteps
+from streamiter.learn.ready_made.model_rows import RowSteps
 from streamiter.values.named_rows import ABSENT, FieldReader
 
 BITS = 5
@@ -409,8 +409,8 @@ def test_numba_is_imported_with_the_first_label_only() -> None:
     """``import streamiter.learn`` took a second longer, in programs that make no such model."""
     program = (
         "import sys\nfrom streamiter.learn import AdaptiveLinearModel\nmodel = AdaptiveLinearModel()\n"
-        "assert 'numba' not in sys.modules\nassert 'streamiter.learn.row_steps' not in sys.modules\n"
-        "model.learn([[1.0]], [True])\nassert 'streamiter.learn.row_steps' in sys.modules\n"
+        "assert 'numba' not in sys.modules\nassert 'streamiter.learn.ready_made.row_steps' not in sys.modules\n"
+        "model.learn([[1.0]], [True])\nassert 'streamiter.learn.ready_made.row_steps' in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=PATIENCE_S)
 

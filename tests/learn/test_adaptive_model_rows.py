@@ -11,7 +11,7 @@ from learn.row_streams import hyperplane
 from streamiter import Columns
 from streamiter.errors import ModelError
 from streamiter.learn import AdaptiveLinearModel, BadRows
-from streamiter.learn.model_rows import RowSteps
+from streamiter.learn.ready_made.model_rows import RowSteps
 from streamiter.values.named_rows import FieldReader
 
 BITS = 5

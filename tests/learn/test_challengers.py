@@ -18,7 +18,8 @@ from streamiter import Flow, topic
 from streamiter.engine.plan.job_settings import ChannelLimits
 from streamiter.errors import GraphError, ModelError
 from streamiter.learn import LogisticRegression, SquaredLoss, train_online
-from streamiter.learn.challengers import (
+from streamiter.learn.losses import LogLoss
+from streamiter.learn.online.challengers import (
     CHALLENGER,
     DIFFERENCE_MAX,
     CompareChallenger,
@@ -26,7 +27,6 @@ from streamiter.learn.challengers import (
     MeanDifference,
     challenged,
 )
-from streamiter.learn.losses import LogLoss
 from streamiter.models import ModelSnapshot, ModelUpdateEncoder, Rollbacks, promote
 from streamiter.testing import check_restore
 from streamiter.topics import MemoryBroker

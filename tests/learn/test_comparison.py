@@ -29,7 +29,7 @@ from streamiter.learn import (
     SquaredLoss,
     compare_online,
 )
-from streamiter.learn.comparison import BEST, Compare
+from streamiter.learn.online.comparison import BEST, Compare
 from streamiter.models import LinearPredictor, ModelSnapshot, ServedModel, model_updates
 from streamiter.testing import check_restore
 
@@ -334,7 +334,7 @@ def test_rows_that_wait_too_long_for_the_labels_of_others_are_told(
     operator, heard = compare(), Heard()
     for told in LATE_TOLD[:3]:  # From here on, all learners are at the same event.
         operator.process(told, cast(Any, heard))
-    monkeypatch.setattr("streamiter.learn.comparison._AHEAD_MAX", 20)
+    monkeypatch.setattr("streamiter.learn.online.comparison._AHEAD_MAX", 20)
     with caplog.at_level(logging.WARNING, logger="streamiter.learn"):
         for told in LATE_TOLD[3:]:
             operator.process(told, cast(Any, heard))

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from iteration.iteration_support import SMALL, cut_items, ended, run, run_shuffled
 
 from streamiter import Columns, Flow
-from streamiter.learn import DecisionTree, decision_tree, tree_growing
-from streamiter.learn.decision_tree import Tree, grown_tree
-from streamiter.learn.tree_growing import TreeOptions, grow_tree
+from streamiter.learn import DecisionTree
+from streamiter.learn.trees import decision_tree, tree_growing
+from streamiter.learn.trees.decision_tree import Tree, grown_tree
+from streamiter.learn.trees.tree_growing import TreeOptions, grow_tree
 from streamiter.topics import topic
 from streamiter.values.plain_data import PlainData
 

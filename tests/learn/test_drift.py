@@ -11,12 +11,12 @@ from support.examples import random_examples
 
 from streamiter import Columns, Flow
 from streamiter.learn import ADWIN, DriftWatch, ForeignModel, PageHinkley, train_online
-from streamiter.learn.adaptive import AdaptiveLinearModel
-from streamiter.learn.drift import DRIFTS
 from streamiter.learn.model_owner import MODELS, OwnerOptions, PublishSchedule
-from streamiter.learn.row_reading import record_of_features
-from streamiter.learn.row_training import RowOwner
-from streamiter.learn.validation import PREDICTIONS
+from streamiter.learn.online.row_training import RowOwner
+from streamiter.learn.quality.drift import DRIFTS
+from streamiter.learn.quality.validation import PREDICTIONS
+from streamiter.learn.ready_made.adaptive import AdaptiveLinearModel
+from streamiter.learn.ready_made.row_reading import record_of_features
 from streamiter.models import ModelSnapshot
 from streamiter.testing import check_restore
 from streamiter.values.named_rows import named_matrix

@@ -6,10 +6,15 @@ import numpy as np
 import pytest
 
 from streamiter.learn import Embeddings
-from streamiter.learn.embedding_layers import RATE_OF_LAYERS, RATE_OF_VECTORS, RATE_OF_VECTORS_2, RATE_OF_WEIGHTS
-from streamiter.learn.embedding_steps import begin_vectors
-from streamiter.learn.embedding_weights import EmbeddingWeights, _drawn, fold_rows
-from streamiter.learn.model_rows import BEHIND_KEYS, ModelRows, RowSteps
+from streamiter.learn.ready_made.embedding_layers import (
+    RATE_OF_LAYERS,
+    RATE_OF_VECTORS,
+    RATE_OF_VECTORS_2,
+    RATE_OF_WEIGHTS,
+)
+from streamiter.learn.ready_made.embedding_steps import begin_vectors
+from streamiter.learn.ready_made.embedding_weights import EmbeddingWeights, _drawn, fold_rows
+from streamiter.learn.ready_made.model_rows import BEHIND_KEYS, ModelRows, RowSteps
 from streamiter.models.embedding_scores import HASH_BITS
 
 FACTORS, UNITS = 3, (4, 2)

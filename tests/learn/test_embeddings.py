@@ -14,7 +14,7 @@ from learn.online_support import trained
 from streamiter import Flow
 from streamiter.errors import OtherModel
 from streamiter.learn import AdaptiveLinearModel, Embeddings, compare_online, train_online
-from streamiter.learn.embedding_steps import begin_vectors
+from streamiter.learn.ready_made.embedding_steps import begin_vectors
 from streamiter.models import LinearPredictor, model_updates
 from streamiter.models.changes import changes_between
 from streamiter.models.documents import arrays_in, own_copy

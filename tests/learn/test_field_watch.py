@@ -9,11 +9,11 @@ import pytest
 from streamiter import Columns, Flow
 from streamiter.errors import ConfigurationError
 from streamiter.learn import FieldWatch, compare_profiles, train_online
-from streamiter.learn.adaptive import AdaptiveLinearModel
-from streamiter.learn.field_watch import FIELD_REPORTS, WatchedFields
 from streamiter.learn.model_owner import OwnerOptions
-from streamiter.learn.row_reading import record_of_features
-from streamiter.learn.row_training import RowOwner
+from streamiter.learn.online.row_training import RowOwner
+from streamiter.learn.quality.field_watch import FIELD_REPORTS, WatchedFields
+from streamiter.learn.ready_made.adaptive import AdaptiveLinearModel
+from streamiter.learn.ready_made.row_reading import record_of_features
 from streamiter.operators.timed.aggregates import BY_NAME
 from streamiter.testing import check_restore
 from streamiter.values.field_profiles import (

@@ -11,8 +11,8 @@ from support.waiting import PATIENCE_S
 from benchmarks.flights import is_late, read_flights
 from streamiter import Columns
 from streamiter.learn import ProgressiveValidation
-from streamiter.learn.adaptive import AdaptiveLinearModel
 from streamiter.learn.flights import FIELDS
+from streamiter.learn.ready_made.adaptive import AdaptiveLinearModel
 from streamiter.values.helpers.compiled import is_compiling
 
 pytestmark = pytest.mark.skipif(

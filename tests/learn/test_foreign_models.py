@@ -15,8 +15,8 @@ import pytest
 from streamiter import Columns, Flow, topic
 from streamiter.errors import ConfigurationError, JobFailed, ModelError
 from streamiter.learn import ForeignModel, train_online
-from streamiter.learn.foreign_models import ForeignOwner, fields_of
 from streamiter.learn.model_owner import OwnerOptions, PublishSchedule
+from streamiter.learn.online.foreign_models import ForeignOwner, fields_of
 from streamiter.models import ServedModel
 from streamiter.testing import check_restore
 

@@ -14,7 +14,7 @@ from iteration.iteration_support import SMALL, Dawdle, cut_items, run
 from streamiter import Columns, Flow, IterationConfig, Stream
 from streamiter.errors import JobFailed, ModelError
 from streamiter.learn import KMeans, k_means
-from streamiter.learn.centroids import (
+from streamiter.learn.clusters.centroids import (
     as_columns,
     choose_centroids,
     moved,
@@ -23,7 +23,7 @@ from streamiter.learn.centroids import (
     scoring_of,
     sums_by_cluster,
 )
-from streamiter.learn.clustering import KMeansOptions, cluster
+from streamiter.learn.clusters.clustering import KMeansOptions, cluster
 from streamiter.models import last_update
 from streamiter.topics import MemoryBroker, OutgoingBatch, Topic
 

@@ -16,7 +16,7 @@ from learn.online_support import Record, trained
 from streamiter import Columns, Flow
 from streamiter.errors import GraphError
 from streamiter.learn import DelayedLabels, ForeignModel, train_online
-from streamiter.learn.row_reading import LabelFields, texts_in
+from streamiter.learn.ready_made.row_reading import LabelFields, texts_in
 from streamiter.models import LinearPredictor
 
 

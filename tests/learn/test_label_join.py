@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from learn.late_label_support import LABELS, SCHEDULES, SmallJoin
 
-from streamiter.learn.answer_delays import AnswerDelays
 from streamiter.learn.asked_questions import JoinEvents
-from streamiter.learn.label_join import LabelJoin, objects
-from streamiter.learn.label_join_arrays import TO_ASK, TO_LEARN
+from streamiter.learn.late_labels.answer_delays import AnswerDelays
+from streamiter.learn.late_labels.label_join import LabelJoin, objects
+from streamiter.learn.late_labels.label_join_arrays import TO_ASK, TO_LEARN
 from streamiter.testing import VirtualClock
 from streamiter.values.times import MAX_TIME
 

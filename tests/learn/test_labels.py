@@ -223,7 +223,7 @@ def test_a_third_text_makes_classes_at_any_time(monkeypatch: pytest.MonkeyPatch,
 @pytest.mark.parametrize("first", [3, 1_000])
 def test_late_labels_may_change_the_kind(first: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A question that was predicted before the kind changed was validated as a prediction of the new kind."""
-    for module in (labels_module, "streamiter.learn.adaptive"):
+    for module in (labels_module, "streamiter.learn.ready_made.adaptive"):
         monkeypatch.setattr(f"{getattr(module, '__name__', module)}.FIRST_LABELS", first)
     for make in (lambda n: ["b", "a", "b", "c"][n % 4], lambda n: n % 4, lambda n: ["spam", "ham"][n > 9 and n % 2]):
         found = {}

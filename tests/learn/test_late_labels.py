@@ -27,8 +27,8 @@ from learn.online_support import (
 from streamiter import Flow
 from streamiter.learn import AdaptiveLinearModel, DelayedLabels, ProgressiveValidation, SparseRows, train_online
 from streamiter.learn.asked_questions import AskedScores
-from streamiter.learn.late_labels import answers_and_keys
-from streamiter.learn.model_rows import RowSteps
+from streamiter.learn.late_labels.event_reading import answers_and_keys
+from streamiter.learn.ready_made.model_rows import RowSteps
 from streamiter.learn.rows import BadRows
 
 COIN = delayed(["sky", "km"], "label")

@@ -9,7 +9,7 @@ from files.files_support import data_file
 
 from streamiter import Flow, topic
 from streamiter.learn import LogisticRegression, SparseRows
-from streamiter.learn.score_metrics import area_under_curve
+from streamiter.learn.quality.score_metrics import area_under_curve
 
 FEATURES = 123
 

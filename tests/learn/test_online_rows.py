@@ -31,7 +31,7 @@ from streamiter.learn import (
     StandardScaler,
     train_online,
 )
-from streamiter.learn.validation import MeanComparison, PredictedRows
+from streamiter.learn.quality.validation import MeanComparison, PredictedRows
 from streamiter.values.helpers.clock import SystemClock
 from streamiter.values.helpers.compiled import is_compiling
 

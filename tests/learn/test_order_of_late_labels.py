@@ -34,7 +34,7 @@ from learn.online_support import Record
 from streamiter import Columns, Flow, Stream
 from streamiter.errors import GraphError
 from streamiter.learn import LogisticRegression, SparseRows, compare_online, train_online
-from streamiter.learn.online_workers import DelayedLabelsWorker, OnlineWorkerOptions
+from streamiter.learn.online.gradient_workers import DelayedLabelsWorker, OnlineWorkerOptions
 from streamiter.operators import Source, SourceBatch
 from streamiter.parameter_server.optimizers import SGD
 from streamiter.testing import VirtualClock

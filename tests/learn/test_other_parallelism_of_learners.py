@@ -27,7 +27,7 @@ from streamiter.learn import (
     train_on_parameter_server,
     train_online,
 )
-from streamiter.learn.tree_growing import TreeOptions, grow_tree
+from streamiter.learn.trees.tree_growing import TreeOptions, grow_tree
 from streamiter.parameter_server import BSP, ParameterServer
 from streamiter.topics import MemoryBroker
 

@@ -19,7 +19,7 @@ from streamiter.learn import (
     SparseRows,
     train_on_parameter_server,
 )
-from streamiter.learn.score_metrics import area_under_curve
+from streamiter.learn.quality.score_metrics import area_under_curve
 from streamiter.operators import Source
 from streamiter.parameter_server import ASP, BSP, SSP, ParameterServer
 

@@ -9,7 +9,7 @@ from flow.small_flows import Fed
 from streamiter import Flow
 from streamiter.learn import Examples, LogisticRegression, ProgressiveValidation, PublishSchedule, train_online
 from streamiter.learn.model_owner import ModelOwner
-from streamiter.learn.row_training import RowOwner
+from streamiter.learn.online.row_training import RowOwner
 from streamiter.testing import VirtualClock
 
 Record = dict[str, Any]

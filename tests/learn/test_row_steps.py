@@ -164,7 +164,7 @@ def test_the_compiled_functions_have_one_signature_for_each_number_of_rates() ->
     """Read-only arrays, arrays of another dtype and columns of a matrix each compiled the functions again, for 10 s."""
     if not is_compiling():
         pytest.skip("Numba is not here")
-    from streamiter.learn import row_steps
+    from streamiter.learn.ready_made import row_steps
 
     table = np.asfortranarray(DENSE.astype(np.float32))
     table.flags.writeable = False

@@ -16,8 +16,8 @@ from learn.late_label_support import LABELS, SCHEDULES, Loop, Trained, events, i
 from learn.online_support import Record
 
 from streamiter.learn import LogisticRegression, SparseRows
-from streamiter.learn.online_workers import DelayedLabelsWorker, OnlineWorkerOptions
-from streamiter.learn.training import GradientSum
+from streamiter.learn.gradients.training import GradientSum
+from streamiter.learn.online.gradient_workers import DelayedLabelsWorker, OnlineWorkerOptions
 from streamiter.models import LinearPredictor
 from streamiter.parameter_server.optimizers import SGD
 from streamiter.testing import VirtualClock

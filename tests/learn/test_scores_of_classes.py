@@ -10,7 +10,7 @@ from learn.online_support import delayed
 
 from streamiter import Flow
 from streamiter.learn import AdaptiveLinearModel, ForeignModel, train_online
-from streamiter.learn.validation import PredictedRows
+from streamiter.learn.quality.validation import PredictedRows
 
 COLORS = ["red", "blue", "green", "black"]
 

@@ -8,7 +8,7 @@ import pytest
 from learn.frozen_states import frozen
 
 from streamiter.learn import AdaptiveLinearModel, SparseRows
-from streamiter.learn.cell_columns import COLUMNS_MAX
+from streamiter.learn.ready_made.cell_columns import COLUMNS_MAX
 from streamiter.models import LinearPredictor
 
 ROWS = 1_500

@@ -27,8 +27,8 @@ from streamiter.learn import (
     SparseRows,
     train_online,
 )
-from streamiter.learn.gradients import Gradient
-from streamiter.learn.training import BroadcastSteps, GradientSum
+from streamiter.learn.gradients.gradient import Gradient
+from streamiter.learn.gradients.training import BroadcastSteps, GradientSum
 from streamiter.models import ModelSnapshot
 from streamiter.operators.source import Source, SourceBatch
 

@@ -21,7 +21,7 @@ from support.waiting import PATIENCE_S, until
 from streamiter import Columns
 from streamiter.errors import ModelError
 from streamiter.learn import BadRows
-from streamiter.learn.adaptive import AdaptiveLinearModel
+from streamiter.learn.ready_made.adaptive import AdaptiveLinearModel
 from streamiter.models import LinearPredictor, ModelUpdate, ServedModel, exported
 from streamiter.topics.memory import MemoryBroker
 from streamiter.values.sparse_rows import SparseRows

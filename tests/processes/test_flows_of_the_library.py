@@ -45,7 +45,7 @@ from streamiter.learn import (
     train_on_parameter_server,
     train_online,
 )
-from streamiter.learn.tree_growing import TreeOptions, grow_tree
+from streamiter.learn.trees.tree_growing import TreeOptions, grow_tree
 from streamiter.models import ModelSnapshot, Rollbacks
 from streamiter.networks import train_network, train_network_online
 from streamiter.parameter_server import BSP, ParameterServer

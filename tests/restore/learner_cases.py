@@ -40,29 +40,10 @@ from streamiter.learn import (
     train_on_parameter_server,
     train_online,
 )
-from streamiter.learn.answer_delays import AnswerDelays, Answers
-from streamiter.learn.cell_columns import Categories, CellColumns
-from streamiter.learn.clustering import _SomePoints
-from streamiter.learn.comparison import Compare
-from streamiter.learn.embedding_weights import EmbeddingWeights
-from streamiter.learn.expert_weights import ExpertWeights
-from streamiter.learn.item_sets import ChooseFrequent, CountItemSets
-from streamiter.learn.kept_questions import KeptQuestions
-from streamiter.learn.label_join import LabelJoin
-from streamiter.learn.mixed_weights import MixedWeights
-from streamiter.learn.model_owner import ModelOwner, OneStart
-from streamiter.learn.model_rows import FirstRows
-from streamiter.learn.negatives import SampleNegatives
-from streamiter.learn.offline_workers import KeptExamples, OfflineWorker, ReplayedExamples
-from streamiter.learn.online_centroids import _LearnFromStart
-from streamiter.learn.online_workers import DelayedLabelsWorker, OnlineWorker, OnlineWorkerOptions
-from streamiter.learn.row_columns import CrossStatistics
-from streamiter.learn.row_reading import LabelFields, NumberMiniBatches, ReadsLabels
-from streamiter.learn.row_training import RowOwner
-from streamiter.learn.rows import MiniBatches
-from streamiter.learn.server_training import ParameterServerWorker, Repeater, Versions
-from streamiter.learn.table_weights import TableWeights
-from streamiter.learn.training import (
+from streamiter.learn.clusters.clustering import _SomePoints
+from streamiter.learn.clusters.online_centroids import _LearnFromStart
+from streamiter.learn.gradients.offline_workers import KeptExamples, OfflineWorker, ReplayedExamples
+from streamiter.learn.gradients.training import (
     BroadcastSteps,
     EpochSteps,
     GradientWorker,
@@ -70,8 +51,27 @@ from streamiter.learn.training import (
     ParameterOwner,
     ReplySteps,
 )
-from streamiter.learn.tree_growing import HistogramWorker, TreeOptions, TreeOwner, grow_tree
-from streamiter.learn.validation import MeanComparison, Validate
+from streamiter.learn.item_sets import ChooseFrequent, CountItemSets
+from streamiter.learn.late_labels.answer_delays import AnswerDelays, Answers
+from streamiter.learn.late_labels.kept_questions import KeptQuestions
+from streamiter.learn.late_labels.label_join import LabelJoin
+from streamiter.learn.model_owner import ModelOwner, OneStart
+from streamiter.learn.negatives import SampleNegatives
+from streamiter.learn.online.comparison import Compare
+from streamiter.learn.online.gradient_workers import DelayedLabelsWorker, OnlineWorker, OnlineWorkerOptions
+from streamiter.learn.online.row_training import RowOwner
+from streamiter.learn.quality.validation import MeanComparison, Validate
+from streamiter.learn.ready_made.cell_columns import Categories, CellColumns
+from streamiter.learn.ready_made.embedding_weights import EmbeddingWeights
+from streamiter.learn.ready_made.expert_weights import ExpertWeights
+from streamiter.learn.ready_made.mixed_weights import MixedWeights
+from streamiter.learn.ready_made.model_rows import FirstRows
+from streamiter.learn.ready_made.row_columns import CrossStatistics
+from streamiter.learn.ready_made.row_reading import LabelFields, NumberMiniBatches, ReadsLabels
+from streamiter.learn.ready_made.table_weights import TableWeights
+from streamiter.learn.rows import MiniBatches
+from streamiter.learn.server_training import ParameterServerWorker, Repeater, Versions
+from streamiter.learn.trees.tree_growing import HistogramWorker, TreeOptions, TreeOwner, grow_tree
 from streamiter.operators.timed.in_order import InOrder, RecordOrder, SpansInOrder
 from streamiter.parameter_server import ASP, BSP, ParameterServer
 from streamiter.parameter_server.consistency import ProgressTracker

@@ -19,8 +19,8 @@ from streamiter.learn import (
     SparseRows,
     StandardScaler,
 )
-from streamiter.learn.score_metrics import Calibration, ScoreHistogram
-from streamiter.learn.validation import MeanComparison, Validate
+from streamiter.learn.quality.score_metrics import Calibration, ScoreHistogram
+from streamiter.learn.quality.validation import MeanComparison, Validate
 from streamiter.operators import Output
 
 # -- models in users' operators --------------------------------------------------------------------------------

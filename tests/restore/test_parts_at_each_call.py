@@ -13,13 +13,13 @@ from operators.operator_harness import Driven
 from restore.learner_cases import classifier, extract, table
 
 from streamiter.learn import Examples
-from streamiter.learn.gradients import Gradient
+from streamiter.learn.gradients.gradient import Gradient
+from streamiter.learn.gradients.offline_workers import ReplayedExamples
+from streamiter.learn.gradients.training import BroadcastSteps, EpochSteps, GradientSum, ParameterOwner
 from streamiter.learn.model_owner import OwnerOptions
-from streamiter.learn.offline_workers import ReplayedExamples
-from streamiter.learn.online_workers import OnlineWorker, OnlineWorkerOptions
+from streamiter.learn.online.gradient_workers import OnlineWorker, OnlineWorkerOptions
+from streamiter.learn.quality.validation import MeanComparison
 from streamiter.learn.server_training import Versions
-from streamiter.learn.training import BroadcastSteps, EpochSteps, GradientSum, ParameterOwner
-from streamiter.learn.validation import MeanComparison
 
 Calls = list[Callable[[Any], Any]]
 

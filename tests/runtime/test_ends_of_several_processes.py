@@ -31,8 +31,8 @@ from streamiter.errors import (
     TransactionExpired,
 )
 from streamiter.operators import Context, Output
-from streamiter.service.metrics import MetricsNow, exposition
-from streamiter.service.observations import Observations
+from streamiter.service.observing.metrics import MetricsNow, exposition
+from streamiter.service.observing.observations import Observations
 from streamiter.testing import VirtualClock
 from streamiter.values.plain_data import PlainData
 from streamiter.values.plain_errors import RemoteError, error_from_plain, error_to_plain

@@ -14,9 +14,9 @@ from support.waiting import PATIENCE_S
 
 from streamiter import Flow
 from streamiter.models import ModelSnapshot, ModelUpdateEncoder, ServedModel
-from streamiter.service.http import serving
-from streamiter.service.observations import Observations
-from streamiter.service.settings import HttpSettings
+from streamiter.service.http.server import serving
+from streamiter.service.observing.observations import Observations
+from streamiter.service.settings.tables import HttpSettings
 from streamiter.topics.memory import MemoryBroker
 from streamiter.values.helpers.clock import SystemClock
 

@@ -8,7 +8,7 @@ from streamiter import Flow
 from streamiter.learn import AdaptiveLinearModel, train_online
 from streamiter.models import LinearPredictor, ModelUpdate
 from streamiter.models.served import ServedVersion
-from streamiter.service.observations import Observations
+from streamiter.service.observing.observations import Observations
 
 NOW_MS = 1_700_000_000_000
 

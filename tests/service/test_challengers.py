@@ -18,7 +18,7 @@ from support.waiting import PATIENCE_S
 
 from streamiter.errors import CheckpointError, JobFailed, ModelError, ProducerFenced
 from streamiter.learn import AdaptiveLinearModel
-from streamiter.learn.challengers import ComparedRows
+from streamiter.learn.online.challengers import ComparedRows
 from streamiter.models import (
     ModelUpdate,
     NoSuchVersion,
@@ -33,7 +33,7 @@ from streamiter.models import (
 )
 from streamiter.operators import Operator
 from streamiter.service import OnlineLearningService, ServiceReplica, read_settings
-from streamiter.service.challenger import Challenger
+from streamiter.service.observing.challenger import Challenger
 from streamiter.service.service import remedy_of
 from streamiter.service.surfaces import ServiceSurfaces
 from streamiter.topics import MemoryBroker, topic

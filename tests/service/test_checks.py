@@ -10,7 +10,7 @@ from support.kafka_server import free_ports
 
 from streamiter.service import OnlineLearningService
 from streamiter.service.checks import Findings, SettingsCheck
-from streamiter.service.settings_file import read_document
+from streamiter.service.settings.file import read_document
 from streamiter.topics import OutgoingBatch, topic
 from streamiter.values.settings import SettingsError
 

@@ -15,10 +15,10 @@ from streamiter import Flow
 from streamiter.engine.graph.statistics import StalledTask
 from streamiter.engine.plan.job_settings import ChannelLimits
 from streamiter.models import ServedModel
-from streamiter.service.health import HealthFacts, SourceFacts, facts_of, liveness, readiness
-from streamiter.service.observations import LoopBlock, Observations
-from streamiter.service.quality import QualityNow
-from streamiter.service.settings import HealthSettings
+from streamiter.service.observing.health import HealthFacts, SourceFacts, facts_of, liveness, readiness
+from streamiter.service.observing.observations import LoopBlock, Observations
+from streamiter.service.observing.quality import QualityNow
+from streamiter.service.settings.tables import HealthSettings
 from streamiter.testing import VirtualClock
 from streamiter.topics import TopicWriter
 from streamiter.topics.memory import MemoryTopic

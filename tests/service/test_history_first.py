@@ -18,9 +18,9 @@ from streamiter import Operator
 from streamiter.models import LinearPredictor, last_update
 from streamiter.operators import Output
 from streamiter.service import OnlineLearningService, read_settings
-from streamiter.service.logs import log_figures
-from streamiter.service.metrics import MetricsNow, exposition
-from streamiter.service.page_documents import page_state
+from streamiter.service.observing.logs import log_figures
+from streamiter.service.observing.metrics import MetricsNow, exposition
+from streamiter.service.observing.page_documents import page_state
 from streamiter.topics import topic
 from streamiter.values.records import Batch
 

@@ -21,10 +21,10 @@ from support.processes import forked_run
 from support.waiting import PATIENCE_S, turn, until
 
 from streamiter.errors import ConfigurationError
-from streamiter.service.connections import ClientConnection
-from streamiter.service.http import serving
-from streamiter.service.observations import Observations
-from streamiter.service.settings import HttpSettings
+from streamiter.service.http.connections import ClientConnection
+from streamiter.service.http.server import serving
+from streamiter.service.observing.observations import Observations
+from streamiter.service.settings.tables import HttpSettings
 from streamiter.topics.memory import MemoryTopic
 from streamiter.topics.memory_log import MemoryTopics
 from streamiter.values.helpers.clock import SystemClock
@@ -222,7 +222,7 @@ async def test_rows_of_a_client_that_leaves_are_not_refused(monkeypatch: pytest.
     async def busy(*_: object, **__: object) -> None:
         await asyncio.Event().wait()
 
-    monkeypatch.setattr("streamiter.service.http.answer_rows", busy)
+    monkeypatch.setattr("streamiter.service.http.server.answer_rows", busy)
     async with case() as service:
         with pytest.raises(httpx.ReadTimeout):
             await service.client.post("/predict", json={"km": 1.0}, timeout=httpx.Timeout(PATIENCE_S, read=0.2))
@@ -348,7 +348,7 @@ async def test_an_answer_is_sent_at_once() -> None:
 
 async def test_idle_connections_give_room_to_new_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     """A program that held 512 connections kept out the probe, and the service was restarted."""
-    monkeypatch.setattr("streamiter.service.connections.CONNECTIONS_MAX", 4)
+    monkeypatch.setattr("streamiter.service.http.connections.CONNECTIONS_MAX", 4)
     probe = request("/livez", b"", "Connection: close", method="GET")
     begun = request("/predict", b"{}", "Expect: 100-continue")[:-1]
 
@@ -465,7 +465,7 @@ async def test_tls(tmp_path: Path) -> None:
 @pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
 def test_connections_without_tls_have_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, new_loop: Any) -> None:
     """A scanner opened a thousand connections and sent nothing: the job had no descriptor left for its checkpoint."""
-    monkeypatch.setattr("streamiter.service.connections.CONNECTIONS_MAX", 4)
+    monkeypatch.setattr("streamiter.service.http.connections.CONNECTIONS_MAX", 4)
     authority = Authority(tmp_path, "authority")
     certificate, key = authority.sign("service", "IP:127.0.0.1")
     trusting = ssl.create_default_context(cafile=str(authority.certificate))
@@ -520,7 +520,7 @@ async def test_wrong_settings_are_told_before_the_job_starts(
 @pytest.mark.parametrize("package", ["httptools", "prometheus_client", "starlette", "uvicorn"])
 def test_a_missing_package_is_told(tmp_path: Path, package: str) -> None:
     """A service without its extra ended with a trace that named a package that the user did not know."""
-    program = f"import sys; sys.modules['{package}'] = None; import streamiter.service.http"
+    program = f"import sys; sys.modules['{package}'] = None; import streamiter.service.http.server"
     run = forked_run([sys.executable, "-c", program], cwd=tmp_path, limit_s=PATIENCE_S)
     assert f"ConfigurationError: the service needs the package '{package}'; install it with: pip install" in run.stderr
 

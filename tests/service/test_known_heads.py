@@ -10,7 +10,7 @@ import pytest
 from service.http_case import Case, case, request, status_of
 from support.waiting import PATIENCE_S, until
 
-from streamiter.service.connections import KnownHeads
+from streamiter.service.http.connections import KnownHeads
 
 GOOD = request("/predict", b'{"km": 600.0}')
 
@@ -147,8 +147,8 @@ async def test_a_known_head_has_its_token(tmp_path: Path, hits: list[bool]) -> N
 
 async def test_a_connection_in_use_stays_open_and_an_idle_one_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The timer of the first answer would cut off a client that has asked again and again since then."""
-    monkeypatch.setattr("streamiter.service.connections.KEEP_ALIVE_S", 0.3)
-    monkeypatch.setattr("streamiter.service.http.KEEP_ALIVE_S", 0.3)
+    monkeypatch.setattr("streamiter.service.http.connections.KEEP_ALIVE_S", 0.3)
+    monkeypatch.setattr("streamiter.service.http.server.KEEP_ALIVE_S", 0.3)
     async with case() as service, connected(service) as client, connected(service) as other:
         loop = asyncio.get_running_loop()
         began_s = loop.time()

@@ -30,11 +30,11 @@ from streamiter.engine.storage.store import Checkpoints, MemoryStore
 from streamiter.learn import train_online
 from streamiter.models import ServedModel
 from streamiter.operators import DeadLetter
-from streamiter.service.logs import figures_of, log_figures, logging_to
-from streamiter.service.metrics import MetricsNow, exposition
-from streamiter.service.observations import Observations, Sample
-from streamiter.service.page_documents import page_state
-from streamiter.service.settings import (
+from streamiter.service.observing.logs import figures_of, log_figures, logging_to
+from streamiter.service.observing.metrics import MetricsNow, exposition
+from streamiter.service.observing.observations import Observations, Sample
+from streamiter.service.observing.page_documents import page_state
+from streamiter.service.settings.tables import (
     HttpSettings,
     InputSettings,
     LabelSettings,

@@ -24,16 +24,16 @@ from support.chromium import chromium, visit
 from support.waiting import PATIENCE_S, until
 
 from streamiter.learn import FieldWatch
-from streamiter.learn.challengers import ComparedRows
-from streamiter.learn.field_watch import WatchedFields
+from streamiter.learn.online.challengers import ComparedRows
+from streamiter.learn.quality.field_watch import WatchedFields
 from streamiter.models import ModelSnapshot, ModelUpdateEncoder, ServedModel
-from streamiter.service.challenger import Challenger
-from streamiter.service.http import serving
-from streamiter.service.observations import Observations, RejectedRecord
-from streamiter.service.page_documents import page_history, page_state
-from streamiter.service.quality import ValidationReport
+from streamiter.service.http.server import serving
+from streamiter.service.observing.challenger import Challenger
+from streamiter.service.observing.observations import Observations, RejectedRecord
+from streamiter.service.observing.page_documents import page_history, page_state
+from streamiter.service.observing.quality import ValidationReport
 from streamiter.service.service import OnlineLearningService
-from streamiter.service.settings import (
+from streamiter.service.settings.tables import (
     ChallengerSettings,
     CheckpointSettings,
     HttpSettings,
@@ -63,7 +63,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the documents follow each other sooner, and let a server that ends not wait for open pages: all tests have
     one.
     """
-    monkeypatch.setattr("streamiter.service.http._GRACE_S", 0.2)
+    monkeypatch.setattr("streamiter.service.http.server._GRACE_S", 0.2)
     for module in ("page", "surfaces"):
         monkeypatch.setattr(f"streamiter.service.{module}.SAMPLE_S", 0.2)
 

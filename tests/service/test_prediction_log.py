@@ -19,7 +19,7 @@ from support.waiting import PATIENCE_S
 from streamiter.errors import DecodeError
 from streamiter.models import ModelSnapshot, ModelUpdateEncoder, last_update
 from streamiter.service import OnlineLearningService, ServiceReplica, read_settings
-from streamiter.service.prediction_log import LoggedPredictions
+from streamiter.service.observing.prediction_log import LoggedPredictions
 from streamiter.service.replay import replay_of
 from streamiter.topics import OutgoingBatch, ReadRequest, TopicBatch, topic
 from streamiter.values.helpers.clock import SystemClock
@@ -125,8 +125,8 @@ async def test_requests_are_answered_while_the_log_is_away_and_what_is_lost_is_c
     """A topic that did not answer held all requests, and afterwards nobody knew what was missing."""
     place = without_log
     await place.publish(300)
-    monkeypatch.setattr("streamiter.service.prediction_log._QUEUE_BYTES_MAX", 1_000)
-    monkeypatch.setattr("streamiter.service.prediction_log._TRY_AGAIN_S", 0.01)
+    monkeypatch.setattr("streamiter.service.observing.prediction_log._QUEUE_BYTES_MAX", 1_000)
+    monkeypatch.setattr("streamiter.service.observing.prediction_log._TRY_AGAIN_S", 0.01)
     async with replica_of(place) as (replica, client):
         answered = await predictions_of(client, trips(20))
         log = replica.observations.prediction_log

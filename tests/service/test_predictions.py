@@ -13,12 +13,12 @@ from service.service_models import learned, trips, version_of
 from support.examples import random_examples
 
 from streamiter.errors import ModelError
-from streamiter.learn.adaptive import AdaptiveLinearModel
+from streamiter.learn.ready_made.adaptive import AdaptiveLinearModel
 from streamiter.models.linear_predictor import LinearPredictor
 from streamiter.models.served import ServedVersion
-from streamiter.service.answers import Problem
-from streamiter.service.candidates import RequestedCandidates
-from streamiter.service.predictions import answer_rows, requested_document, requested_rows
+from streamiter.service.http.answers import Problem
+from streamiter.service.http.candidates import RequestedCandidates
+from streamiter.service.http.predictions import answer_rows, requested_document, requested_rows
 
 CLOCK = ManualClock()
 MODEL = learned()

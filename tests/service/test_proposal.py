@@ -9,9 +9,9 @@ from support.costs import calls_of
 from support.examples import random_examples
 
 from streamiter.learn.flights import FlightEvents
-from streamiter.service.proposal import Proposal, TopicSample, proposal_of, sample_of_topic
-from streamiter.service.settings import LabelSettings
-from streamiter.service.settings_file import read_settings
+from streamiter.service.settings.file import read_settings
+from streamiter.service.settings.proposal import Proposal, TopicSample, proposal_of, sample_of_topic
+from streamiter.service.settings.tables import LabelSettings
 from streamiter.topics import MemoryBroker, OutgoingBatch
 
 pytestmark = pytest.mark.usefixtures("connectors_found_once")

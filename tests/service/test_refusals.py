@@ -10,7 +10,7 @@ import pytest
 from service.test_settings_file import GOOD
 from support.refusals import refusals_test, write
 
-from streamiter.service.settings_file import read_settings
+from streamiter.service.settings.file import read_settings
 
 FILE = Path(__file__).with_name("refusals.txt")
 SHORT = """

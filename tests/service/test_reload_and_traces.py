@@ -14,7 +14,7 @@ from support.waiting import PATIENCE_S
 
 from streamiter.errors import ConfigurationError
 from streamiter.service.service import SUCCEEDED, OnlineLearningService
-from streamiter.service.settings_file import read_settings
+from streamiter.service.settings.file import read_settings
 from streamiter.service.tracing import Traces
 from streamiter.topics import OutgoingBatch, topic
 

@@ -21,7 +21,7 @@ from streamiter import Operator
 from streamiter.models import LinearPredictor, ModelUpdate, last_update, roll_back
 from streamiter.operators import Output
 from streamiter.service.service import ABORTED, FAILED, STALLED, SUCCEEDED, TAKEN_OVER, OnlineLearningService
-from streamiter.service.settings import (
+from streamiter.service.settings.tables import (
     CheckpointSettings,
     HealthSettings,
     HttpSettings,

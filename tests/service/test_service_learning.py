@@ -16,11 +16,11 @@ from streamiter import Flow
 from streamiter.errors import ConfigurationError, JobFailed, ModelError, StreamiterError
 from streamiter.learn import BadRows
 from streamiter.models import LinearPredictor, ModelSnapshot
-from streamiter.service.features import FeatureRows
-from streamiter.service.labels import label_of, milliseconds_of, milliseconds_of_texts
 from streamiter.service.learning import ServiceLearning, decoder_of
 from streamiter.service.service import OnlineLearningService
-from streamiter.service.settings import (
+from streamiter.service.settings.features import FeatureRows
+from streamiter.service.settings.labels import label_of, milliseconds_of, milliseconds_of_texts
+from streamiter.service.settings.tables import (
     FieldComparison,
     InputSettings,
     LabelSettings,

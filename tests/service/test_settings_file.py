@@ -11,9 +11,9 @@ import pytest
 from support.examples import random_examples
 
 from streamiter.errors import ConfigurationError
-from streamiter.service.features import embeddings_of
-from streamiter.service.settings import FieldComparison, LabelSettings, ServiceSettings
-from streamiter.service.settings_file import TABLES, changed, read_settings
+from streamiter.service.settings.features import embeddings_of
+from streamiter.service.settings.file import TABLES, changed, read_settings
+from streamiter.service.settings.tables import FieldComparison, LabelSettings, ServiceSettings
 from streamiter.values.settings import SettingsError, WrongValue
 
 pytestmark = pytest.mark.usefixtures("connectors_found_once")

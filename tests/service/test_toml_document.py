@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from support.examples import random_examples
 
-from streamiter.service.toml_document import lines_of_keys, toml_document
+from streamiter.service.settings.toml_document import lines_of_keys, toml_document
 from streamiter.values.settings import (
     KeyPath,
     SettingsError,

@@ -37,7 +37,7 @@ from streamiter.engine.processes.mesh import ProcessMesh
 from streamiter.engine.processes.supervisor import Attempt, Loss
 from streamiter.engine.tasks.task import Task
 from streamiter.errors import ConfigurationError
-from streamiter.learn.linear import LinearModel
+from streamiter.learn.gradients.linear import LinearModel
 from streamiter.parameter_server.requests import AddRequest
 from streamiter.parameter_server.shard import Shard
 from streamiter.parameter_server.snapshots import Holding

@@ -20,13 +20,13 @@ from topics.topic_case import write
 
 from streamiter import Checkpoints, Flow
 from streamiter.learn import Embeddings, FieldWatch, PageHinkley, train_online
-from streamiter.learn.challengers import ComparedRows
+from streamiter.learn.online.challengers import ComparedRows
 from streamiter.models import ModelSnapshot, ModelUpdateEncoder, ServedModel
-from streamiter.service.challenger import Challenger
-from streamiter.service.metrics import MetricsNow, exposition
-from streamiter.service.observations import HistoryRead, Observations
-from streamiter.service.prediction_log import PredictionLog
-from streamiter.service.settings import ChallengerSettings, PredictionSettings
+from streamiter.service.observing.challenger import Challenger
+from streamiter.service.observing.metrics import MetricsNow, exposition
+from streamiter.service.observing.observations import HistoryRead, Observations
+from streamiter.service.observing.prediction_log import PredictionLog
+from streamiter.service.settings.tables import ChallengerSettings, PredictionSettings
 from streamiter.topics import MemoryBroker
 from streamiter.values.helpers.clock import SystemClock
 

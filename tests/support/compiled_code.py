@@ -12,7 +12,7 @@ import numpy as np
 
 from streamiter import Columns, Flow
 from streamiter.learn import ADWIN, AdaptiveLinearModel, DelayedLabels, Embeddings, PageHinkley, train_online
-from streamiter.learn.drift import DriftWatch
+from streamiter.learn.quality.drift import DriftWatch
 from streamiter.parameter_server.storage.feature_table import FeatureTable
 from streamiter.topics.json_columns import ColumnScanner
 from streamiter_kafka.record_columns import compile_it

@@ -25,7 +25,7 @@ whose time is more than ``expire_ms`` after its last one: such a row does not fi
 Features leave at the oldest end only, when they are expired, or when there is no room for another entry or row. So
 those that stay are the ones with the last changes. Which entry and row a feature has is of no influence.
 
-The functions get the arrays as pointers, see ``streamiter.learn.row_steps``, and check no bounds. This
+The functions get the arrays as pointers, see ``streamiter.learn.ready_made.row_steps``, and check no bounds. This
 module needs Numba to be fast, see ``streamiter.values.helpers.compiled``.
 """
 

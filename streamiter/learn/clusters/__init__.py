@@ -1,0 +1,1 @@
+"""k-means, on bounded data and on streams."""

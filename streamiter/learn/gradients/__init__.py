@@ -1,0 +1,1 @@
+"""Learners by gradients: linear models, their gradients, and the workers that train them."""

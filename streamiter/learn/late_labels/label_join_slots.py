@@ -1,0 +1,290 @@
+"""The compiled parts of a join of questions and answers: heaps, slots, settled keys, and the steps that are told.
+
+``streamiter.learn.late_labels.label_join_arrays`` describes the arrays. In compiled code they are pointers: an array
+that is an argument would cost as much as the work itself. A slot, a key or an item is the place of its first number.
+Compiled code checks no bounds, so ``LabelJoin`` makes room for all that a call may add.
+
+This module needs Numba to be fast, see ``streamiter.values.helpers.compiled``.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from streamiter.learn.late_labels.label_join_arrays import (
+    AT_EVENT,
+    EARLIER,
+    FIRST_SETTLED,
+    FORGOTTEN,
+    FREE_SLOTS,
+    HAS_LABEL,
+    HAS_OTHERWISE,
+    IS_ASSUMED,
+    IS_OPEN,
+    IS_TOUCHED,
+    IS_WEIGHTED,
+    ITEM_COLUMNS,
+    JOINED_STEP_COLUMNS,
+    KEPT,
+    KIND,
+    LABEL_EVENT,
+    LABEL_SLOT,
+    LAST_SETTLED,
+    LATE_ANSWERS,
+    LATER,
+    NOT_SETTLED,
+    NUMBERED,
+    OF,
+    OF_EVENT,
+    OF_SLOT,
+    SCORES,
+    SETTLED,
+    SETTLED_AT,
+    SLOT_EVENT,
+    SLOT_FLAGS,
+    SLOT_KEY,
+    SLOT_NUMBER,
+    SLOT_STEP,
+    STEPS,
+    TO_ASK,
+    TO_ASSUME,
+    TO_LEARN,
+    TO_WITHDRAW,
+    TOUCHED,
+    WAS_LEARNED,
+    WATERMARK,
+    WITHIN,
+    Arrays,
+)
+from streamiter.values.helpers.compiled import compiled
+from streamiter.values.numbers import Integers
+from streamiter.values.times import MAX_TIME
+
+# A heap is cleared of closed items when they are more than three times the others and this number.
+_CLOSED_MAX: Final = 1_000
+# Of the questions that have been learned, each is in every checkpoint until its wait is over: this many take some 25
+# ms. What is delivered twice comes again within seconds or minutes.
+LEARNED_KEPT: Final = 100_000
+
+Pointers = Arrays
+"""The arrays, as pointers to their first numbers."""
+
+
+# ---- heaps: the first item of each is due first; ``counts[name]`` is the number of items of the heap ``name``
+
+
+@compiled
+def _comes_before(heap: Integers, one: int, other: int) -> bool:
+    """Whether the item at one place is before the item at the other place."""
+    one, other = one * ITEM_COLUMNS, other * ITEM_COLUMNS
+    return bool(heap[one] < heap[other] or (heap[one] == heap[other] and heap[one + 1] < heap[other + 1]))
+
+
+@compiled
+def swap(heap: Integers, one: int, other: int) -> None:
+    for column in range(ITEM_COLUMNS):
+        at, to = one * ITEM_COLUMNS + column, other * ITEM_COLUMNS + column
+        heap[at], heap[to] = heap[to], heap[at]
+
+
+@compiled
+def move_up(heap: Integers, place: int) -> None:
+    while place > 0 and _comes_before(heap, place, (place - 1) // 2):
+        swap(heap, place, (place - 1) // 2)
+        place = (place - 1) // 2
+
+
+@compiled
+def push(heap: Integers, counts: Integers, name: int, time: int, order: int, of: int, number: int) -> None:
+    """Add an item to the heap ``name``."""
+    place = counts[name]
+    counts[name] = place + 1
+    at = place * ITEM_COLUMNS
+    heap[at], heap[at + 1], heap[at + 2], heap[at + 3] = time, order, of, number
+    move_up(heap, place)
+
+
+@compiled
+def pop(heap: Integers, counts: Integers, name: int) -> None:
+    """Remove the first item of the heap ``name``."""
+    last = counts[name] - 1
+    counts[name] = last
+    swap(heap, 0, last)
+    place = 0
+    while True:
+        child = 2 * place + 1
+        if child + 1 < last and _comes_before(heap, child + 1, child):
+            child += 1
+        if child >= last or not _comes_before(heap, child, place):
+            return
+        swap(heap, child, place)
+        place = child
+
+
+# ---- what waits for the other
+
+
+@compiled
+def waits(heap: Integers, place: int, slots: Integers) -> bool:
+    """Whether the item at a place is of a question or answer that still waits for the other."""
+    slot, number = heap[place * ITEM_COLUMNS + OF], heap[place * ITEM_COLUMNS + NUMBERED]
+    return bool(slots[slot + SLOT_NUMBER] == number and slots[slot + SLOT_FLAGS] & IS_OPEN)
+
+
+@compiled
+def drop_closed_items(heap: Integers, counts: Integers, name: int, slots: Integers) -> None:
+    """Remove the first items whose events have left, until the first one waits."""
+    while counts[name] > 0 and not waits(heap, 0, slots):
+        pop(heap, counts, name)
+
+
+@compiled
+def clear_closed_items(heap: Integers, counts: Integers, name: int, slots: Integers) -> None:
+    """Remove the items of events that have left once they are most of a heap: they would take memory without end."""
+    count, kept = counts[name], 0
+    if count <= 4 * counts[KEPT] + _CLOSED_MAX:
+        return
+    for place in range(count):
+        if waits(heap, place, slots):
+            swap(heap, kept, place)
+            move_up(heap, kept)
+            kept += 1
+    counts[name] = kept
+
+
+# ---- settled questions: a list from key to key, in the order in which they were settled
+
+
+@compiled
+def _unlink(state: Pointers, key: int) -> None:
+    keys, counts = state.keys, state.counts
+    before, after = keys[key + EARLIER], keys[key + LATER]
+    if before >= 0:
+        keys[before + LATER] = after
+    else:
+        counts[FIRST_SETTLED] = after
+    if after >= 0:
+        keys[after + EARLIER] = before
+    else:
+        counts[LAST_SETTLED] = before
+    keys[key + EARLIER] = keys[key + LATER] = NOT_SETTLED
+    counts[SETTLED] -= 1
+
+
+@compiled
+def settle_key(state: Pointers, key: int, time: int) -> None:
+    """Note that the question of a key at this time has got its answer; it is now the last of these."""
+    keys, counts = state.keys, state.counts
+    if keys[key + LATER] != NOT_SETTLED:
+        _unlink(state, key)
+    last = counts[LAST_SETTLED]
+    keys[key + SETTLED_AT], keys[key + EARLIER], keys[key + LATER] = time, last, -1
+    if last >= 0:
+        keys[last + LATER] = key
+    else:
+        counts[FIRST_SETTLED] = key
+    counts[LAST_SETTLED] = key
+    counts[SETTLED] += 1
+
+
+@compiled
+def forget_settled(state: Pointers) -> None:
+    """Forget the settled questions whose wait would be over, and the oldest if there are too many."""
+    keys, counts, within = state.keys, state.counts, state.settings[WITHIN]
+    while counts[SETTLED] > 0:
+        first = counts[FIRST_SETTLED]
+        is_over = within >= 0 and keys[first + SETTLED_AT] + within <= counts[WATERMARK]
+        if not is_over and counts[SETTLED] <= LEARNED_KEPT:
+            return
+        _unlink(state, first)
+        touch(state, first)
+
+
+# ---- slots and steps
+
+
+@compiled
+def touch(state: Pointers, key: int) -> None:
+    """Note a key of which nothing may be known any more."""
+    if not state.keys[key + IS_TOUCHED]:
+        state.keys[key + IS_TOUCHED] = 1
+        state.touched[state.counts[TOUCHED]] = key
+        state.counts[TOUCHED] += 1
+
+
+@compiled
+def _free(state: Pointers, slot: int) -> None:
+    touch(state, state.slots[slot + SLOT_KEY])
+    state.slots[slot + SLOT_NUMBER] = state.slots[slot + SLOT_FLAGS] = 0
+    state.slots[slot + SLOT_EVENT] = state.slots[slot + SLOT_STEP] = -1
+    state.free[state.counts[FREE_SLOTS]] = slot
+    state.counts[FREE_SLOTS] += 1
+
+
+@compiled
+def _add_step(state: Pointers, kind: int, slot: int, answer: int, event: int) -> int:
+    """Add a step of the event in a slot, with the label in the slot ``answer``, or -1 for none; return its place."""
+    place = state.counts[STEPS]
+    state.counts[STEPS] = place + 1
+    at, steps, slots = place * JOINED_STEP_COLUMNS, state.steps, state.slots
+    steps[at + KIND], steps[at + OF_SLOT], steps[at + AT_EVENT] = kind, slot, event
+    steps[at + OF_EVENT], steps[at + SCORES] = slots[slot + SLOT_EVENT], slots[slot + SLOT_STEP]
+    steps[at + LABEL_SLOT] = steps[at + LABEL_EVENT] = -1
+    if answer >= 0 and slots[answer + SLOT_EVENT] >= 0:
+        steps[at + LABEL_EVENT] = slots[answer + SLOT_EVENT]
+    elif answer >= 0:
+        steps[at + LABEL_SLOT] = answer
+    steps[at + WAS_LEARNED] = 1 if slots[slot + SLOT_FLAGS] & IS_ASSUMED else 0
+    return int(place)
+
+
+@compiled
+def ask(state: Pointers, slot: int, event: int) -> None:
+    """Predict a question; with weights, learn from it as if it had no answer."""
+    step = _add_step(state, TO_ASK, slot, -1, event)
+    state.slots[slot + SLOT_STEP] = state.steps[step * JOINED_STEP_COLUMNS + SCORES] = step
+    if state.settings[IS_WEIGHTED]:
+        state.slots[slot + SLOT_FLAGS] |= IS_ASSUMED
+
+
+@compiled
+def assume(state: Pointers, slot: int, event: int) -> None:
+    """Learn from a question that waits as if it had no answer."""
+    step = _add_step(state, TO_ASSUME, slot, -1, event)
+    if state.slots[slot + SLOT_STEP] < 0:
+        state.slots[slot + SLOT_STEP] = state.steps[step * JOINED_STEP_COLUMNS + SCORES] = step
+    state.slots[slot + SLOT_FLAGS] |= IS_ASSUMED
+
+
+@compiled
+def leave_late(state: Pointers, slot: int) -> None:
+    """An answer leaves without a question."""
+    at = 2 * state.counts[LATE_ANSWERS]
+    state.late[at], state.late[at + 1] = slot, state.slots[slot + SLOT_EVENT]
+    state.counts[LATE_ANSWERS] += 1
+    _free(state, slot)
+
+
+@compiled
+def leave(state: Pointers, slot: int, answer: int, event: int, is_forgotten: bool) -> None:
+    """A question leaves, with the answer in a slot or without one (-1): learn its label, if it has one."""
+    slots = state.slots
+    label = slot if slots[slot + SLOT_FLAGS] & HAS_LABEL else answer
+    if is_forgotten:
+        state.counts[FORGOTTEN] += 1
+    has_label = bool(slots[label + SLOT_FLAGS] & HAS_LABEL) if label >= 0 else bool(state.settings[HAS_OTHERWISE])
+    if is_forgotten or not has_label:
+        if slots[slot + SLOT_FLAGS] & IS_ASSUMED:
+            _add_step(state, TO_WITHDRAW, slot, -1, event)
+    else:
+        _add_step(state, TO_LEARN, slot, label, event)
+    _free(state, slot)
+    if answer >= 0:
+        _free(state, answer)
+
+
+@compiled
+def limit_of(state: Pointers, time: int) -> int:
+    """Return the end of the wait of a question."""
+    within = state.settings[WITHIN]
+    return MAX_TIME if within < 0 else min(int(time) + int(within), MAX_TIME)

@@ -1,0 +1,1 @@
+"""Decision trees, which grow in a loop."""

@@ -1,0 +1,208 @@
+"""Labels: those of records, and those that come later, in an answer to a question."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from operator import itemgetter
+from typing import Any, Final
+
+import numpy as np
+
+from streamiter.errors import shortened
+from streamiter.flow.building import outlets_of
+from streamiter.flow.event_time import is_behind_topic
+from streamiter.flow.stream import Stream
+from streamiter.learn import DelayedLabels
+from streamiter.learn.labels import LearningTask, number_of_label
+from streamiter.operators.functions import with_batches
+from streamiter.service.settings.tables import (
+    ANSWER,
+    ANSWERS_FIELD,
+    READY_MADE,
+    FieldComparison,
+    LabelSettings,
+    LearningKind,
+    LearnSettings,
+)
+from streamiter.values.numbers import is_number, plain_float
+from streamiter.values.records import Batch
+
+Record = Mapping[str, Any]
+"""A decoded event; its values are the user's."""
+
+
+def label_of(learn: LearnSettings) -> Callable[[Record], Any]:
+    """Return the function that reads the label of a record; it raises an error for a record without one.
+
+    >>> label_of(LearnSettings("classification", LabelSettings("late")))({"late": 1})
+    True
+    >>> label_of(LearnSettings("classification", LabelSettings("sent")))({"sent": "late"})
+    'late'
+    """
+    value = learn.label.value
+    if isinstance(value, FieldComparison):
+        return value
+    expected, is_label = _LABELS[learn.kind]
+    takes_texts = learn.learner in READY_MADE
+
+    def label(record: Record) -> Any:
+        given = record[value]
+        if isinstance(given, str) and learn.kind == "classification" and not takes_texts:
+            raise ValueError(f"expected true, false, 1 or 0 in the field {value!r}, given {given!r}; {_COMPARE_IT}")
+        found = number_of_label(given) if learn.kind == "regression" else given
+        if not is_label(found):
+            raise ValueError(f"expected {expected} in the field {value!r}, given {given!r}")
+        return bool(found) if learn.kind == "classification" and not isinstance(given, str) else found
+
+    return label
+
+
+_COMPARE_IT: Final = "write value = \"field == 'text'\" in label, or leave learner out"
+
+_LABELS: Final[Mapping[str, tuple[str, Callable[[Any], bool]]]] = {
+    "classification": (
+        "true, false, 1, 0 or a text",
+        lambda given: isinstance(given, str) or (is_number(given) and given in (0, 1)),
+    ),
+    "regression": ("a number", lambda found: found is not None),
+    "multiclass": ("a text or a whole number", lambda given: isinstance(given, (str, int))),
+}
+
+
+def task_of(kind: LearningKind) -> LearningTask:
+    """Return what a model is told about its labels: a service that answers with one probability has two of them."""
+    return "binary" if kind == "classification" else kind
+
+
+def shares_of_labels(learn: LearnSettings, labels: Sequence[Any]) -> str:
+    """Return the shares of the labels, as a model reads them, or their range; and what is wrong if all are equal.
+
+    >>> shares_of_labels(LearnSettings("classification", LabelSettings("late")), [True, False, False, False])
+    '25.0% are true'
+    >>> shares_of_labels(LearnSettings("regression", LabelSettings("delay")), [7.0, 7.0])
+    'all are 7.0: nothing can be learned from such labels, so check the key label'
+    """
+    counts = Counter(labels)
+    if len(counts) == 1:
+        shown = str(labels[0]).lower() if isinstance(labels[0], bool) else repr(labels[0])
+        if learn.label.otherwise not in (None, labels[0]):
+            return f"all are {shown}, and questions without an answer {learn.label.otherwise!r}"
+        return f"all are {shown}: nothing can be learned from such labels, so check the key label"
+    if learn.kind == "regression":
+        return f"from {min(labels):g} to {max(labels):g}"
+    if set(counts) <= {True, False}:
+        return f"{counts[True] / len(labels):.1%} are true"
+    shares = [f"{count / len(labels):.1%} are {label!r}" for label, count in counts.most_common(_SHARES_SHOWN)]
+    if more := len(counts) - len(shares):
+        shares.append(f"and {more} other labels")
+    return ", ".join(shares)
+
+
+_SHARES_SHOWN: Final = 5
+
+
+def delayed_labels_of(learn: LearnSettings, features: Callable[[Batch], Any]) -> DelayedLabels:
+    """Return how questions and answers are read and joined."""
+    settings, read = learn.label, label_of(learn)
+    field, answer_is = settings.event_field, settings.event
+    compared = settings.value if isinstance(settings.value, FieldComparison) else None
+
+    def target_of(answer: Record) -> Any:
+        return None if answer[settings.field] is None else read(answer)
+
+    return DelayedLabels(
+        key_of=itemgetter(settings.key),
+        is_answer=lambda event: bool(event.get(field) == answer_is),
+        features=features,
+        target_of=target_of if compared is None else with_batches(target_of, compared.of_batch),
+        within_s=settings.within_s,
+        otherwise=settings.otherwise,
+        schedule=settings.schedule,
+    )
+
+
+# One time in the future would end the wait of all questions, and of all that follow. Clocks differ by less, and times
+# of a place that are taken for UTC by at most 14 hours.
+_AHEAD_S: Final = 24 * 3600
+
+
+# After this many seconds without an event, a partition holds nothing back, and time advances with the clock.
+_QUIET_S: Final = 5.0
+
+
+def as_answer(record: Any) -> Record:
+    """Return a record of ``input.answers`` as an answer among questions."""
+    if not isinstance(record, Mapping):
+        raise TypeError(f"expected an answer with fields, given {shortened(record)}")
+    return {**record, ANSWERS_FIELD: ANSWER}
+
+
+def questions_and_answers(
+    events: Stream, answers: Stream | None, label: LabelSettings, rejections: Mapping[str, Any], *, of: str = ""
+) -> Stream:
+    """Return the events that are questions or answers, in event time: that of their field, or else of the topic.
+
+    ``answers`` are in a topic of their own. The training merges both by time, however far each has been read. ``of`` is
+    the end of the names of the steps.
+    """
+    if answers is not None:
+        answers = _timed(answers, label, f"times of answers{of}", rejections)
+        answers = answers.map(as_answer, name=f"mark answers{of}", **rejections)
+        return _timed(events, label, f"times{of}", rejections).union(answers)
+    if label.question is None:
+        return _timed(events, label, f"times{of}", rejections)
+    # The times of a topic are known right behind it; events of other kinds need no field of time.
+    events = events if label.time is not None else _timed(events, label, f"times{of}", rejections)
+    kinds = (label.event, label.question)
+    events = events.filter(
+        lambda event: event.get(label.event_field) in kinds, name=f"questions and answers{of}", **rejections
+    )
+    return events if label.time is None else _timed(events, label, f"times{of}", rejections)
+
+
+def _timed(events: Stream, label: LabelSettings, name: str, rejections: Mapping[str, Any]) -> Stream:
+    options: dict[str, Any] = {"max_ahead_s": _AHEAD_S, "name": name, **rejections}
+    if (time := label.time) is not None:
+        time_of = with_batches(
+            lambda event: milliseconds_of(event[time]),
+            lambda events: milliseconds_of_texts([event[time] for event in events]),
+        )
+        return events.event_time(time_of, unit="ms", check_unit=False, **options)
+    if all(map(is_behind_topic, outlets_of(events))):
+        return events.event_time(idle_after_s=_QUIET_S, when_idle="advance", **options)
+    return events
+
+
+def milliseconds_of(time: object) -> int:
+    """Return milliseconds since 1970 for ISO 8601 (UTC unless it says another zone), or a number of seconds or ms.
+
+    A number above 100,000,000,000 is milliseconds: as seconds it would be the year 5138.
+
+    >>> milliseconds_of("2013-01-01T10:15Z"), milliseconds_of(1357035300), milliseconds_of(1357035300000)
+    (1357035300000, 1357035300000, 1357035300000)
+    """
+    if isinstance(time, str):
+        at = datetime.fromisoformat(time)
+        return round((at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp() * 1000)
+    number = math.nan if isinstance(time, bool) else plain_float(time)
+    if not math.isfinite(number):
+        raise ValueError(f"expected a time as ISO 8601, in seconds or in milliseconds, given {shortened(time)}")
+    return round(number if abs(number) > _LATEST_S else number * 1000)
+
+
+def milliseconds_of_texts(times: Sequence[str]) -> list[int]:
+    """Return what :func:`milliseconds_of` returns for each of these texts; raise any error if one must be read alone.
+
+    >>> milliseconds_of_texts(["2013-01-01T10:15Z", "2013-01-01T10:15"])
+    [1357035300000, 1357035300000]
+    """
+    at = [each if each.tzinfo else each.replace(tzinfo=UTC) for each in map(datetime.fromisoformat, times)]
+    # Both this and Python round halves to the even number.
+    milliseconds: list[int] = np.rint(np.array(list(map(datetime.timestamp, at))) * 1000).astype(np.int64).tolist()
+    return milliseconds
+
+
+_LATEST_S: Final = 100_000_000_000
