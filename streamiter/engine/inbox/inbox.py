@@ -16,7 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, final
 
 from streamiter.engine.inbox.alignment import BarrierAlignment, BarrierReturned, FeedbackLog, Logged
-from streamiter.engine.inbox.order import ARRIVAL, Order, WantedInputs, next_port
+from streamiter.engine.inbox.order import ARRIVAL, InboxOrder, WantedInputs, next_port
 from streamiter.engine.inbox.port_log import FeedbackAside, Item, Port, ReadyPorts
 from streamiter.engine.inbox.port_progress import NO_EPOCH, AwaitedInput, InputEnded, PortProgress
 from streamiter.engine.inbox.turn import NO_WAIT, TurnSize
@@ -62,7 +62,7 @@ class Inbox:
         self,
         ports: Sequence[Port],
         *,
-        order: Order = ARRIVAL,
+        order: InboxOrder = ARRIVAL,
         epochs_in_order: bool = False,
         make_queue: Callable[[], SpillQueue] | None = None,
         make_feedback_queue: Callable[[], SpillQueue] | None = None,

@@ -3,7 +3,7 @@
 What waits at a port has the key (epoch, arrival). Records have their epoch. A control record that must not act before
 the records in front of it is a *mark*: :class:`Marks` keeps the marks of one port, and says which of them act now.
 
-An :class:`Order` says whether a record waits for the turn of its epoch, and whether it waits for the turn of its port:
+An :class:`InboxOrder` says whether a record waits for the turn of its epoch, and whether for the turn of its port:
 
 ``ARRIVAL``
     ports take turns, and records are handled as they arrive
@@ -52,7 +52,7 @@ BEFORE_ALL_EPOCHS: Final = -1
 
 @final
 @dataclass(frozen=True)
-class Order:
+class InboxOrder:
     """The order in which an inbox hands over records."""
 
     sets_aside: bool = False
@@ -65,9 +65,9 @@ class Order:
     """Whether the order of ports is fixed: the port that :func:`next_port` returns is next, whichever has records."""
 
 
-ARRIVAL: Final = Order()
-BY_EPOCH: Final = Order(sets_aside=True)
-BY_EPOCH_THEN_PORT: Final = Order(sets_aside=True, by_port=True)
+ARRIVAL: Final = InboxOrder()
+BY_EPOCH: Final = InboxOrder(sets_aside=True)
+BY_EPOCH_THEN_PORT: Final = InboxOrder(sets_aside=True, by_port=True)
 
 
 class WaitingPort(Protocol):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final, final
 
 from streamiter.engine.graph.channels import Intake
-from streamiter.engine.inbox.order import BEFORE_ALL_EPOCHS, Order
+from streamiter.engine.inbox.order import BEFORE_ALL_EPOCHS, InboxOrder
 from streamiter.engine.inbox.port_log import Port
 from streamiter.errors import InternalError
 from streamiter.operators.frontier import Frontier
@@ -53,7 +53,7 @@ class PortProgress:
         ports: Sequence[Port],
         timed_ports: Iterable[int],
         *,
-        order: Order,
+        order: InboxOrder,
         on_due: Callable[[Port], None],
         on_data_ended: Callable[[], None],
         awaited: AwaitedInput | None = None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -16,7 +17,7 @@ from streamiter.learn.late_labels.delayed_labels import DelayedLabels
 from streamiter.learn.late_labels.event_reading import TimedEvents, answers_and_keys
 from streamiter.learn.late_labels.label_join import LabelJoin, objects
 from streamiter.learn.late_labels.question_steps import QuestionSteps
-from streamiter.learn.losses import plain_loss
+from streamiter.learn.losses import PlainLoss, plain_loss
 from streamiter.learn.quality.validation import PREDICTIONS, PredictedRows
 from streamiter.learn.ready_made.model_rows import ASSUMED, CORRECTED, WITHDRAWN, ModelRows
 from streamiter.learn.rows import (
@@ -74,8 +75,12 @@ class OnlineWorker(GradientWorker):
     def __init__(self, options: OnlineWorkerOptions) -> None:
         super().__init__(options.make_model, in_epochs=options.synchronous)
         self._extract = options.extract
+
+    @cached_property
+    def _told_loss(self) -> PlainLoss | None:
+        """The loss that validation is told; None for the squared loss, and for that of the task."""
         plain = plain_loss(self._model.loss)
-        self._told_loss = None if plain is None or plain[0] == "squared" else plain
+        return None if plain is None or plain[0] == "squared" else plain
 
     def wanted_inputs(self) -> tuple[str, ...] | None:
         if not self._in_epochs and self._gradients_under_way >= gradients_under_way(self._context.parallelism):
