@@ -333,7 +333,9 @@ def shortened(record: Any) -> str:
 
 def _is_plain_of_numpy(value: Any) -> bool:
     """Whether Python has this value, too. Values of other libraries are not asked; numpy's times may become ints."""
-    is_one = type(value).__module__ == "numpy" and getattr(value, "shape", None) == ()
+    kind = type(value)
+    # An array without axes is shown as an array: that it is one is what is wrong with it.
+    is_one = kind.__module__ == "numpy" and kind.__name__ != "ndarray" and getattr(value, "shape", None) == ()
     return is_one and value.dtype.kind not in "mM"
 
 

@@ -129,8 +129,8 @@ def test_other_arrays_are_added_record_by_record(name: str) -> None:
 
 
 WRITTEN: dict[str, Any] = {
-    "aggregate: expected 'count', 'sum', 'mean', 'min', 'max', 'first', 'last', 'collect', quantile(q) or fold(…), "
-    "given 'summ'; did you mean 'sum'?": "summ",
+    "aggregate: expected 'count', 'sum', 'mean', 'min', 'max', 'first', 'last', 'collect', 'profile', quantile(q) or "
+    "fold(…), given 'summ'; did you mean 'sum'?": "summ",
     "aggregate: expected a name such as \"sum\", or a pair with the field of the value, given ('sum', 'x', 1); write "
     '("sum", "price"), or fold(initial, add) for functions': ("sum", "x", 1),
     'aggregate: expected a name such as "sum", or a pair with the field of the value, given 3; write': 3,

@@ -64,7 +64,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     one.
     """
     monkeypatch.setattr("streamiter.service.http.server._GRACE_S", 0.2)
-    for module in ("page", "surfaces"):
+    for module in ("http.page", "surfaces"):
         monkeypatch.setattr(f"streamiter.service.{module}.SAMPLE_S", 0.2)
 
 
