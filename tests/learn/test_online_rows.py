@@ -31,7 +31,8 @@ from streamiter.learn import (
     StandardScaler,
     train_online,
 )
-from streamiter.learn.quality.validation import MeanComparison, PredictedRows
+from streamiter.learn.quality.validation import PredictedRows
+from streamiter.learn.quality.validation_step import MeanComparison
 from streamiter.values.helpers.clock import SystemClock
 from streamiter.values.helpers.compiled import is_compiling
 

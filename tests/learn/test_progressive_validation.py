@@ -13,7 +13,7 @@ from support.examples import random_examples
 from streamiter.errors import ConfigurationError
 from streamiter.learn import BadRows, HuberLoss, PoissonLoss, ProgressiveValidation, QuantileLoss, SquaredLoss
 from streamiter.learn.quality.score_metrics import area_under_curve
-from streamiter.learn.quality.validation import Validate
+from streamiter.learn.quality.validation_step import Validate
 from streamiter.operators import Output
 
 rows = st.lists(

@@ -60,7 +60,7 @@ from streamiter.learn.negatives import SampleNegatives
 from streamiter.learn.online.comparison import Compare
 from streamiter.learn.online.gradient_workers import DelayedLabelsWorker, OnlineWorker, OnlineWorkerOptions
 from streamiter.learn.online.row_training import RowOwner
-from streamiter.learn.quality.validation import MeanComparison, Validate
+from streamiter.learn.quality.validation_step import MeanComparison, Validate
 from streamiter.learn.ready_made.cell_columns import Categories, CellColumns
 from streamiter.learn.ready_made.embedding_weights import EmbeddingWeights
 from streamiter.learn.ready_made.expert_weights import ExpertWeights

@@ -20,7 +20,7 @@ from streamiter.learn import (
     StandardScaler,
 )
 from streamiter.learn.quality.score_metrics import Calibration, ScoreHistogram
-from streamiter.learn.quality.validation import MeanComparison, Validate
+from streamiter.learn.quality.validation_step import MeanComparison, Validate
 from streamiter.operators import Output
 
 # -- models in users' operators --------------------------------------------------------------------------------

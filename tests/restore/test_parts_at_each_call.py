@@ -18,7 +18,7 @@ from streamiter.learn.gradients.offline_workers import ReplayedExamples
 from streamiter.learn.gradients.training import BroadcastSteps, EpochSteps, GradientSum, ParameterOwner
 from streamiter.learn.model_owner import OwnerOptions
 from streamiter.learn.online.gradient_workers import OnlineWorker, OnlineWorkerOptions
-from streamiter.learn.quality.validation import MeanComparison
+from streamiter.learn.quality.validation_step import MeanComparison
 from streamiter.learn.server_training import Versions
 
 Calls = list[Callable[[Any], Any]]

@@ -47,7 +47,8 @@ from streamiter.learn.online.options import check_drift, check_ready_made, check
 from streamiter.learn.online.row_training import RowOwner
 from streamiter.learn.quality.drift import DRIFTS, DriftDetector
 from streamiter.learn.quality.field_watch import FIELD_REPORTS, FieldWatch
-from streamiter.learn.quality.validation import PREDICTIONS, Validate
+from streamiter.learn.quality.validation import PREDICTIONS
+from streamiter.learn.quality.validation_step import Validate
 from streamiter.learn.ready_made.adaptive import AdaptiveLinearModel
 from streamiter.learn.ready_made.embeddings import Embeddings
 from streamiter.learn.ready_made.row_reading import (
