@@ -52,7 +52,7 @@ _ROWS_AT_ONCE: Final = 4_096
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class EmbeddingExpert:
+class EmbeddingHead:
     """The numbers of one head; k is the number of factors."""
 
     weights: _Float32
@@ -96,7 +96,7 @@ class PublishedEmbeddings:
     """By which all but intercepts is multiplied: 1, or the deviation of the numbers to predict."""
     scores: int
     """The number of scores of an expert."""
-    experts: Sequence[EmbeddingExpert]
+    experts: Sequence[EmbeddingHead]
     """The heads. The shares of the experts add up to the share of the embeddings; all other members have the rest."""
 
     @staticmethod
@@ -182,8 +182,8 @@ _ROUNDING_OF_SHARES: Final = 1e-9
 
 def _expert(
     given: Mapping[str, Any], subject: str, *, features: int, rows: int, fields: int, numbers: int, factors: int
-) -> EmbeddingExpert:
-    return EmbeddingExpert(
+) -> EmbeddingHead:
+    return EmbeddingHead(
         weights=_array(given, "weights", subject, (features,), np.float32),
         vectors=_array(given, "vectors", subject, (rows, factors), np.float32),
         commons=_array(given, "commons", subject, (fields, factors), np.float32),
@@ -313,13 +313,13 @@ class EmbeddingScores:
         found = self._commons[:, fields]
         is_known, at = _places_in(self.given.keys, keys)
         has_vector, rows = _places_in(self.given.admitted, keys)
-        for place, (numbers, expert) in enumerate(zip(found, self.given.experts, strict=True)):
-            numbers[is_known, 0] = expert.weights[at]
+        for place, (numbers, head) in enumerate(zip(found, self.given.experts, strict=True)):
+            numbers[is_known, 0] = head.weights[at]
             if len(self.given.early):
                 of_expert, first = place // self.given.scores, place % self.given.scores * self.given.factors
                 early = self.given.early[at, first : first + self.given.factors]
-                numbers[is_known, 1:] += expert.early_steps[early >> 4 * of_expert & 15]
-            numbers[has_vector, 1:] = expert.vectors[rows]
+                numbers[is_known, 1:] += head.early_steps[early >> 4 * of_expert & 15]
+            numbers[has_vector, 1:] = head.vectors[rows]
         return found
 
     def numbers_of(self, row: Mapping[str, Any]) -> Floats:
@@ -426,9 +426,9 @@ class EmbeddingScores:
             total += numbers @ self._numbers[:, :, 1:]
             squares += np.einsum("rc,ec->er", numbers**2, self._squares_of_numbers)
         score += self._products[:, None] * (np.einsum("erk,erk->er", total, total) - squares)
-        for expert, layers in enumerate(self._layers):
+        for head, layers in enumerate(self._layers):
             if layers:
-                score[expert] += self._of_network(layers, vectors[expert], numbers)
+                score[head] += self._of_network(layers, vectors[head], numbers)
         found: Floats = self._intercepts[:, None] + self.given.scale * score
         return found
 
@@ -474,12 +474,12 @@ class EmbeddingScores:
         factors = vectors.shape[3]
         inputs = [field * factors + factor for field in own for factor in range(factors)]
         inputs += (self._commons.shape[1] * factors + columns).tolist()
-        for expert, layers in enumerate(self._layers):
+        for head, layers in enumerate(self._layers):
             if layers:
                 (weights, bias), *others = layers
-                values = np.concatenate((vectors[expert].reshape(len(numbers), -1), numbers), axis=1)
-                values = values @ weights[inputs] + (beside.inputs[expert] @ weights + bias)
-                score[expert] += _through_layers(values, others)
+                values = np.concatenate((vectors[head].reshape(len(numbers), -1), numbers), axis=1)
+                values = values @ weights[inputs] + (beside.inputs[head] @ weights + bias)
+                score[head] += _through_layers(values, others)
         found: Floats = self._intercepts[:, None] + self.given.scale * score
         return found
 
@@ -502,28 +502,28 @@ class EmbeddingScores:
             start = stop
         return found
 
-    def _parts_of(self, expert: int, rows: EmbeddedRows) -> dict[str, Floats]:
+    def _parts_of(self, head: int, rows: EmbeddedRows) -> dict[str, Floats]:
         scale = self.given.scale
         names = [MISSING_VALUES, *self.given.text_fields, *self.numeric]
-        fields = rows.fields[expert]
-        terms = np.concatenate((fields, rows.numbers[:, :, None] * self._numbers[expert]), axis=1)
+        fields = rows.fields[head]
+        terms = np.concatenate((fields, rows.numbers[:, :, None] * self._numbers[head]), axis=1)
         found: dict[str, Floats] = {}
         for name, term in zip(names, terms.transpose(1, 0, 2), strict=True):
             found[name] = found.get(name, 0.0) + scale * term[:, 0]
-        if self.given.experts[expert].products:
+        if self.given.experts[head].products:
             used = [at for at in range(len(names)) if terms[:, at].any()]
             for first, second in combinations(used, 2):
                 name = f"{names[first]} × {names[second]}"
                 product = np.einsum("rk,rk->r", terms[:, first, 1:], terms[:, second, 1:])
                 found[name] = found.get(name, 0.0) + scale * product
-        if layers := self._layers[expert]:
+        if layers := self._layers[head]:
             found[EMBEDDINGS_OF_FIELDS] = scale * self._of_network(layers, fields[:, :, 1:], rows.numbers)
         return {name: part for name, part in found.items() if part.any()}
 
 
 @dataclass(frozen=True, slots=True)
 class _Beside:
-    """What a row adds to the scores of its candidates, for E experts."""
+    """What a row adds to the scores of its candidates, for H heads."""
 
     weights: Floats
     """(H,): the sum of its weights."""

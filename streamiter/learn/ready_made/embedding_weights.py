@@ -26,6 +26,7 @@ from streamiter.values.numbers import Float32s, Floats, Integers
 
 # Which numbers begin with these drawn numbers: part of what is hashed.
 _OF_VECTORS, _OF_NUMBERS, _OF_FIELD_INPUTS, _OF_NUMBER_INPUTS, _OF_LAYERS = range(5)  # Then layer by layer.
+# The largest number whose four parts have tags, from 4 · 62 + 1 on, of eight bits; those of layers grow from below.
 _OF_FEATURES: Final = 62
 # By the rule of He, of a layer with as many inputs as ten fields have factors. Fields come one by one.
 _FIELDS_OF_A_LAYER: Final = 10

@@ -15,7 +15,7 @@ from streamiter.errors import ConfigurationError
 from streamiter.service.settings.tables import HttpSettings, http_secret, load_certificate, tls_context
 from streamiter.values.helpers.clock import Clock
 
-_log = logging.getLogger("streamiter.service.http.server")
+_log = logging.getLogger("streamiter.service.http")
 
 Role = Literal["all", "read", "predict", "metrics"]
 """What a token permits: everything; all but predictions; predictions only; ``/metrics`` only."""

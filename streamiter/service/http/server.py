@@ -60,7 +60,7 @@ except ImportError as error:
         "'streamiter[service]'"
     ) from error
 
-_log = logging.getLogger("streamiter.service.http.server")
+_log = logging.getLogger("streamiter.service.http")
 
 # An answer that is under way when the service stops may take this long.
 _GRACE_S: Final = 2.0
