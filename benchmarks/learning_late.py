@@ -237,7 +237,7 @@ _ABOUT: Final = """\
 Questions come in the order of event time; a question is predicted when it comes, and its label is True or False by an
 answer that comes later, or False at the end of its wait. All losses and means are of these predictions, for all
 questions, also those from before the first label. streamiter learns with `train_online(labels=…)` and one of its four
-[schedules](learning.md#labels-that-arrive-later); *expected* is the default here. The others, record by record:
+[schedules](late-labels.md); *expected* is the default here. The others, record by record:
 
 - *river*: its logistic regression behind `StandardScaler` and `OneHotEncoder`, in the order of events that each
   schedule says. With *weighted* it learns False at the question; a True answer then learns True, and takes back the

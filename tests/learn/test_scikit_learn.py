@@ -39,7 +39,7 @@ def test_it_passes_the_checks_of_scikit_learn(made: str) -> None:
     assert {each["check_name"] for each in results if each["status"] == "failed"} == set(NOT_APPLICABLE)
     # It needs a variable of the environment before scipy is imported.
     assert {each["check_name"] for each in results if each["status"] == "skipped"} <= {"check_array_api_input"}
-    page = Path(__file__).parents[2].joinpath("docs/learning.md").read_text(encoding="utf-8")
+    page = Path(__file__).parents[2].joinpath("docs/other-learners.md").read_text(encoding="utf-8")
     assert [name for name in NOT_APPLICABLE if name not in page] == []
 
 
