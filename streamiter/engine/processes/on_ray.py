@@ -1,8 +1,8 @@
 """A flow in processes on Ray: ``flow.run(on=Ray(4))``.
 
 Without ``address=`` the supervisor is in the program that calls ``run``, and all ends with it. On a cluster it is in a
-*detached* actor, which continues without the program and has no objects of the flow. Its name is the name of the flow, so
-the next program that runs the flow finds it, and waits for its outcome.
+*detached* actor, which continues without the program and has no objects of the flow. Its name is the name of the flow,
+so the next program that runs the flow finds it, and waits for its outcome.
 """
 
 from __future__ import annotations
