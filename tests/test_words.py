@@ -116,6 +116,25 @@ def test_the_glossary_has_few_words_each_once() -> None:
     assert words == sorted(set(words))
 
 
+def test_the_architecture_names_only_what_exists() -> None:
+    """Its way of a record went through a method of tasks that had long been renamed."""
+    codes = set(re.findall(r"`([^`\n]+)`", (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")))
+    paths = {path.as_posix() for path in SOURCES}
+    gone = {
+        code
+        for code in codes
+        if re.fullmatch(r"[\w/]+\.py", code)
+        and not (ROOT / code).exists()
+        and not any(path.endswith(f"/{code}") for path in paths)
+    }
+    texts = [path.read_text(encoding="utf-8") for path in SOURCES]
+    for kind, method in (match.groups() for code in codes if (match := re.fullmatch(r"([A-Z]\w*)\.(\w+)", code))):
+        defining = [text for text in texts if f"\nclass {kind}" in text]
+        if not any(re.search(rf"\b{method}\b", text) for text in defining):
+            gone.add(f"{kind}.{method}")
+    assert gone == set()
+
+
 _SOURCES = Path(errors.__file__).parent
 
 

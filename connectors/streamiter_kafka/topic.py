@@ -230,7 +230,7 @@ _SEGMENT_BYTES: Final = str(16 << 20)
 
 
 def settings_that_keep(settings: Mapping[str, str], seconds: float) -> dict[str, str]:
-    """Return what to change in the settings of a topic, so that each record is kept for so many seconds.
+    """Return what to change in the settings of a topic, so that each record is kept for ``seconds``.
 
     >>> settings_that_keep({"cleanup.policy": "compact", "min.compaction.lag.ms": "0"}, 3600)
     {'min.compaction.lag.ms': '3600000'}

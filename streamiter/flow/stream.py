@@ -429,7 +429,7 @@ class Stream(Outlets, Generic[Record]):
 
         Before the end of this stream in all subtasks, the sources of ``following`` read nothing; where they begin
         (``start=`` of ``flow.source``) is found at the first start. The switch is part of a checkpoint, so no record is
-        read twice or left out. Steps behind keep their state; event time goes on, if both streams have got it before.
+        read twice or left out. Steps behind keep their state; event time continues if both streams have it.
 
         >>> from streamiter import Flow, topic
         >>> flow = Flow("history first")

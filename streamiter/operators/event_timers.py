@@ -322,7 +322,7 @@ class StepTimes:
 
     @staticmethod
     def without_end(state: Mapping[str, PlainValue]) -> dict[str, PlainValue]:
-        """Return a state of :meth:`snapshot` for a step whose event time goes on after it had ended."""
+        """Return a state of :meth:`snapshot` for a step whose event time continues after its end."""
         return {
             **state,
             "watermark": before_end(state["watermark"]),

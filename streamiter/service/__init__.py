@@ -20,15 +20,15 @@ from streamiter.service.settings.tables import (
 from streamiter.values.settings import SettingProblem, SettingsError
 
 if TYPE_CHECKING:
-    from streamiter.service.replica import ServiceReplica
     from streamiter.service.service import OnlineLearningService
+    from streamiter.service.surfaces import ServiceReplica
 else:
     from streamiter.values.helpers.lazy import lazy_names
 
     # The file is read, checked and proposed without the HTTP server, which is an extra.
     __getattr__, __dir__ = lazy_names(
         __name__,
-        {"streamiter.service.service": "OnlineLearningService", "streamiter.service.replica": "ServiceReplica"},
+        {"streamiter.service.service": "OnlineLearningService", "streamiter.service.surfaces": "ServiceReplica"},
     )
 
 __all__ = [

@@ -308,7 +308,7 @@ _REFUSED_SHARE: Final = 0.1
 
 
 def creating(url: str, kept_s: float | None = None) -> str:
-    """Return the command that creates a topic; of a topic of versions, these are kept for so many seconds."""
+    """Return the command that creates a topic; ``kept_s`` is for how long a topic of versions keeps them."""
     settings = {} if kept_s is None else topic(url).settings_to_keep(kept_s)
     options = "".join(f" --setting {name}={value}" for name, value in settings.items())
     return f"streamiter topics create {shlex.quote(url)}{options}"

@@ -46,7 +46,6 @@ from streamiter.service.learning import (
 )
 from streamiter.service.observing.challenger import Challenger
 from streamiter.service.observing.observations import LoopBlock
-from streamiter.service.settings.file import SettingChange, changed
 from streamiter.service.settings.tables import ServiceSettings
 from streamiter.service.surfaces import FAILED, SUCCEEDED, ServiceSurfaces
 from streamiter.service.tracing import Traces
@@ -206,23 +205,16 @@ class OnlineLearningService(ServiceSurfaces):
         _log.info("the service ends while no job runs: the next run resumes from the last checkpoint")
         self.observations.enter("suspended")
 
-    def _changes(self, settings: ServiceSettings) -> list[SettingChange]:
-        changes = changed(self.settings, settings)
-        before, learner = self.settings, self.settings.learn.learner_settings
-        if settings.learn.learner == before.learn.learner:
-            rate = {name: value for name, value in settings.learn.learner_settings.items() if name == "learning_rate"}
-            learner = {name: value for name, value in learner.items() if name != "learning_rate"} | rate
-        self.settings = replace(
-            before,
-            learn=replace(before.learn, learner_settings=learner),
-            publish=replace(before.publish, every_s=settings.publish.every_s, records=settings.publish.records),
-            log=replace(settings.log, format=before.log.format),
-            health=settings.health,
-        )
+    def _take_over(self, settings: ServiceSettings) -> None:
+        super()._take_over(settings)
+        learn, given = self.settings.learn, settings.learn
+        if given.learner == learn.learner:
+            rate = {name: value for name, value in given.learner_settings.items() if name == "learning_rate"}
+            kept = {name: value for name, value in learn.learner_settings.items() if name != "learning_rate"}
+            self.settings = replace(self.settings, learn=replace(learn, learner_settings=kept | rate))
         self.learning.apply(self.settings)
         if self.observations.job is not None:
             self.observations.job.stall_after(settings.health.stall_limit_s)
-        return changes
 
     def _warn_of_block(self, block: LoopBlock) -> None:
         super()._warn_of_block(block)
@@ -350,7 +342,7 @@ class OnlineLearningService(ServiceSurfaces):
                     outages = 0
                 wait_s = _WAITS_S[min(outages, len(_WAITS_S) - 1)]
                 outages += 1
-                if self._leadership is not None and _is_of_store(error):
+                if self._leadership is not None and _has_cause(error, StoreUnavailable):
                     await self._leadership.leave()  # Another process may reach the store; of a topic none could tell.
                 _log.warning("%s; trying again in %g s", error, wait_s)
                 self.observations.enter("waiting", str(error))
@@ -457,18 +449,17 @@ def is_of_challenger(error: BaseException) -> bool:
 
 def is_outage(error: BaseException) -> bool:
     """Whether a job failed because a topic or the store did not answer, so that the next one may succeed."""
-    outages = (TopicUnavailable, StoreUnavailable)
-    return any(isinstance(cause, outages) for cause in causes_of(error)) and not is_taken_over(error)
+    return _has_cause(error, TopicUnavailable, StoreUnavailable) and not is_taken_over(error)
 
 
-def _is_of_store(error: BaseException) -> bool:
-    return any(isinstance(cause, StoreUnavailable) for cause in causes_of(error))
+def _has_cause(error: BaseException, *kinds: type[BaseException]) -> bool:
+    return any(isinstance(cause, kinds) for cause in causes_of(error))
 
 
 def remedy_of(error: BaseException) -> str | None:
     """Return how a service that cannot use its checkpoint can keep what it has learned; None for other errors."""
     causes = list(causes_of(error))
-    if any(isinstance(cause, OffsetOutOfRange) for cause in causes):
+    if _has_cause(error, OffsetOutOfRange):
         return (
             "the input has deleted records that were not read, or it is another topic than that of the checkpoint; to "
             'keep the model and read on, write on_lost = "skip" in [input]'
@@ -483,7 +474,7 @@ def remedy_of(error: BaseException) -> str | None:
             "what the service has learned is of other settings in [learn]: write these again, or give it another name "
             "in [service]; it then learns from the beginning"
         )
-    if any(isinstance(cause, CheckpointError) for cause in causes):
+    if _has_cause(error, CheckpointError):
         return (
             "to start from the last version of the model, without a checkpoint: streamiter serve --without-checkpoint; "
             "the input is then read from its start in [input] on, and labels of earlier questions are unknown"

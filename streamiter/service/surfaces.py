@@ -1,4 +1,4 @@
-"""What a service and its replicas share: the model that is followed, HTTP, signals, samples and the log."""
+"""What a service and its replicas share: the model that is followed, HTTP, signals, the log. And the replicas."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import logging
 import signal
 import sys
 from collections.abc import AsyncIterator, Coroutine, Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 from streamiter.engine.job.running import run_in_own_loop, running_meanwhile, signal_handlers
@@ -22,7 +23,7 @@ from streamiter.service.observing.logs import apply_level, log_figures, logging_
 from streamiter.service.observing.observations import SAMPLE_S, LoopBlock, Observations, ProcessRole
 from streamiter.service.observing.prediction_log import PredictionLog
 from streamiter.service.settings.features import FeatureRows
-from streamiter.service.settings.file import SettingChange, read_settings
+from streamiter.service.settings.file import SettingChange, changed, read_settings
 from streamiter.service.settings.tables import ServiceSettings
 from streamiter.topics import topic
 from streamiter.values.helpers.clock import Clock, SystemClock
@@ -149,7 +150,8 @@ class ServiceSurfaces(abc.ABC):
 
     def apply(self, settings: ServiceSettings) -> list[SettingChange]:
         """Apply other settings as far as a running process can; return, and log, which ones apply and which do not."""
-        changes = self._changes(settings)
+        changes = changed(self.settings, settings)
+        self._take_over(settings)
         self.observations.limits = self.settings.health
         apply_level(self.settings.log)
         for change in changes:
@@ -159,9 +161,15 @@ class ServiceSurfaces(abc.ABC):
                 _log.warning("%s has changed in the file only: %s", change.key, change.needs)
         return changes
 
-    @abc.abstractmethod
-    def _changes(self, settings: ServiceSettings) -> list[SettingChange]:
-        """Take over what may change while the process runs; return all changes."""
+    def _take_over(self, settings: ServiceSettings) -> None:
+        """Take over what may change while the process runs."""
+        before, given = self.settings, settings.publish
+        self.settings = replace(
+            before,
+            publish=replace(before.publish, every_s=given.every_s, records=given.records),
+            log=replace(settings.log, format=before.log.format),
+            health=settings.health,
+        )
 
     @contextlib.asynccontextmanager
     async def _following(self) -> AsyncIterator[None]:
@@ -223,3 +231,27 @@ class ServiceSurfaces(abc.ABC):
             every_s = self.settings.log.every_s
             await self._clock.sleep(every_s)
             log_figures(self.observations, every_s)
+
+
+class ServiceReplica(ServiceSurfaces):
+    """Answers as a service of the same settings does, from its published versions alone.
+
+    It reads neither the input nor checkpoints, so any number of replicas may run beside the service, behind a load
+    balancer. While the service is away, they answer with its last version. ``/readyz`` tells when a replica has a
+    version; flow and checkpoints, which it does not have, are unknown on its page and in its metrics::
+
+        raise SystemExit(ServiceReplica(read_settings("service.toml")).run())
+    """
+
+    def __init__(self, settings: ServiceSettings, *, clock: Clock | None = None) -> None:
+        super().__init__(settings, FeatureRows(settings.learn), role="replica", clock=clock)
+
+    async def _work(self) -> int:
+        """Follow until a signal ends the process."""
+        self.observations.follow()
+        await asyncio.get_running_loop().create_future()
+        raise AssertionError
+
+    def _end_of_wait(self) -> None:
+        _log.info("the replica ends; other replicas, and the service, go on")
+        self.observations.enter("finished")

@@ -23,8 +23,8 @@ from streamiter.values.times import read_times
 
 Kind: TypeAlias = str
 """``number``: also of texts that are numbers. ``category``: each different value is a feature. ``words``: each word of
-a text, or each text of a list, is a feature. ``last 20``: as ``category``, but of a list only its last 20 texts, or
-so many as it says. ``time``: it becomes hour, weekday, month and trend."""
+a text, or each text of a list, is a feature. ``last 20``: as ``category``, but of a list only its last 20 texts; the
+number may be another one. ``time``: it becomes hour, weekday, month and trend."""
 
 KINDS: Final[tuple[Kind, ...]] = ("number", "category", "words", "last 20", "time")
 """The kinds; another number from 1 to 999 may be in place of 20."""

@@ -407,7 +407,7 @@ class KnownFields:
         kinds: Mapping[str, Kind],
         zone: str | None,
     ) -> None:
-        """Take on fields that were read by these kinds; a field that is read as another kind now starts anew."""
+        """Take on fields that were read by these kinds; a field that is read as another kind now starts empty."""
         self.columns = {field: number for number, field in enumerate(columns)}
         self.texts = dict.fromkeys(texts)
         changed = []

@@ -541,7 +541,7 @@ CHANNEL_CONTROLS: Final = (
 """The control records that travel in channels, at their place among the records."""
 
 TRANSIENT: Final = (ReadToEnd,)
-"""Control records that no snapshot has: a restored job finds them anew."""
+"""Control records that no snapshot has: the sources of a restored job send them again."""
 
 
 def control_to_plain(control: Control) -> tuple[PlainValue, ...]:

@@ -19,7 +19,7 @@ from streamiter.engine.plan.placement import Placement
 from streamiter.engine.plan.plan import first_process
 from streamiter.engine.processes.frames import FrameEncoding
 from streamiter.engine.processes.link import ProcessLink
-from streamiter.engine.processes.remote_feedback import LinkChannels
+from streamiter.engine.processes.remote_channel import LinkChannels
 from streamiter.values.deferred import PlainValue
 
 

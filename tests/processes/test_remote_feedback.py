@@ -11,7 +11,7 @@ from processes.pipes import Pipe, open_pipe
 from support.examples import random_examples
 
 from streamiter.engine.graph.channels import LIMIT_BYTES
-from streamiter.engine.processes.remote_feedback import ArrivingFeedback, DepartingFeedback
+from streamiter.engine.processes.remote_channel import ArrivingFeedback, DepartingFeedback
 from streamiter.engine.storage.disk_queue import SpillQueue
 from streamiter.errors import LoopOverflow, PlainDataError
 from streamiter.values.records import Control, DataBatch, EpochWatermark

@@ -15,7 +15,7 @@ from processes.linked_jobs import abort, joined_jobs, run_joined
 from runtime.probe import turns
 
 from streamiter import Flow, Operator
-from streamiter.engine.processes.remote_feedback import LinkChannels
+from streamiter.engine.processes.remote_channel import LinkChannels
 from streamiter.engine.tasks.task_barriers import ClockAlignment, ClockCoordinator
 from streamiter.errors import JobFailed
 from streamiter.operators import Output

@@ -86,14 +86,14 @@ async def test_sighup_applies_what_may_change_and_names_what_needs_a_restart(
     assert caplog.records[-1].getMessage().startswith("the settings have not changed: ")
     assert service.settings.publish.every_s == 5.0
 
-    async with asyncio.timeout(PATIENCE_S):
-        while not exporter.get_finished_spans():
+    async with asyncio.timeout(PATIENCE_S):  # On a busy machine there are spans of slow batches, too.
+        while not (spans := [each for each in exporter.get_finished_spans() if each.name == "checkpoint"]):
             await asyncio.sleep(0.01)
     assert service.observations.job is not None
     await service.observations.job.stop()
     assert await running == SUCCEEDED
-    span = exporter.get_finished_spans()[0]
-    assert (span.name, (span.attributes or {})["flow"]) == ("checkpoint", "reload")
+    span = spans[0]
+    assert (span.attributes or {})["flow"] == "reload"
     assert 0 <= (span.end_time or 0) - (span.start_time or 0) < 60e9
 
 

@@ -86,7 +86,7 @@ class PortProgress:
         self.idle: set[int] = set()
         """The ports that have brought ``Idle`` and no data since, by index."""
         self._read = Frontier(range(len(ports)), 0)
-        """By port: 1 if it has brought ``ReadToEnd``, which each start of a job begins anew."""
+        """By port: 1 if it has brought ``ReadToEnd`` since the start of the job."""
         self._ports = ports
         self._by_port = order.by_port
         self._tells_due = order.sets_aside and not order.by_port

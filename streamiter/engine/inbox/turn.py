@@ -29,7 +29,7 @@ _TOO_ALIKE: Final = 1e-3
 
 
 def _turns_of_others(number: int) -> Awaitable[None]:
-    """Return what lets other tasks run so many times, whenever it is awaited.
+    """Return an object that lets other tasks run ``number`` times whenever it is awaited.
 
     It calls no function of Python, since each hop of a record, and each round of a loop, would call it.
     """

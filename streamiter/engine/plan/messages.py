@@ -1,4 +1,4 @@
-"""Messages between the processes of a run, and the points that all of them reach before any goes on.
+"""Messages between the processes of a run, and the points that all of them reach before any continues.
 
 Processes send each other messages of plain data: reports of loops, barriers and their answers, statistics. What carries
 them is a :class:`Messages`: links between processes, or an event loop that plays several. :class:`Exchange` brings

@@ -17,7 +17,7 @@ from streamiter.engine.processes.link import (
     connect_link,
     listen,
 )
-from streamiter.engine.processes.remote_feedback import LinkChannels
+from streamiter.engine.processes.remote_channel import LinkChannels
 from streamiter.errors import InternalError
 from streamiter.values.deferred import PlainValue
 from streamiter.values.helpers.clock import Clock

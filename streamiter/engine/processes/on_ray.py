@@ -1,8 +1,8 @@
 """A flow in processes on Ray: ``flow.run(on=Ray(4))``.
 
 Without ``address=`` the supervisor is in the program that calls ``run``, and all ends with it. On a cluster it is in a
-*detached* actor, which goes on without the program and has no objects of the flow. Its name is the name of the flow, so
-the next program that runs the flow finds it, and waits for its outcome.
+*detached* actor, which continues without the program and has no objects of the flow. Its name is the name of the flow,
+so the next program that runs the flow finds it, and waits for its outcome.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Ray(LossLimits):
     between the processes; they must be plain data, and the network of the cluster must be trusted.
 
     Without ``address`` Ray is started on this machine, and ends with the program; a program that has called
-    ``ray.init`` uses that Ray. On a cluster the flow goes on when the program ends: the next ``run`` of the same flow
+    ``ray.init`` uses that Ray. On a cluster the flow runs on when the program ends: the next ``run`` of the same flow
     waits for the flow that runs. SIGTERM and Ctrl-C stop it there, as on one machine.
 
     If a process is lost (killed, its node gone, or stopped for ``silence_s``), all are ended; with

@@ -584,6 +584,6 @@ class Task:
         self.chain.restore(watermark=state["watermark"], interior_input_ended=state["interior input ended"])
         self.positions = dict(state["positions"] or {})
         restore_turns(self.writers, state["turns"])
-        if state["inbox"] is not None:  # None: an input that had ended goes on.
+        if state["inbox"] is not None:  # None: an input that had ended is read on.
             self.inbox.restore(state["inbox"], self._plain_data, state.get("logged"))
         self.ended = state["ended"]

@@ -134,7 +134,7 @@ def _paths() -> dict[str, Any]:
     name = {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
     prediction = _operation(
         "Predict one row or many, or rank candidates",
-        {"application/json": _ref(PredictionAnswer)},
+        PredictionAnswer,
         refusals=(404, 413, 415, 422, 503),
         parameters=[_parameter(flag, text, {"type": "boolean", "default": False}) for flag, text in _FLAGS.items()],
         body={
@@ -161,18 +161,13 @@ def _paths() -> dict[str, Any]:
         "/models/{name}/predict": {"parameters": [name], "post": prediction},
         "/models/{name}/versions": {
             "parameters": [name],
-            "get": _operation(
-                "List the last versions",
-                {"application/json": _ref(VersionList)},
-                refusals=(404, 503),
-                parameters=[count],
-            ),
+            "get": _operation("List the last versions", VersionList, refusals=(404, 503), parameters=[count]),
         },
         "/models/{name}/compare": {
             "parameters": [name],
             "get": _operation(
                 "Compare two versions: their metrics, and the weights that moved most",
-                {"application/json": _ref(ModelDifference)},
+                ModelDifference,
                 refusals=(404, 503),
                 parameters=[
                     _parameter("old", "Such as 2.17, or 2 for the last of a generation", version, required=True),
@@ -189,7 +184,7 @@ def _paths() -> dict[str, Any]:
             )
         },
         **{
-            path: {"get": _operation(summary, {"application/json": _ref(kind)}, refusals=refusals)}
+            path: {"get": _operation(summary, kind, refusals=refusals)}
             for path, (summary, kind, refusals) in _OF_PAGE.items()
         },
         "/api/events": {
@@ -212,12 +207,15 @@ def _parameter(name: str, description: str, schema: dict[str, Any], *, required:
 
 def _operation(
     summary: str,
-    answers: Mapping[str, dict[str, Any]],
+    answers: type | Mapping[str, dict[str, Any]],
     *,
     refusals: tuple[int, ...] = (),
     parameters: list[dict[str, Any]] | None = None,
     body: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
+    """Return an operation; ``answers`` is the type of a JSON document, or the schema of each content type."""
+    if isinstance(answers, type):
+        answers = {"application/json": _ref(answers)}
     problem = {CONTENT_TYPE: {"schema": _ref(ProblemDocument)}}
     content = {kind: {"schema": schema} for kind, schema in answers.items()}
     operation: dict[str, Any] = {

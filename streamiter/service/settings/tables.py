@@ -440,7 +440,7 @@ class ChallengerSettings:
     file: Annotated[ServiceSettings | None, any_of] = None
     """The settings in the file of the second service; None: no challenger."""
     after: Annotated[int, whole_of(0)] = 1_000
-    """After its first label, the challenger learns from so many records before it is compared."""
+    """The number of records that the challenger learns from, after its first label, before it is compared."""
     share: Annotated[float | None, _share_of] = None
     """The share of the keys that the challenger answers for; None: it answers no request."""
     key: str | None = None
@@ -586,7 +586,7 @@ class ServiceSettings(_Table):
     health: HealthSettings = HealthSettings()
     log: LogSettings = LogSettings()
     standby_s: float | None = None
-    """After so many seconds without a sign of life of the process that learns, another process of this file learns.
+    """The seconds without a sign of life of the process that learns, after which another process of this file learns.
     None: the newest process learns, and those before it end."""
     source: str = field(default="settings", compare=False)
     """The name of the file, for messages."""

@@ -19,7 +19,7 @@ from streamiter.engine.plan.job_settings import ChannelLimits, JobOptions
 from streamiter.engine.plan.placement import Placement
 from streamiter.engine.processes.host import PlainOptions
 from streamiter.engine.processes.supervisor import Attempt, Supervisor
-from streamiter.engine.storage.store import Checkpoints, CheckpointStore
+from streamiter.engine.storage.store import Checkpoints
 from streamiter.errors import CheckpointError, JobFailed, ProcessLost, ProducerFenced, StorageFull, TopicUnavailable
 from streamiter.flow.flow import Flow
 from streamiter.testing.simulated_time import TaskClock, at_once
@@ -46,27 +46,21 @@ class LifeSettings:
 
     shuffle: Shuffle
     """The order of tasks."""
+    checkpoints: Checkpoints
+    """The checkpoints, without their store."""
     channel_records: int = BATCH_RECORDS
     """The limit of each channel."""
-    interval_s: float = 1.0
-    """Seconds between checkpoints."""
-    keep: int = 3
-    """The checkpoints that are kept."""
-    alignment_timeout_s: float = 60.0
-    """The limit for the barriers of a checkpoint."""
-    transaction_timeout_s: float = 300.0
-    """The limit of a transaction."""
     processes: int = 1
     """The most processes."""
 
     def __str__(self) -> str:
         return (
             f"at most {self.processes} processes, shuffled within {self.shuffle.window} turns, channels of "
-            f"{self.channel_records} records, a checkpoint every {self.interval_s:.3f} s"
+            f"{self.channel_records} records, a checkpoint every {self.checkpoints.interval_s:.3f} s"
         )
 
 
-CALM_SETTINGS: Final = LifeSettings(Shuffle(0, 0))
+CALM_SETTINGS: Final = LifeSettings(Shuffle(0, 0), Checkpoints(interval_s=1.0))
 
 
 # A frozen process is lost after SILENCE_S and a second; its attempt ends within six more. A turn may be late.
@@ -130,11 +124,11 @@ class Life:
                 clock=TaskClock(self.world.time),
                 new_id=self.world.new_id,
                 channel_limits=limits,
-                checkpoints=self._checkpoints(self._store_of(self._program)),
+                checkpoints=replace(self.settings.checkpoints, store=self._store_of(self._program)),
             )
             self._stoppable = self._job = job
             return (await job.wait()).state
-        checkpoints = self._checkpoints("simulation" if self._has_store else None)
+        checkpoints = replace(self.settings.checkpoints, store="simulation" if self._has_store else None)
         options = PlainOptions.of(flow.name, {"channel_limits": limits, "checkpoints": checkpoints})
         host = SimulatedHost(self.world, self._program.name, count, self.settings.shuffle, self._flow, self._options_of)
 
@@ -149,16 +143,6 @@ class Life:
 
     def _flow(self, process: SimulatedProcess) -> Flow:
         return self._make_flow(Simulation(self.world, process.cluster, self.number))
-
-    def _checkpoints(self, store: CheckpointStore | str | None) -> Checkpoints:
-        settings = self.settings
-        return Checkpoints(
-            store,
-            interval_s=settings.interval_s,
-            keep=settings.keep,
-            alignment_timeout_s=settings.alignment_timeout_s,
-            transaction_timeout_s=settings.transaction_timeout_s,
-        )
 
     def _store_of(self, process: SimulatedProcess) -> SimulatedStore | None:
         return SimulatedStore(self.world.store.another(), process.connection) if self._has_store else None
@@ -341,7 +325,9 @@ class Life:
             return state
         self.world.network.event(f"run {self.number} fails: {_first_line(error)}")
         faults = _FAULTS_OF_THE_PAUSED if self.was_paused else _FAULTS
-        if (self._is_suspending or self._was_disturbed) and self.settings.alignment_timeout_s < _LONG_ALIGNMENT_S:
+        if (
+            self._is_suspending or self._was_disturbed
+        ) and self.settings.checkpoints.alignment_timeout_s < _LONG_ALIGNMENT_S:
             faults = (*faults, WorkersApart)
         if isinstance(error, ProcessLost) and (self.is_stopping or self._recent_losses() > _LOSSES_MAX):
             return "failed by a fault"

@@ -12,6 +12,7 @@ import traceback
 from dataclasses import dataclass
 from typing import Final
 
+from streamiter.engine.storage.store import Checkpoints
 from streamiter.testing.simulated_time import SimulationFailed, where_tasks_wait
 from streamiter.testing.simulation.event_loop import Deadlock, Shuffle
 from streamiter.testing.simulation.life import CALM_SETTINGS, Ending, Life, LifeSettings
@@ -339,10 +340,12 @@ class SimulationDriver:
         return LifeSettings(
             shuffle=Shuffle(chosen.getrandbits(64), chosen.choice([0, 2, 8, 32])),
             channel_records=chosen.choice([1, 2, 4, 16, 64, BATCH_RECORDS]),
-            interval_s=interval_s,
-            keep=chosen.randint(1, 3),
-            alignment_timeout_s=alignment_timeout_s,
-            transaction_timeout_s=interval_s + alignment_timeout_s + chosen.choice([1.0, 10.0, 300.0]),
+            checkpoints=Checkpoints(
+                interval_s=interval_s,
+                keep=chosen.randint(1, 3),
+                alignment_timeout_s=alignment_timeout_s,
+                transaction_timeout_s=interval_s + alignment_timeout_s + chosen.choice([1.0, 10.0, 300.0]),
+            ),
             processes=1 if self._processes == 1 else chosen.randint(1, self._processes),
         )
 

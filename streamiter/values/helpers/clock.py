@@ -66,7 +66,7 @@ _RATE_WHILE_AHEAD: Final = 0.9
 class ForwardTime:
     """A time that never goes back, from a wall clock that may be set back and a monotonic clock. Pure data.
 
-    While it is ahead of the wall clock it goes on at nine tenths of the speed, until the wall clock has caught up.
+    While it is ahead of the wall clock it advances at nine tenths of the speed, until the wall clock has caught up.
 
     >>> time = ForwardTime()
     >>> time.now_ms(100_000, 1.0), time.now_ms(101_000, 2.0)  # then it is set back by a minute
