@@ -235,11 +235,15 @@ def train_online(
     if label is not None and is_labelled_by_join(examples) and not isinstance(model, ForeignModel):
         labels = labels_of_rows(label, features, weight)
     elif labels is None and comes_from_join(examples):
+        is_foreign = isinstance(model, ForeignModel)
         _log.warning(
             "train_online: the rows of %r have labels of a join by time, and %s learns them as they come: validation "
-            "knows labels that came after the question; give label= and no other rows, or labels=DelayedLabels(…)",
+            "knows labels that came after the question; %s",
             examples.name,
-            "extract=" if extract is not None else "a ForeignModel" if isinstance(model, ForeignModel) else "a union",
+            "extract=" if extract is not None else "a ForeignModel" if is_foreign else "a union",
+            "only the model that train_online makes itself predicts them at their question"
+            if is_foreign
+            else "give label= and no other rows, or labels=DelayedLabels(…)",
         )
     options: dict[str, Any] = {
         "task": task,
