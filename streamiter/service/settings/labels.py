@@ -26,6 +26,7 @@ from streamiter.service.settings.tables import (
     LabelSettings,
     LearningKind,
     LearnSettings,
+    value_in,
 )
 from streamiter.values.numbers import is_number, plain_float
 from streamiter.values.records import Batch
@@ -49,7 +50,7 @@ def label_of(learn: LearnSettings) -> Callable[[Record], Any]:
     takes_texts = learn.learner in READY_MADE
 
     def label(record: Record) -> Any:
-        given = record[value]
+        given = value_in(record, value)
         if isinstance(given, str) and learn.kind == "classification" and not takes_texts:
             raise ValueError(f"expected true, false, 1 or 0 in the field {value!r}, given {given!r}; {_COMPARE_IT}")
         found = number_of_label(given) if learn.kind == "regression" else given
@@ -111,7 +112,7 @@ def delayed_labels_of(learn: LearnSettings, features: Callable[[Batch], Any]) ->
     compared = settings.value if isinstance(settings.value, FieldComparison) else None
 
     def target_of(answer: Record) -> Any:
-        return None if answer[settings.field] is None else read(answer)
+        return None if value_in(answer, settings.field) is None else read(answer)
 
     return DelayedLabels(
         key_of=itemgetter(settings.key),
@@ -184,8 +185,10 @@ def milliseconds_of(time: object) -> int:
     >>> milliseconds_of("2013-01-01T10:15Z"), milliseconds_of(1357035300), milliseconds_of(1357035300000)
     (1357035300000, 1357035300000, 1357035300000)
     """
-    if isinstance(time, str):
-        at = datetime.fromisoformat(time)
+    if isinstance(time, np.datetime64) and not np.isnat(time):
+        return int(time.astype("datetime64[ms]").astype(np.int64))
+    if isinstance(time, (str, datetime)):
+        at = datetime.fromisoformat(time) if isinstance(time, str) else time
         return round((at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp() * 1000)
     number = math.nan if isinstance(time, bool) else plain_float(time)
     if not math.isfinite(number):
