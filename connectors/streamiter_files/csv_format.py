@@ -257,6 +257,9 @@ class Csv:
     [b'"a,b",1.5']
     """
 
+    gives_texts: Final = True
+    """A value that has no type is a text, whatever it means."""
+
     def __init__(
         self,
         types: Mapping[str, npt.DTypeLike] | None = None,

@@ -108,6 +108,13 @@ def _init(file: Path, url: str, answers: str | None) -> None:
             text = f"{option}: expected {wrong.expected}, given {wrong.given}; {wrong.remedy}"
             raise ConfigurationError(text) from None
     source = lasting_topic(url)
+    try:
+        source.beside("model-updates")
+    except ConfigurationError:
+        raise ConfigurationError(
+            f"--init: expected a topic of events that come, given {url!r}, which is no topic with others beside it; "
+            "give that topic, and write these records as its history: input.history in the file"
+        ) from None
     sample = run_in_own_loop(sample_of_topic(source))
     if answers is not None:
         sample = sample.with_answers(run_in_own_loop(sample_of_topic(lasting_topic(answers))))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import msgspec
@@ -25,6 +26,7 @@ from streamiter.engine.graph.graph import (
     StepLoop,
     has_timestamps,
     has_watermarks,
+    upstream_of,
 )
 from streamiter.engine.graph.output import Forward, Partitioning, Rebalance
 from streamiter.engine.states.backends import StateBackend
@@ -48,6 +50,7 @@ from streamiter.operators.operator import IterationListener, OperatorFactory
 from streamiter.operators.output import DEAD_LETTERS
 from streamiter.operators.services import Service
 from streamiter.operators.source import Collect, Collected
+from streamiter.operators.steps import FlatMap, Map, MapBatch
 from streamiter.topics.dead_letters import DeadLetterEncoder
 from streamiter.topics.formats import Json
 from streamiter.topics.record_functions import RecordFunctions
@@ -261,6 +264,12 @@ class RoundScope:
             f"step {label!r}: expected a stream from outside for_each_round, given {edge.upstream.name!r} of its "
             "sub-body; return it from the sub-body and use the streams that for_each_round returns"
         )
+
+
+def functions_before(stream: Outlets) -> list[Callable[..., Any]]:
+    """Return the functions of ``map``, ``flat_map`` and ``map_batch`` through which records of a stream have come."""
+    made = [step.factory for step in upstream_of(edges_of(stream))]
+    return [each.args[0] for each in made if isinstance(each, partial) and each.func in (Map, FlatMap, MapBatch)]
 
 
 def _outputs_of(streams: Iterable[Outlets]) -> set[tuple[Step, OutputTag | None]]:

@@ -109,7 +109,7 @@ class Stream(Outlets, Generic[Record]):
         (1, [1, 4, 16])
         """
         check_user_function(f, "map", ["record"], step=options.get("name"))
-        return self._add("map", lambda: Map(f), options)
+        return self._add("map", partial(Map, f), options)
 
     def map_async(
         self,
@@ -192,7 +192,7 @@ class Stream(Outlets, Generic[Record]):
         ('finished', ['to', 'be', 'or', 'not'])
         """
         check_user_function(f, "flat_map", ["record"], step=options.get("name"))
-        return self._add("flat_map", lambda: FlatMap(f), options)
+        return self._add("flat_map", partial(FlatMap, f), options)
 
     def map_batch(self, f: Callable[[Any], Batch], **options: Unpack[StepOptions]) -> Stream:
         """Emit the records of ``f(batch)`` for each transport batch: a list, array or ``Columns`` of any length.
@@ -209,7 +209,7 @@ class Stream(Outlets, Generic[Record]):
         ('finished', [1.0, 2.0, 3.0])
         """
         check_user_function(f, "map_batch", ["batch"], step=options.get("name"))
-        return self._add("map_batch", lambda: MapBatch(f), options)
+        return self._add("map_batch", partial(MapBatch, f), options)
 
     def filter_batch(self, f: Callable[[Any], Any], **options: Unpack[StepOptions]) -> Stream[Record]:
         """Emit the records for which the boolean array (or list) ``f(batch)``, as long as the batch, is true.

@@ -164,6 +164,11 @@ class LinearPredictor(Savable):
 
 
 def _weights(fields: Mapping[str, object], subject: str) -> Floats:
+    if "centroids" in fields:  # The weights are those of the clusters.
+        raise ModelError(
+            f"{subject}: expected the parameters of a linear model, given centroids; load=KMeans.predictor predicts "
+            "the number of the nearest one"
+        )
     weights = fields.get("weights")
     if not isinstance(weights, np.ndarray) or weights.ndim != 1 or weights.dtype.kind not in "iuf":
         shape = f"shape {weights.shape}" if isinstance(weights, np.ndarray) else f"{type(weights).__name__}"

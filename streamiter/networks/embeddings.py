@@ -75,7 +75,9 @@ class _Layers:
         if "Embedding" not in self._by_type:
             self._refuse("a layer of the type Embedding", "none")
         if loss.loss is None or loss.loss.type not in _LOSSES:
-            self._refuse(f"one of the losses {', '.join(_LOSSES)}", str(loss.loss))
+            self._refuse(
+                f"one of the losses {', '.join(_LOSSES)}, with LogLoss for any number of classes", str(loss.loss)
+            )
         [self.vectors] = self._by_type["Embedding"]
         self._dense = self._by_type.get("FCLayer", [])
         self._crosses = self._by_type.get("BiInnerSumCross", [])

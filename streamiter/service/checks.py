@@ -32,8 +32,9 @@ from streamiter.service.settings.tables import (
     http_secret,
     tls_context,
 )
-from streamiter.topics import ReadRequest, topic
+from streamiter.topics import Json, ReadRequest, topic
 from streamiter.topics.topic import StartPosition
+from streamiter.values.helpers.closing import closed_after
 from streamiter.values.settings import KeyPath, SettingsDocument
 
 Records = Sequence[Mapping[str, Any]]
@@ -127,11 +128,16 @@ class SettingsCheck:
         return True
 
     async def _check_history(self, key: str, url: str, of: str, at: StartPosition | None) -> None:
-        """Open the history of a topic, whose records are not counted: that would read all files."""
+        """Read the first records of a history; they are not counted, which would read all files."""
+        source = topic(url)
         try:
-            reader = await topic(url).open_reader(ReadRequest(stop="latest"))
-            self._found[f"input.{key}history"] = f"{topic(url).url}: {_partitions(len(reader.positions()))}"
-            await reader.close()
+            reader = await source.open_reader(ReadRequest(stop="latest"))
+            async with closed_after(reader.close):
+                said = f"{source.url}: {_partitions(len(reader.positions()))}"
+                first = await reader.read()
+            decoder = source.default_decoder() or decoder_of(self._settings.input.decoder) or Json()
+            records = [] if first is None else list(decoder.decode(first[:_FIRST_RECORDS]))
+            self._found[f"input.{key}history"] = said + self._labels_or_times(records)
             partitions = (await topic(of).describe()).partitions
         except StreamiterError as error:
             self._document.refuse(("input", f"{key}history"), str(error))
@@ -139,6 +145,26 @@ class SettingsCheck:
         if isinstance(at, Mapping) and len(at) != partitions:
             remedy = "write one for each, or the others are read from their beginning"
             self._document.expect(("input", f"{key}at"), f"offsets of {_partitions(partitions)}", remedy)
+
+    def _labels_or_times(self, records: Sequence[Any]) -> str:
+        """Return in how many records the label, or its time, can be read. Raises ConfigurationError if in none."""
+        learn, reason = self._settings.learn, ""
+        if not records or learn.negatives is not None:
+            return ""
+        time = learn.label.time
+        what, read = (
+            ("label", label_of(learn)) if time is None else ("time", lambda event: milliseconds_of(event[time]))
+        )
+        good = 0
+        for record in records:
+            try:
+                read(record)
+                good += 1
+            except (KeyError, TypeError, ValueError, OverflowError) as error:
+                reason = f"no field {error}" if isinstance(error, KeyError) else described(error)
+        if not good:
+            raise ConfigurationError(f"expected the {what} in the first {len(records):,} records, given {reason}")
+        return f", the {what} in {good:,} of the first {len(records):,} records"
 
     def _check_http(self, http: HttpSettings) -> None:
         for secret in ("token", "tls_key_password"):
@@ -303,6 +329,7 @@ def _partitions(count: int) -> str:
 
 
 _NAMES_SHOWN: Final = 10
+_FIRST_RECORDS: Final = 500
 # More records than these are refused because of the file, and not because they are damaged.
 _REFUSED_SHARE: Final = 0.1
 

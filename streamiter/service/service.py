@@ -46,6 +46,7 @@ from streamiter.service.learning import (
 )
 from streamiter.service.observing.challenger import Challenger
 from streamiter.service.observing.observations import LoopBlock
+from streamiter.service.settings.labels import reads_truth, with_truth
 from streamiter.service.settings.tables import ServiceSettings
 from streamiter.service.surfaces import FAILED, SUCCEEDED, ServiceSurfaces
 from streamiter.service.tracing import Traces
@@ -152,8 +153,9 @@ class OnlineLearningService(ServiceSurfaces):
     def _read(self, url: str, name: str, at: StartPosition | None, *, is_history: bool = False) -> Stream:
         given, read = self.settings.input, topic(url)
         is_by_topic = "answers" in name and given.decoder == "predictions"
-        is_by_topic = is_by_topic or (is_history and read.default_decoder() is not None)
-        return self.flow.source(
+        by_topic = read.default_decoder() if is_history else None
+        is_by_topic = is_by_topic or by_topic is not None
+        stream = self.flow.source(
             read,
             decode=decoder_of("default" if is_by_topic else given.decoder),
             start=given.start if at is None else at,
@@ -162,6 +164,11 @@ class OnlineLearningService(ServiceSurfaces):
             name=name,
             **rejections_of(given),
         )
+        learn = self.settings.learn
+        if not getattr(by_topic, "gives_texts", False) or not reads_truth(learn):
+            return stream
+        labelled = partial(with_truth, field=learn.label.field)
+        return stream.map(labelled, name=f"labels of {name}", **rejections_of(given))
 
     def _challenged(self, given: ServiceSettings) -> Stream:
         """Add the training of the challenger, and publish its versions; return the versions of the one that serves."""

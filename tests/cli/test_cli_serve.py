@@ -190,6 +190,7 @@ tls_key = "service.toml"
             "write sasl_password_env=VARIABLE or sasl_password_file=FILE",
         ),
         (("--init", "memory://t"), 1, "memory"),
+        (("--init", "file:trips.csv"), 1, "--init: expected a topic of events that come, given 'file:trips.csv'"),
         (("there.toml", "--init", "kafka://h/t"), 1, "--init: expected a new file, given 'there.toml', which exists"),
         (("there.toml",), 1, "there.toml:1: service.name: expected this key, given none; add it"),
     ],

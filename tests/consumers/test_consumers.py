@@ -409,15 +409,17 @@ async def test_a_consumer_refuses_a_version_that_only_a_newer_one_can_prepare(
     newest = shaped("logit") | {"shapes": shapes | {"kinds": ["spline", *shapes["kinds"][1:]]}}
     newest_embeddings = embedded("logit")
     newest_embeddings |= {"embeddings": newest_embeddings["embeddings"] | {"kind": "transformer"}}
+    clusters = {"centroids": np.zeros((2, 2)), "weights": np.ones(2)}
     async with consuming(command, kafka_broker.bootstrap, name, "m") as consumer:
         for version, given in enumerate(
-            (parameters, newer, newest, newest_embeddings, parameters | {"intercept": 30.0}), 1
+            (parameters, newer, newest, newest_embeddings, clusters, parameters | {"intercept": 30.0}), 1
         ):
             await write(models, encoder(1, version, model="m").encode([given]))
-        assert [(await consumer.line())["version"] for _ in range(2)] == [1, 5]
+        assert [(await consumer.line())["version"] for _ in range(2)] == [1, 6]
         assert "kind bigrams, which only a newer consumer can prepare" in await consumer.trouble()
         assert "a column of the kind spline, which only a newer consumer knows" in await consumer.trouble()
         assert "embeddings of the kind transformer, which only a newer consumer knows" in await consumer.trouble()
+        assert "a model with centroids, which only the predictor in Python has" in await consumer.trouble()
         rows = [{"town": 7}, "no row", {"km": "many"}, {"km": 500.0}]
         *wrong, good = await consumer.predictions(rows)
         assert ["error" in each for each in wrong] == [True] * 3

@@ -21,6 +21,7 @@ from streamiter.learn import LogisticRegression, SquaredLoss, train_online
 from streamiter.learn.losses import LogLoss
 from streamiter.learn.online.challengers import (
     CHALLENGER,
+    CHALLENGER_STOPPED,
     DIFFERENCE_MAX,
     CompareChallenger,
     ComparedRows,
@@ -239,7 +240,7 @@ def test_a_restored_comparison_continues_as_one_that_was_never_stopped() -> None
     check_restore("learn.test_challengers:compare", TOLD, tags=[CHALLENGER], cuts=9)
 
 
-def test_the_last_rollback_says_whose_versions_are_served() -> None:
+async def test_the_last_rollback_says_whose_versions_are_served() -> None:
     """A version of the champion, trained before a promotion, replaced the challenger that was promoted."""
     operator, heard = compare(), Heard()
     timers: list[float] = []
@@ -257,14 +258,21 @@ def test_the_last_rollback_says_whose_versions_are_served() -> None:
     # Rows that are compared after the last version are told with this version again, unless another one comes soon.
     for more in (settled("", range(30, 35), range(30, 35), 0.3), settled("b", range(30, 35), range(25, 30), 0.1)):
         operator.process(cast(Any, more), cast(Any, heard))
-    operator.on_timer(None, cast(Any, heard))
+    await operator.on_timer(None, cast(Any, heard))
     assert (len(heard.best), timers) == (5, [2.0, 2.0])
-    operator.on_timer(None, cast(Any, heard))
+    await operator.on_timer(None, cast(Any, heard))
     told = ComparedRows.of(heard.best[-1].metrics)
     assert told is not None
     assert (told.compared_rows, heard.best[-1].records) == (16, 5)
-    operator.on_timer(None, cast(Any, heard))
+    await operator.on_timer(None, cast(Any, heard))
     assert len(heard.best) == 6
+    # At the end of a stream no other version comes, and no timer is due: the last rows were told of by nobody.
+    for more in (settled("", range(35, 40), range(35, 40), 0.3), settled("b", range(35, 40), range(30, 35), 0.1)):
+        operator.process(cast(Any, more), cast(Any, heard))
+    operator.finish(cast(Any, heard))
+    told = ComparedRows.of(heard.best[-1].metrics)
+    assert told is not None
+    assert (told.compared_rows, len(heard.best)) == (21, 7)
 
 
 async def test_a_start_finds_the_learner_that_was_promoted() -> None:
@@ -276,7 +284,8 @@ async def test_a_start_finds_the_learner_that_was_promoted() -> None:
         )
     promoted = await promote(models, "late", "b", "1.1")
     assert (promoted.rank, promoted.parameters["learner"], promoted.parameters["promoted"]) == ((2, 1), "b", "1.1")
-    context, heard = cast(Any, SimpleNamespace(clock=clock)), Heard()
+    timers: list[Any] = []
+    context, heard = cast(Any, SimpleNamespace(clock=clock, set_timer=lambda *timer: timers.append(timer))), Heard()
     operator = CompareChallenger(Rollbacks(models, "late", "b"), after=0)
     await operator.open(context)
     for told in (versioned("", 8), versioned("b", 9, (2, 1))):
@@ -284,3 +293,16 @@ async def test_a_start_finds_the_learner_that_was_promoted() -> None:
     assert [model.records for model in heard.reports] == [9]
     with pytest.raises(ModelError, match=r"given 2\.1, of 'b'; name the file of that one in \[challenger\]"):
         await CompareChallenger(Rollbacks(models, "late", "c"), after=0).open(context)
+    # Replicas learned with the next version that the challenger had stopped, or ran again: on a quiet stream, never.
+    for has_stopped in (True, False):
+        operator = CompareChallenger(Rollbacks(models, "late", "b"), after=0, has_stopped=has_stopped)
+        await operator.open(context)
+        for _ in range(2):
+            await operator.on_timer(timers[-1][1], cast(Any, heard))
+        assert timers.pop()[0] == 0.0
+        assert not timers
+        told = heard.reports[-1]
+        assert (told.records, told.metrics.get(CHALLENGER_STOPPED)) == (7, 1.0 if has_stopped else None)
+        assert (told.parameters["learner"], told.since_rollback) == ("b", (2, 1))
+        await write(models, ModelUpdateEncoder("late", 2, clock=clock).encode([told]))
+    assert len(heard.reports) == 3

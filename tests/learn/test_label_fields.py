@@ -16,7 +16,7 @@ from learn.online_support import Record, trained
 from streamiter import Columns, Flow
 from streamiter.errors import GraphError
 from streamiter.learn import DelayedLabels, ForeignModel, train_online
-from streamiter.learn.ready_made.row_reading import LabelFields, texts_in
+from streamiter.learn.ready_made.label_fields import LabelFields, texts_in
 from streamiter.models import LinearPredictor
 
 
@@ -212,6 +212,44 @@ def test_a_function_whose_fields_cannot_be_told_is_warned_of_once(
     assert warning.endswith("give features=, so that the label is not learned from itself")
 
 
+LIMIT = "limit"
+
+
+def labelled(trip: Record) -> Record:
+    """Return a trip with the field late, and others that the label is not made of."""
+    made = dict(trip)
+    made["is_wet"] = trip["sky"] == "r"
+    minutes, unit = trip["delay"], "min"
+    made["late"] = f"{minutes > trip[LIMIT]}"
+    return {**made, "unit": unit, "hour": made["km"] // 1}
+
+
+@pytest.mark.parametrize(
+    ("label", "told"),
+    [
+        (lambda trip: trip | {"late": trip["delay"] > 0}, ["delay"]),
+        (lambda trip: {**trip, "fast": trip["km"] > 0, "late": late(trip)}, ["delay"]),
+        (lambda trip: dict(trip, late=str(trip.get("delay") > trip["limit"]), fast=trip["km"]), ["delay", "limit"]),
+        (labelled, ["delay", "limit"]),
+        (lambda trip: {"km": trip["km"], "late": trip["delay"] > 0}, []),
+        (lambda trip: {**trip, "late": trip.pop("delay") > 0}, ["delay"]),
+        (lambda trip: trip | {"late": trip["sky"] == "delay"}, ["sky"]),
+    ],
+)
+def test_a_label_that_a_map_makes_of_a_feature_is_warned_of_once(
+    label: Callable[[Record], Record], told: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The model learned a label from the field that a map had made it of, with an AUC of 1.0, and nothing told."""
+    for features in (None, ["km", "delay"]):
+        flow = Flow("trips")
+        trips = flow.from_items([trip | {"limit": 15.0} for trip in TRIPS[:200]]).map(label).filter(bool)
+        train_online(trips.rebalance(), label="late", features=features, mini_batch=20, workers=2)
+        flow.run()
+    warnings = lines(caplog, "is a feature, and the function at ")
+    assert [warning.split("'")[1] for warning in warnings] == told
+    assert all(f"{__file__}:{label.__code__.co_firstlineno} makes the label 'late'" in each for each in warnings)
+
+
 def test_fields_that_features_names_are_features() -> None:
     """A price that the label is compared with is known in time: the user names it."""
     found = trained(TRIPS, label=late, features=["km", "delay"])
@@ -264,7 +302,7 @@ def test_the_same_is_true_of_labels_that_come_later(is_joined: bool) -> None:
     assert models.items[-1].parameters["fields"] == (["km"] if is_joined else ["id", "km"])
 
 
-def test_a_model_of_another_library_gets_no_field_of_the_label() -> None:
+def test_a_model_of_another_library_gets_no_field_of_the_label(caplog: pytest.LogCaptureFixture) -> None:
     """A model of river was given the delay, and seemed to be perfect."""
     seen: list[Any] = []
     model: ForeignModel[Any] = ForeignModel(
@@ -279,3 +317,7 @@ def test_a_model_of_another_library_gets_no_field_of_the_label() -> None:
     train_online(flow.from_items(TRIPS[:20]), model, label=lambda trip: trip["delay"]).models.collect()
     flow.run()
     assert [list(features) for features in seen] == [["km", "sky"]] * 20
+    flow = Flow("foreign")
+    train_online(flow.from_items(TRIPS[:20]).map(lambda trip: trip | {"late": trip["delay"]}), model, label="late")
+    flow.run()
+    assert len(lines(caplog, "the field 'delay' is a feature, and the function at ")) == 1

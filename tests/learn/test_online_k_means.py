@@ -9,7 +9,7 @@ from iteration.iteration_support import SMALL, cut_items, ended, run
 from streamiter import Columns, Flow
 from streamiter.errors import ConfigurationError, JobFailed, ModelError
 from streamiter.learn import BadRows, KMeans, OnlineKMeans, online_k_means
-from streamiter.models import ModelSnapshot, initial_model, last_update
+from streamiter.models import LinearPredictor, ModelSnapshot, ServedModel, initial_model, last_update
 from streamiter.topics import MemoryBroker
 
 START = [(10.1, 0.1), (-10.2, 0.2)]
@@ -202,3 +202,22 @@ def test_a_model_that_is_refused_something_is_as_it_was() -> None:
         OnlineKMeans(2).parameters()
     with pytest.raises(ConfigurationError, match="decay"):
         OnlineKMeans(2, decay=-1.0)
+
+
+async def test_published_clusters_are_served_as_such() -> None:
+    """A follower took the weights of two clusters for those of a linear model of two features, and predicted that."""
+    models = MemoryBroker().topic("models")
+    await models.create()
+    flow = Flow("clusters")
+    online_k_means(flow.from_items(BATCH), clusters=2, initial=START).publish_model(models, model="clusters")
+    await (await flow.start()).wait()
+    async with ServedModel(models, "clusters", load=KMeans.predictor) as served:
+        await served.ready()
+        assert served.predict([9, 100]).value == 0
+        assert served.predict(BATCH).value.tolist() == [0, 0, 0, 1, 1, 1]
+        with pytest.raises(ModelError, match=r"KMeans\.predict: expected points as arrays of 2 numbers"):
+            served.predict([1.0])
+    update = await last_update(models, "clusters")
+    assert update is not None
+    with pytest.raises(ModelError, match=r"expected the parameters of a linear model, given centroids; load=KMeans\."):
+        LinearPredictor(update.parameters)

@@ -33,7 +33,7 @@ from learn.online_support import Record
 
 from streamiter import Columns, Flow, Stream
 from streamiter.errors import GraphError
-from streamiter.learn import LogisticRegression, SparseRows, compare_online, train_online
+from streamiter.learn import ForeignModel, LogisticRegression, SparseRows, compare_online, train_online
 from streamiter.learn.online.gradient_workers import DelayedLabelsWorker, OnlineWorkerOptions
 from streamiter.operators import Source, SourceBatch
 from streamiter.parameter_server.optimizers import SGD
@@ -322,7 +322,12 @@ def test_labels_of_a_join_that_cannot_be_put_in_order_are_named(caplog: pytest.L
     pairs = sides[0].interval_join(sides[1], lower_s=0, upper_s=9, how="left").map(lambda pair: {"x": 1.0, "y": True})
     others = timed(flow.from_items([{"at": 1, "x": 1.0, "y": False}]))
     train_online(pairs.union(others), label="y")
-    assert "validation knows labels that came after the question" in caplog.text
+    options: Any = {"make": dict, "learn": print, "predict": print, "save": repr, "load": eval}
+    foreign: ForeignModel[Any] = ForeignModel(**options, task="regression")
+    train_online(pairs, foreign, label="y")
+    union, other = (text for text in caplog.messages if "knows labels that came after the question" in text)
+    assert union.endswith("give label= and no other rows, or labels=DelayedLabels(…)")
+    assert other.endswith("only the model that train_online makes itself predicts them at their question")
 
 
 @pytest.mark.parametrize("schedule", ["end", "weighted"])

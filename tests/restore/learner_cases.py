@@ -64,10 +64,11 @@ from streamiter.learn.quality.validation_step import MeanComparison, Validate
 from streamiter.learn.ready_made.cell_columns import Categories, CellColumns
 from streamiter.learn.ready_made.embedding_weights import EmbeddingWeights
 from streamiter.learn.ready_made.expert_weights import ExpertWeights
+from streamiter.learn.ready_made.label_fields import LabelFields
 from streamiter.learn.ready_made.mixed_weights import MixedWeights
 from streamiter.learn.ready_made.model_rows import FirstRows
 from streamiter.learn.ready_made.row_columns import CrossStatistics
-from streamiter.learn.ready_made.row_reading import LabelFields, NumberMiniBatches, ReadsLabels
+from streamiter.learn.ready_made.row_reading import NumberMiniBatches, ReadsLabels
 from streamiter.learn.ready_made.table_weights import TableWeights
 from streamiter.learn.rows import MiniBatches
 from streamiter.learn.server_training import ParameterServerWorker, Repeater, Versions

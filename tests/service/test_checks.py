@@ -98,7 +98,7 @@ async def test_a_history_is_found_and_its_end_compared_with_the_partitions_of_th
     file = FILE.replace('input.topic = "{url}"{answers}', history)
     given = {"url": case.url, "folder": case.folder / "checkpoints", "label": '{ field = "late" }', "features": '"all"'}
     found = await SettingsCheck(*read_document(file.format(**given, at="1"))).run()
-    assert found["input.history"].endswith("checkpoints.jsonl: 1 partition")
+    assert found["input.history"].endswith("checkpoints.jsonl: 1 partition, the label in 1 of the first 1 records")
     assert found["input.then"] == f"{case.url}: 1 partition, 1 records"
     for at, said in (
         ("1, 2", "f:3: input.at: expected offsets of 1 partition, given the array"),
@@ -109,6 +109,12 @@ async def test_a_history_is_found_and_its_end_compared_with_the_partitions_of_th
         [problem] = caught.value.problems
         assert said in problem.shown("f")
         (case.folder / "checkpoints.jsonl").unlink(missing_ok=True)
+    # The file was right, and the service made a dead letter of each record of the history.
+    (case.folder / "checkpoints.jsonl").write_bytes(orjson.dumps({"delayed": False, "km": 2}))
+    with pytest.raises(
+        SettingsError, match=r"input\.history: expected the label in the first 1 records, given no field"
+    ):
+        await SettingsCheck(*read_document(file.format(**given, at="1"))).run()
 
 
 async def test_answers_in_a_topic_of_their_own_are_checked_with_the_questions(case: Case) -> None:

@@ -4,12 +4,14 @@ import asyncio
 import logging
 import math
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import orjson
 import pytest
+from pyarrow import Table, csv, parquet
 from service.test_service import answers, running, until, until_ready
 from service.test_service_restarts import NAME, Place
 from support.waiting import PATIENCE_S
@@ -119,6 +121,40 @@ async def test_answers_in_a_topic_of_their_own_have_a_history_of_their_own(tmp_p
             given["topic"] = place.url("views")
         found.append((await model_of(place, given, label))(0.5))
     assert found[1] == pytest.approx(found[0], rel=1e-9)
+
+
+async def test_a_history_of_tables_is_learned_as_the_same_events_of_lines(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each row of a Parquet file became a dead letter, since its time was one of numpy; no line of the log told it.
+
+    Of CSV the labels were texts, so all events of the topic were refused behind it.
+    """
+    rows = [row | {"at": datetime.fromtimestamp(row["at"], UTC), "done": True} for row in events()[:2_000]]
+    views = sum(row["event"] == "view" for row in rows)
+    found = []
+    for name in ("lines", "tables", "texts"):
+        place = Place(tmp_path / name)
+        place.folder.mkdir()
+        await place.create("updates", "events", "dead")
+        # The topic has the end, which ends all waits, and a record that is refused.
+        ending = [event | {"done": True} for event in events()[-2:]]
+        await place.write([*ending, {"event": "view", "at": "soon", "id": -3}], "events")
+        if name == "lines":
+            (place.folder / "h.jsonl").write_bytes(b"\n".join(map(orjson.dumps, rows)) + b"\n")
+        elif name == "tables":
+            parquet.write_table(Table.from_pylist(rows), place.folder / "h.parquet")
+        else:
+            csv.write_csv(Table.from_pylist(rows), place.folder / "h.csv")
+        given = {"history": f"{place.folder}/h.*", "then": place.url("events"), "at": "earliest"}
+        given["dead_letter"] = place.url("dead")
+        label = {**LABEL, "field": "done"}
+        service = service_of(place, given, learn={"label": label, "features": {"x": "number"}})
+        found.append((await place.learned(service, views)).parameters["weights"].tolist())
+        [refusal] = [text for text in caplog.messages if "refuses records" in text]
+        assert refusal.startswith("the step 'times' refuses records; the first one: ValueError: Invalid isoformat")
+        caplog.clear()
+    assert found[0] == found[1] == found[2]
 
 
 async def test_a_service_serves_while_it_catches_up_and_says_so(

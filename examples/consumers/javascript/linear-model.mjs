@@ -18,7 +18,8 @@ const LINKS = { identity: (score) => score, logit: sigmoid, log: (score) => Math
 // If the number is the probability of one of two labels, this label is its property `positive`.
 export function linearModel(parameters) {
   if (Array.isArray(parameters)) return plainModel({ weights: parameters });
-  const beyond = ["crosses", "width"].find((name) => name in parameters); // Of crosses, and of sparse rows.
+  // Of crosses, of sparse rows, and of clusters, which have weights, too.
+  const beyond = ["crosses", "width", "centroids"].find((name) => name in parameters);
   if (beyond) throw new Error(`a model with ${beyond}, which only the predictor in Python has`);
   return "center" in parameters ? standardizedModel(parameters) : plainModel(parameters);
 }

@@ -8,7 +8,7 @@ sums of all subtasks into the centroids of the next round. The arithmetic is in 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, NamedTuple, Self, TypedDict
 
@@ -322,6 +322,10 @@ _FITTED: Final = Form(
 )
 
 
+def _nearest_of(centroids: Floats, points: npt.ArrayLike) -> npt.NDArray[np.intp]:
+    return nearest(scoring_of(centroids), as_columns(points, centroids.shape[1], owner="KMeans.predict"))
+
+
 class KMeans(DeclaredState, Savable):
     """Clusters around centroids, learned offline: fit, then predict.
 
@@ -411,9 +415,28 @@ class KMeans(DeclaredState, Savable):
 
     def predict(self, points: npt.ArrayLike) -> npt.NDArray[np.intp]:
         """Return the number of the nearest centroid of each point (row); the first one of equally near centroids."""
-        centroids = self.centroids
-        columns = as_columns(points, centroids.shape[1], owner="KMeans.predict")
-        return nearest(scoring_of(centroids), columns)
+        return _nearest_of(self.centroids, points)
+
+    @staticmethod
+    def predictor(parameters: Mapping[str, Any]) -> Callable[[npt.ArrayLike], int | npt.NDArray[np.intp]]:
+        """Return the function that predicts with a published version: ``ServedModel(…, load=KMeans.predictor)``.
+
+        The versions are those of ``k_means`` or ``online_k_means``. Of a point, an array of shape (d,), it returns the
+        number of the nearest centroid; of points, a row for each, it returns an array of these numbers. Raises
+        ModelError for other points.
+
+        >>> nearest_of = KMeans.predictor({"centroids": [[0.0, 0.0], [9.0, 0.0]]})
+        >>> nearest_of([8, 1]), nearest_of([[1, 1], [8, 1]]).tolist()
+        (1, [0, 1])
+        """
+        centroids = initial_centroids("KMeans.predictor", parameters["centroids"])
+
+        def predict(points: npt.ArrayLike) -> int | npt.NDArray[np.intp]:
+            if isinstance(points, (list, tuple, np.ndarray)) and np.ndim(points) == 1:
+                return int(_nearest_of(centroids, [points])[0])
+            return _nearest_of(centroids, points)
+
+        return predict
 
     @property
     def centroids(self) -> Floats:

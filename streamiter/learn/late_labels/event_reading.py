@@ -11,8 +11,8 @@ import numpy as np
 
 from streamiter.learn.labels import Label
 from streamiter.learn.late_labels.delayed_labels import DelayedLabels
+from streamiter.learn.ready_made.label_fields import LabelFields
 from streamiter.learn.ready_made.row_reading import (
-    LabelFields,
     NumberedBatch,
     Position,
     ReadFeatures,

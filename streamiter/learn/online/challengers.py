@@ -238,8 +238,8 @@ class CompareChallenger(SameRows):
         self._rollbacks = rollbacks
         self._after = after
         self._has_stopped = has_stopped
-        self._untold: ModelUpdate | None = None
-        """The version of a promoted challenger that answers, and does not tell yet that the challenger has stopped."""
+        self._is_told = True
+        """Whether the version that answers tells that the challenger has stopped, or that it learns again."""
         self._last: tuple[ModelSnapshot, int, float] | None = None
         """The last version of the challenger since the start, the rows it told of, and when; too large for the state.
         """
@@ -247,7 +247,11 @@ class CompareChallenger(SameRows):
     async def open(self, context: Context) -> None:
         """Find the learner that the last rollback names. Raises ModelError if it is none of the two."""
         self._context = context
-        newest = await last_update(self._rollbacks.topic, self._rollbacks.model, on_error="skip", clock=context.clock)
+        newest = await self._newest()
+        if newest is not None and (CHALLENGER_STOPPED in newest.metrics) is not self._has_stopped:
+            # On a quiet stream, or with a long time between versions, replicas would not know for as long.
+            self._is_told = False
+            context.set_timer(0.0, CHALLENGER_STOPPED)
         if newest is not None and newest.since_rollback is not None:
             learner = learner_in(newest.parameters)
             if learner not in self._learners:
@@ -257,8 +261,10 @@ class CompareChallenger(SameRows):
                     f"{learner!r}; name the file of that one in [challenger], or roll back to another version"
                 )
             self._follow(newest.since_rollback, learner)
-            if self._has_stopped and learner and CHALLENGER_STOPPED not in newest.metrics:
-                self._untold = newest
+
+    async def _newest(self) -> ModelUpdate | None:
+        rollbacks = self._rollbacks
+        return await last_update(rollbacks.topic, rollbacks.model, on_error="skip", clock=self._context.clock)
 
     def _follow(self, since: Rank, learner: str) -> None:
         if since > self._since and learner in self._learners:
@@ -278,15 +284,19 @@ class CompareChallenger(SameRows):
             self._tell(model, out)
             model = replace(model, parameters={**model.parameters, LEARNER_ENTRY: learner})
         if learner == self._served and tuple(since) >= tuple(self._since):
-            out.emit(self._told_of_stop(model))
-        elif self._untold is not None and self._untold.since_rollback == self._since:
-            again = self._untold
-            snapshot = ModelSnapshot(again.parameters, again.records, again.metrics, again.epoch, self._since)
-            out.emit(self._told_of_stop(snapshot))
-            self._untold = None
+            self._serve(model, out)
 
-    def _told_of_stop(self, model: ModelSnapshot) -> ModelSnapshot:
-        return replace(model, metrics={**model.metrics, CHALLENGER_STOPPED: 1.0}) if self._has_stopped else model
+    def _serve(self, model: ModelSnapshot, out: Output) -> None:
+        """Emit a version to serve, which tells whether the challenger has stopped."""
+        metrics = {name: value for name, value in model.metrics.items() if name != CHALLENGER_STOPPED}
+        out.emit(replace(model, metrics=metrics | ({CHALLENGER_STOPPED: 1.0} if self._has_stopped else {})))
+        self._is_told = True
+
+    async def _serve_again(self, out: Output) -> None:
+        """Publish the version that answers once more if it does not tell what holds now, and no other has come."""
+        if not self._is_told and (last := await self._newest()) is not None:
+            since = last.since_rollback or NO_RANK
+            self._serve(ModelSnapshot(last.parameters, last.records, last.metrics, last.epoch, since), out)
 
     def _tell(self, model: ModelSnapshot, out: Output) -> None:
         """Emit a version of the challenger with what is known now."""
@@ -296,8 +306,11 @@ class CompareChallenger(SameRows):
         out.emit(replace(model, metrics=metrics, since_rollback=None), tag=CHALLENGER)
         self._last = model, self._rows, self._context.clock.monotonic_s()
 
-    def on_timer(self, payload: object, out: Output) -> None:
-        """Tell of the rows that were compared after the last version, if no other one has come."""
+    async def on_timer(self, payload: object, out: Output) -> None:
+        """Tell of the rows that were compared after the last version, or of a stop, if no other one has come."""
+        if payload == CHALLENGER_STOPPED:
+            await self._serve_again(out)
+            return
         self._has_timer = False
         if self._last is not None and self._last[1] < self._rows:
             model, _, told_s = self._last
@@ -305,6 +318,11 @@ class CompareChallenger(SameRows):
                 self._tell(model, out)
             else:
                 self._set_timer(wait_s)
+
+    def finish(self, out: Output) -> None:
+        """Tell of the rows that were compared after the last version: no other one comes."""
+        if self._last is not None and self._last[1] < self._rows:
+            self._tell(self._last[0], out)
 
     def _set_timer(self, wait_s: float) -> None:
         if not self._has_timer:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Any, Final, Generic, Literal, TypeVar
 
 import numpy as np
@@ -19,7 +20,8 @@ from streamiter.errors import ConfigurationError, ModelError, shortened
 from streamiter.learn.labels import Label, is_truth
 from streamiter.learn.model_owner import ModelOwner, OwnerOptions
 from streamiter.learn.quality.validation import PredictedRows, ValidationKind
-from streamiter.learn.ready_made.row_reading import LabelFields, UnnamedFields, values_of
+from streamiter.learn.ready_made.label_fields import FieldsBefore, LabelFields
+from streamiter.learn.ready_made.row_reading import UnnamedFields, values_of
 from streamiter.learn.rows import BadRows, blaming_rows, of_numbered_rows, row_weights
 from streamiter.models.documents import Parameters, state_in
 from streamiter.operators.declared_state import NESTED, DeclaredState, Form, declared
@@ -188,6 +190,7 @@ def foreign_reader(
     label: str | Callable[[Any], Label],
     features: Sequence[str] | Callable[[Any], Any] | None,
     weight: str | Callable[[Any], float] | None,
+    before: FieldsBefore | None,
 ) -> ReadForeign:
     """Return the function that reads the rows of a model of another library."""
     without = [field for field in (label, weight) if isinstance(field, str)]
@@ -200,7 +203,10 @@ def foreign_reader(
         if callable(features):
             return features(mini_batch), labels, weights
         made_of = label.left_out if isinstance(label, LabelFields) else ()
-        return fields_of(mini_batch, features, [*without, *made_of]), labels, weights
+        rows = fields_of(mini_batch, features, [*without, *made_of])
+        if before is not None:
+            before.look_at(chain.from_iterable(rows[:1]))
+        return rows, labels, weights
 
     return read
 

@@ -16,6 +16,7 @@ from operator import itemgetter
 from typing import Any, Final, Literal, NamedTuple, cast
 
 from streamiter.errors import GraphError, shortened
+from streamiter.flow.building import functions_before
 from streamiter.flow.event_time import comes_from_join, is_labelled_by_join, numbers_of_event_time
 from streamiter.flow.flow import all_or_nothing, check_stream, connect, step_names
 from streamiter.flow.stream import Stream
@@ -51,8 +52,8 @@ from streamiter.learn.quality.validation import PREDICTIONS
 from streamiter.learn.quality.validation_step import Validate
 from streamiter.learn.ready_made.adaptive import AdaptiveLinearModel
 from streamiter.learn.ready_made.embeddings import Embeddings
+from streamiter.learn.ready_made.label_fields import FieldsBefore, LabelFields
 from streamiter.learn.ready_made.row_reading import (
-    LabelFields,
     NumberMiniBatches,
     RowReader,
     extracted_rows,
@@ -234,11 +235,15 @@ def train_online(
     if label is not None and is_labelled_by_join(examples) and not isinstance(model, ForeignModel):
         labels = labels_of_rows(label, features, weight)
     elif labels is None and comes_from_join(examples):
+        is_foreign = isinstance(model, ForeignModel)
         _log.warning(
             "train_online: the rows of %r have labels of a join by time, and %s learns them as they come: validation "
-            "knows labels that came after the question; give label= and no other rows, or labels=DelayedLabels(…)",
+            "knows labels that came after the question; %s",
             examples.name,
-            "extract=" if extract is not None else "a ForeignModel" if isinstance(model, ForeignModel) else "a union",
+            "extract=" if extract is not None else "a ForeignModel" if is_foreign else "a union",
+            "only the model that train_online makes itself predicts them at their question"
+            if is_foreign
+            else "give label= and no other rows, or labels=DelayedLabels(…)",
         )
     options: dict[str, Any] = {
         "task": task,
@@ -262,6 +267,8 @@ def train_online(
         examples, is_timed = in_order_of_events(
             examples, labels, named, synchronous=synchronous, in_columns=model is None
         )
+    of_events = features if labels is None else labels.features
+    before = FieldsBefore.of(learned, of_events, functions_before(examples))
     data = epochs_every(examples, records=mini_batch, name=named("epochs")) if synchronous else examples
     policy: Refusals = {"on_error": on_error, "dead_letter": dead_letter}
     shared = _TrainingOptions(mini_batch, workers, policy, labels, is_timed, owner, named, beside is not None)
@@ -275,14 +282,13 @@ def train_online(
             raise GraphError(
                 "train_online: expected label= with a ForeignModel, given none; extract= and labels= are not for it"
             )
-        body = _by_foreign(shared, model, label, features, weight)
+        body = _by_foreign(shared, model, label, features, weight, before)
     elif is_by_row:
         make_adaptive = cast(Callable[[], AdaptiveLinearModel], model or own)
         made = make_adaptive()
         check_times(made, is_timed=is_timed)
-        if (features if labels is None else labels.features) is None and extract is None:
+        if of_events is None and extract is None:
             without += times_left_out(times, made)
-        of_events = features if labels is None else labels.features
         named_fields = {} if callable(of_events) else {"features": of_events, **made.named_fields}
 
         def make_reader() -> Operator:
@@ -291,11 +297,11 @@ def train_online(
             if labels is not None:
                 made_of = LabelFields.of(label or labels.target_of, labels.features)
                 noting = labels if made_of is None else replace(labels, target_of=made_of)
-                read = features_reader(labels.features, without, made, made_of)
+                read = features_reader(labels.features, without, made, made_of, before)
                 return EventReader(noting, read, named_fields, is_timed=is_timed, made_of=made_of)
             assert label is not None
             made_of = LabelFields.of(label, features)
-            read = features_reader(features, without, made, made_of)
+            read = features_reader(features, without, made, made_of, before)
             return RowReader(labelled_rows(read, made_of or label, weight), named_fields, made_of)
 
         body = _by_rows(shared, make_adaptive, make_reader)
@@ -458,13 +464,15 @@ def _by_foreign(
     label: str | Callable[[Any], Label],
     features: Sequence[str] | Callable[[Any], Any] | None,
     weight: str | Callable[[Any], float] | None,
+    before: FieldsBefore | None,
 ) -> TrainingBody:
     """Return the loop in which the owner has a model of another library."""
     named = shared.named
 
     def make_owner() -> ForeignOwner[Any]:
         made_of = LabelFields.of(label, features)
-        return ForeignOwner(model, foreign_reader(made_of or label, features, weight), shared.owner, features, made_of)
+        read = foreign_reader(made_of or label, features, weight, before)
+        return ForeignOwner(model, read, shared.owner, features, made_of)
 
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
         mini_batches = data[0].batch(shared.mini_batch, _SECONDS_A_MINI_BATCH, name=named("mini-batches"))

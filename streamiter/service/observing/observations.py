@@ -6,6 +6,7 @@ of the job. Every list has a fixed length.
 
 from __future__ import annotations
 
+import logging
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from streamiter.models import ModelUpdate, ServedModel
     from streamiter.service.observing.challenger import Challenger
     from streamiter.service.observing.prediction_log import PredictionLog
+
+_log = logging.getLogger("streamiter.service")
 
 Phase = JobState | Literal["starting", "restoring", "waiting", "stopping", "following"]
 """The state of the job, or ``starting``: it opens its topics; ``restoring``: it reads the state of a checkpoint;
@@ -276,6 +279,7 @@ class Observations:
         self.quality = ModelQuality(self.clock, HISTORY)
         """How good its predictions are, and which fields have shifted."""
         self.rejected: deque[RejectedRecord] = deque(maxlen=REJECTED_MAX)
+        self._refusing = set[str]()
         self.versions: deque[ModelVersion] = deque(maxlen=VERSIONS_MAX)
         """Those that were read from the topic; of several in a second the last one."""
         self.texts_at: Callable[[Collection[int]], dict[int, str]] = lambda _: {}
@@ -330,8 +334,14 @@ class Observations:
         self.quality.reported(metrics)
 
     def refused(self, letter: DeadLetter) -> None:
-        """Note a record that a step has skipped, or written to a topic of dead letters; threads may call this, too."""
+        """Note a record that a step has skipped, or written to a topic of dead letters; threads may call this, too.
+
+        The log has the first one of each step: where a file is wrong, all are refused, and the service learns nothing.
+        """
         self.rejected.append(_rejected(letter, self.clock.now_ms()))
+        if letter.step not in self._refusing:
+            self._refusing.add(letter.step)
+            _log.warning("the step %r refuses records; the first one: %s", letter.step, letter.error)
 
     def requested(self, route: str, code: int) -> None:
         """Count an HTTP request. ``route`` is the pattern of the path, never the path itself."""

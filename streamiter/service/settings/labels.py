@@ -26,7 +26,9 @@ from streamiter.service.settings.tables import (
     LabelSettings,
     LearningKind,
     LearnSettings,
+    value_in,
 )
+from streamiter.values.field_kinds import number_of_text
 from streamiter.values.numbers import is_number, plain_float
 from streamiter.values.records import Batch
 
@@ -49,7 +51,7 @@ def label_of(learn: LearnSettings) -> Callable[[Record], Any]:
     takes_texts = learn.learner in READY_MADE
 
     def label(record: Record) -> Any:
-        given = record[value]
+        given = value_in(record, value)
         if isinstance(given, str) and learn.kind == "classification" and not takes_texts:
             raise ValueError(f"expected true, false, 1 or 0 in the field {value!r}, given {given!r}; {_COMPARE_IT}")
         found = number_of_label(given) if learn.kind == "regression" else given
@@ -70,6 +72,25 @@ _LABELS: Final[Mapping[str, tuple[str, Callable[[Any], bool]]]] = {
     "regression": ("a number", lambda found: found is not None),
     "multiclass": ("a text or a whole number", lambda given: isinstance(given, (str, int))),
 }
+
+
+def reads_truth(learn: LearnSettings) -> bool:
+    """Whether a label may be a truth value, and no text that the settings name."""
+    return learn.kind == "classification" and isinstance(learn.label.value, str) and learn.label.positive is None
+
+
+def with_truth(record: Any, field: str) -> Any:
+    """Return a record of texts alone, in which a truth value of the label is one, as in the topic that follows.
+
+    >>> with_truth({"late": "True", "km": "1"}, "late"), with_truth({"late": "cancelled"}, "late")
+    ({'late': True, 'km': '1'}, {'late': 'cancelled'})
+    """
+    given = record.get(field) if isinstance(record, Mapping) else None
+    truth = _TRUTHS.get(given.lower()) if isinstance(given, str) else None
+    return record if truth is None else {**record, field: truth}
+
+
+_TRUTHS: Final = {"true": True, "1": True, "false": False, "0": False}
 
 
 def task_of(kind: LearningKind) -> LearningTask:
@@ -111,7 +132,7 @@ def delayed_labels_of(learn: LearnSettings, features: Callable[[Batch], Any]) ->
     compared = settings.value if isinstance(settings.value, FieldComparison) else None
 
     def target_of(answer: Record) -> Any:
-        return None if answer[settings.field] is None else read(answer)
+        return None if value_in(answer, settings.field) in (None, "") else read(answer)
 
     return DelayedLabels(
         key_of=itemgetter(settings.key),
@@ -183,9 +204,15 @@ def milliseconds_of(time: object) -> int:
 
     >>> milliseconds_of("2013-01-01T10:15Z"), milliseconds_of(1357035300), milliseconds_of(1357035300000)
     (1357035300000, 1357035300000, 1357035300000)
+    >>> milliseconds_of("1357035300.5"), milliseconds_of("20130101")
+    (1357035300500, 1356998400000)
     """
-    if isinstance(time, str):
-        at = datetime.fromisoformat(time)
+    if isinstance(time, np.datetime64) and not np.isnat(time):
+        return int(time.astype("datetime64[ms]").astype(np.int64))
+    if isinstance(time, str) and (read := number_of_text(time)) is not None and abs(read) > _YEAR_MONTH_DAY:
+        time = read
+    if isinstance(time, (str, datetime)):
+        at = datetime.fromisoformat(time) if isinstance(time, str) else time
         return round((at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp() * 1000)
     number = math.nan if isinstance(time, bool) else plain_float(time)
     if not math.isfinite(number):
@@ -206,3 +233,5 @@ def milliseconds_of_texts(times: Sequence[str]) -> list[int]:
 
 
 _LATEST_S: Final = 100_000_000_000
+# A text of eight digits, such as 20131231, is a day of ISO 8601, and a longer one seconds or milliseconds.
+_YEAR_MONTH_DAY: Final = 99_999_999

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
+import math
 import operator
 import re
 import ssl
@@ -24,6 +25,7 @@ from streamiter.parameter_server.optimizers import FTRL, SGD, AdaDelta, AdaGrad,
 from streamiter.topics.topic import StartPosition
 from streamiter.topics.urls import with_secrets
 from streamiter.values.field_kinds import KINDS, Kind, is_kind, number_of_text, time_zone_of
+from streamiter.values.numbers import plain_scalar
 from streamiter.values.settings import (
     WrongValue,
     any_of,
@@ -53,6 +55,17 @@ class _Table:
                 object.__setattr__(self, each.name, in_seconds(getattr(self, each.name)))
 
 
+def value_in(record: Mapping[str, Any], field: str) -> Any:
+    """Return the value of a field as JSON has it: that of a row of columns is numpy's, and NaN where it is missing.
+
+    >>> from numpy import float32
+    >>> value_in({"delay": float32(1.5)}, "delay"), value_in({"delay": float32("nan")}, "delay")
+    (1.5, None)
+    """
+    value = plain_scalar(record[field])
+    return None if isinstance(value, float) and math.isnan(value) else value
+
+
 @dataclass(frozen=True)
 class FieldComparison:
     """A field compared with a number or a text: ``delay > 15``, ``outcome == 'click'``; its result is a label.
@@ -78,7 +91,7 @@ class FieldComparison:
 
     def __call__(self, record: Mapping[str, Any]) -> bool:
         """Return the label of a record; raise KeyError for a record without the field, ValueError for another type."""
-        given = value = record[self.field]
+        given = value = value_in(record, self.field)
         if isinstance(given, str) and not isinstance(self.bound, str):
             value = number_of_text(given)
         if isinstance(value, str) is not isinstance(self.bound, str) or value is None:
@@ -90,6 +103,8 @@ class FieldComparison:
         values = [record[self.field] for record in records]
         if not set(map(type, values)) <= ({str} if isinstance(self.bound, str) else {int, float, bool}):
             raise ValueError(f"expected {self.field} as in {self}")
+        if any(map(operator.ne, values, values)):
+            raise ValueError(f"expected {self.field} as in {self}, given a value that is missing")
         return list(map(_OPERATORS[self.operator], values, repeat(self.bound)))
 
     def __str__(self) -> str:

@@ -45,7 +45,8 @@ final class LinearModel {
 
   LinearModel(JsonNode given) {
     parameters = given.isArray() ? JsonNodeFactory.instance.objectNode().set("weights", given) : given;
-    for (String beyond : List.of("crosses", "width")) { // Of crosses, and of sparse rows.
+    // Of crosses, of sparse rows, and of clusters, which have weights, too.
+    for (String beyond : List.of("crosses", "width", "centroids")) {
       if (!parameters.has(beyond)) continue;
       throw new IllegalArgumentException("a model with " + beyond + ", which only the predictor in Python has");
     }
