@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from itertools import compress
-from operator import itemgetter
 from typing import Any, Final, NamedTuple, TypedDict, cast, final
 
 import numpy as np
@@ -130,12 +129,12 @@ class TimedEvents(NamedTuple):
                 (each.pop(BEFORE_FIELD), each.pop(TIME_FIELD), each) if isinstance(each, dict) else each
                 for each in rows
             ]
-        before, times = (np.fromiter(map(itemgetter(place), rows), np.int64, len(rows)) for place in (0, 1))
-        records, *more = (list(map(itemgetter(place), rows)) for place in range(2, len(rows[0]) if len(rows) else 3))
+        before, times, records, *more = zip(*rows, strict=True) if len(rows) else ((), (), ())
+        watermarks, timestamps = (np.fromiter(each, np.int64, len(rows)) for each in (before, times))
         if not more:
-            return cls(before, times, records)
+            return cls(watermarks, timestamps, list(records))
         keys, is_answer = more
-        return cls(before, times, records, keys, np.array(is_answer, np.bool_))
+        return cls(watermarks, timestamps, list(records), list(keys), np.array(is_answer, np.bool_))
 
     def taken(self, rows: Indices) -> TimedEvents:
         """Return some of the events."""
