@@ -178,10 +178,8 @@ class EventReader(ReadsLabels):
                 **self._read_events(records, events, out),
             }
 
-        found = of_numbered_rows(read, records if timed is None else timed.records, first, out) or {}
-        out.emit(
-            no_events() | found | {"position": (at, first), "count": count, "label_fields": self.fields_of_label()}
-        )
+        found = of_numbered_rows(read, records if timed is None else timed.records, first, out) or no_events()
+        out.emit({**found, "position": (at, first), "count": count, "label_fields": self.fields_of_label()})
 
     def _labels_of(self, answers: list[Any], out: Output) -> list[Label]:
         """Return the labels of answers. If one is refused, its question has no label, and waits no longer."""

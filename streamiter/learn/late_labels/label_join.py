@@ -99,6 +99,7 @@ class LabelJoin(DeclaredState):
         self._free = np.zeros(0, np.int64)
         self._keys = np.zeros((0, layout.KEY_COLUMNS), np.int64)
         self._heaps = [np.zeros(0, np.int64) for _ in range(layout.HEAPS)]
+        self._outputs = [_NOTHING] * 4
         self._places = KeyPlaces()
         """The place of each key in the array of keys."""
         self.questions = KeptQuestions()
@@ -382,11 +383,14 @@ class LabelJoin(DeclaredState):
             self.delays.ordered,
             self.delays.counts,
             self.delays.shares,
-            np.empty(most * layout.JOINED_STEP_COLUMNS, np.int64),
-            np.empty(2 * late, np.int64),
-            np.empty(events, np.int64),
-            np.empty(touched, np.int64),
+            *map(self._output, range(4), (most * layout.JOINED_STEP_COLUMNS, 2 * late, events, touched)),
         )
+
+    def _output(self, which: int, size: int) -> npt.NDArray[np.int64]:
+        """Return an array for the output of a call, mostly that of the last call: new memory takes longer than it."""
+        if len(self._outputs[which]) < size:
+            self._outputs[which] = np.empty(size + size // 2, np.int64)
+        return self._outputs[which]
 
     def _add_slots(self, more: int) -> None:
         count = len(self._slots)
