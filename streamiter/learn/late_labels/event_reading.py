@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from itertools import compress
 from typing import Any, Final, NamedTuple, TypedDict, cast, final
 
 import numpy as np
@@ -181,7 +180,7 @@ class EventReader(ReadsLabels):
         found = of_numbered_rows(read, records if timed is None else timed.records, first, out) or no_events()
         out.emit({**found, "position": (at, first), "count": count, "label_fields": self.fields_of_label()})
 
-    def _labels_of(self, answers: list[Any], out: Output) -> list[Label]:
+    def _labels_of(self, answers: Batch, out: Output) -> list[Label]:
         """Return the labels of answers. If one is refused, its question has no label, and waits no longer."""
         labels: list[Label] = values_at_once(self._events.target_of, answers) or []
         rest = iter(answers)
@@ -221,7 +220,7 @@ class EventReader(ReadsLabels):
             labels = np.fromiter(field_values(target_of, records), object, len(records))
             labels[~are_answers] = None
         else:
-            found = self._labels_of(list(compress(records, are_answers.tolist())), out)
+            found = self._labels_of(take(records, np.flatnonzero(are_answers)), out)
             labels = np.full(len(records), None)
             labels[are_answers] = np.fromiter(found, object, len(found))
         return cast(list[Label], labels.tolist())

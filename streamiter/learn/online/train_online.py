@@ -262,9 +262,7 @@ def train_online(
         _check_beside(beside, is_by_row=is_by_row and not isinstance(model, ForeignModel), synchronous=synchronous)
         examples, is_timed, workers = cast(Stream, beside.mini_batches), beside.is_timed, 1
     elif labels is not None:
-        examples, is_timed = in_order_of_events(
-            examples, labels, named, synchronous=synchronous, in_columns=model is None
-        )
+        examples, is_timed = in_order_of_events(examples, labels, named, synchronous=synchronous, in_columns=is_by_row)
     data = epochs_every(examples, records=mini_batch, name=named("epochs")) if synchronous else examples
     policy: Refusals = {"on_error": on_error, "dead_letter": dead_letter}
     shared = _TrainingOptions(mini_batch, workers, policy, labels, is_timed, owner, named, beside is not None)

@@ -18,7 +18,7 @@ from streamiter.flow.event_time import is_behind_topic
 from streamiter.flow.stream import Stream
 from streamiter.learn import DelayedLabels
 from streamiter.learn.labels import LearningTask, number_of_label
-from streamiter.operators.functions import with_batches
+from streamiter.operators.functions import field_values, with_batches
 from streamiter.service.settings.tables import (
     ANSWER,
     ANSWERS_FIELD,
@@ -29,7 +29,7 @@ from streamiter.service.settings.tables import (
     LearnSettings,
 )
 from streamiter.values.numbers import is_number, plain_float
-from streamiter.values.records import Batch
+from streamiter.values.records import Batch, Columns
 
 Record = Mapping[str, Any]
 """A decoded event; its values are the user's."""
@@ -118,7 +118,7 @@ def delayed_labels_of(learn: LearnSettings, features: Callable[[Batch], Any]) ->
         key_of=itemgetter(settings.key),
         is_answer=with_batches(
             lambda event: bool(event.get(field) == answer_is),
-            lambda events: list(map(eq, [event.get(field) for event in events], repeat(answer_is))),
+            lambda events: list(map(eq, _fields_of(field, events), repeat(answer_is))),
         ),
         features=features,
         target_of=target_of if compared is None else with_batches(target_of, compared.of_batch),
@@ -126,6 +126,12 @@ def delayed_labels_of(learn: LearnSettings, features: Callable[[Batch], Any]) ->
         otherwise=settings.otherwise,
         schedule=settings.schedule,
     )
+
+
+def _fields_of(name: str | None, events: Batch) -> list[Any]:
+    """Return a field of each event, None where it is missing."""
+    is_column = isinstance(events, Columns) and name in events
+    return field_values(itemgetter(name), events) if is_column else [event.get(name) for event in events]
 
 
 # One time in the future would end the wait of all questions, and of all that follow. Clocks differ by less, and times
@@ -172,7 +178,7 @@ def _timed(events: Stream, label: LabelSettings, name: str, rejections: Mapping[
     if (time := label.time) is not None:
         time_of = with_batches(
             lambda event: milliseconds_of(event[time]),
-            lambda events: milliseconds_of_texts([event[time] for event in events]),
+            lambda events: milliseconds_of_texts(field_values(itemgetter(time), events)),
         )
         return events.event_time(time_of, unit="ms", check_unit=False, **options)
     if all(map(is_behind_topic, outlets_of(events))):
