@@ -11,11 +11,9 @@ from typing import Any, Final, cast
 import numpy as np
 import numpy.typing as npt
 
+from streamiter.learn.late_labels.label_join_arrays import Words
 from streamiter.values.helpers.compiled import is_compiling
 from streamiter.values.numbers import Array, Integers
-
-Words = npt.NDArray[np.uint64]
-"""Keys of one kind: a row of 64-bit words for each, filled up with zeros."""
 
 # For fewer keys than this, a call of compiled code and an array of texts cost more than a dict.
 _TOGETHER: Final = 256

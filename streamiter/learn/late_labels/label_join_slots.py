@@ -14,7 +14,6 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from streamiter.learn.late_labels.key_places import Words
 from streamiter.learn.late_labels.label_join_arrays import (
     AT_EVENT,
     EARLIER,
@@ -59,6 +58,7 @@ from streamiter.learn.late_labels.label_join_arrays import (
     WATERMARK,
     WITHIN,
     Arrays,
+    Words,
 )
 from streamiter.values.helpers.compiled import compiled
 from streamiter.values.numbers import Integers

@@ -128,7 +128,7 @@ def delayed_labels_of(learn: LearnSettings, features: Callable[[Batch], Any]) ->
     )
 
 
-def _fields_of(name: str | None, events: Batch) -> list[Any]:
+def _fields_of(name: Any, events: Batch) -> list[Any]:
     """Return a field of each event, None where it is missing."""
     is_column = isinstance(events, Columns) and name in events
     return field_values(itemgetter(name), events) if is_column else [event.get(name) for event in events]
