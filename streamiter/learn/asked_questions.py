@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from streamiter.values.numbers import Floats, Indices
+from streamiter.values.numbers import Array, Floats, Indices
 from streamiter.values.records import Batch
 from streamiter.values.times import Times
 
@@ -16,7 +16,7 @@ from streamiter.values.times import Times
 class JoinEvents(NamedTuple):
     """The events of a mini-batch; an item for each event."""
 
-    keys: Sequence[Hashable]
+    keys: Sequence[Hashable] | Array
     """The key that an answer shares with its question."""
     asks: npt.NDArray[np.bool_]
     answers: npt.NDArray[np.bool_]

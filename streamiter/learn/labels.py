@@ -103,6 +103,8 @@ class Reading:
         is_plain = isinstance(given, np.ndarray) and given.dtype.kind in "biuf" and given.ndim == 1
         if self.kind == "number":
             return _numbers(given)
+        if self.names == (0, 1) and not is_plain and {bool}.issuperset(map(type, given)):
+            return np.array(given, dtype=np.float64)
         if is_plain and self.names == (0, 1):
             targets = np.asarray(given).astype(np.float64)
             return targets if ((targets == 0.0) | (targets == 1.0)).all() else None

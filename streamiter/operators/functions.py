@@ -18,6 +18,7 @@ from typing import Any, Final, NoReturn, Protocol
 import numpy as np
 
 from streamiter.errors import ConfigurationError, RejectRecords, StreamiterError, shortened
+from streamiter.values.numbers import Array
 from streamiter.values.origins import BatchOrigin, RowNumbers
 from streamiter.values.records import Batch, Columns, rows_of_table, take, untimed
 
@@ -178,6 +179,13 @@ def field_read_by(function: Any) -> str | None:
         return None
     fields = function.__reduce__()[1]
     return fields[0] if len(fields) == 1 and isinstance(fields[0], str) else None
+
+
+def field_column(function: Function, records: Batch, kinds: str) -> Array | None:
+    """Return the column of ``Columns`` that an ``itemgetter`` reads, if it has one axis and a type of these kinds."""
+    field = field_read_by(function) if isinstance(records, Columns) else None
+    column = records[field] if isinstance(records, Columns) and field is not None and field in records else None
+    return column if column is not None and column.ndim == 1 and column.dtype.kind in kinds else None
 
 
 def field_values(function: Function, records: Batch) -> list[Any]:

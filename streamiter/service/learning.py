@@ -46,12 +46,13 @@ from streamiter.service.settings.tables import (
 from streamiter.topics import Decoder, Json, topic
 from streamiter.values.helpers.importing import imported, of_user
 from streamiter.values.numbers import positive
+from streamiter.values.records import BATCH_RECORDS
 
 # Each report is a point of the page's charts.
 _REPORT_EVERY_S: Final = 1.0
 # While the service lags, it learns from this many rows at a time, some 10 ms: half as many as without HTTP, so that
 # predictions and probes wait for half as long. More would learn a lag 6 % faster.
-_ROWS_OF_A_LAG: Final = 2_000
+_ROWS_OF_A_LAG: Final = BATCH_RECORDS // 4
 
 
 class ServiceLearning:

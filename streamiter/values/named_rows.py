@@ -569,6 +569,8 @@ def _prepared(prepare: Callable[[Any], Any], column: list[Any]) -> list[Any]:
     if set(map(type, column)) != {str}:
         return list(map(prepare, column))
     found = {text: prepare(text) for text in set(column)}
+    if all(prepared == text for text, prepared in found.items()):
+        return column
     return list(map(found.__getitem__, column))
 
 

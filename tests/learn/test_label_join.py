@@ -12,6 +12,7 @@ from learn.late_label_support import LABELS, SCHEDULES, SmallJoin
 
 from streamiter.learn.asked_questions import JoinEvents
 from streamiter.learn.late_labels.answer_delays import AnswerDelays
+from streamiter.learn.late_labels.key_places import KeyPlaces
 from streamiter.learn.late_labels.label_join import LabelJoin, objects
 from streamiter.learn.late_labels.label_join_arrays import TO_ASK, TO_LEARN
 from streamiter.testing import VirtualClock
@@ -215,3 +216,26 @@ def test_waits_that_are_over_by_the_clock_do_not_know_the_labels_that_follow() -
         known += steps.has_share[steps.kind == TO_LEARN].tolist()
         join.close()
     assert known == [True, True]
+
+
+@pytest.mark.parametrize("kind", ["lists", "texts", "whole numbers"])
+def test_each_key_has_one_place_however_keys_come(kind: str) -> None:
+    """Keys of large mini-batches are in a table of compiled code, which keys of other kinds, and long texts, leave."""
+    draw, places, known = Random(kind), KeyPlaces(), dict[Any, int]()
+    for step in range(60):
+        keys: Any = [f"{draw.randrange(900)}{'-' * draw.choice([0, 1, 20])}" for _ in range(draw.choice([0, 3, 500]))]
+        if kind == "whole numbers":
+            keys = np.array([draw.randrange(2_000) - 1_000 for _ in keys], np.int32)
+        elif kind == "texts" and draw.random() < 0.7:
+            keys = np.array(keys, str)
+        if step == 45:
+            keys = ["7", "7\0", 7.0, ("7",), "7" * 1_000]
+        given = keys.tolist() if isinstance(keys, np.ndarray) else keys
+        for key, place in zip(given, places.of(keys), strict=True):
+            assert known.setdefault(key, int(place)) == place
+        assert len(places) == len(set(known.values())) == len(known)
+        left = np.array(draw.sample(sorted(known.values()), len(known) // 2), np.int64)
+        free = np.array(sorted(set(range(places.room)).difference(known.values()))[:2], np.int64)
+        assert [known.pop(key) for key in places.keys(left)] == left.tolist()
+        places.forget(np.concatenate([left, free]))
+        assert set(places) == set(known)

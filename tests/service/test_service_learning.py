@@ -205,7 +205,13 @@ def test_times_and_labels_of_a_batch_are_those_of_its_records() -> None:
     texts = ["2023-11-14", "2023-11-14T22:13:20.0005Z", "2023-11-14T22:13:20.001500", "20231115T001320+0200"]
     texts += ["0001-01-02T00:00", "9999-12-31T23:59:59.999999", "1969-12-31T23:59:59.999499-05:30"]
     assert milliseconds_of_texts(texts) == [milliseconds_of(text) for text in texts]
-    answers = [{"delay": delay} for delay in (20, 15, 15.5, True, -(10**30))]
+    for texts in (["1969-12-31T23:59Z", "2024-02-29T00:00Z"], ["0001-01-01T00:00:00Z", "9999-12-31T23:59:59Z"]):
+        assert milliseconds_of_texts(texts) == [milliseconds_of(text) for text in texts]
+        assert milliseconds_of_texts([texts[0], texts[1][:-1]]) == [milliseconds_of(text) for text in texts]
+    for wrong in ("2023-02-29T10:15Z", "0000-02-29T10:15Z", "2023-02-20T24:15Z", "2023-02-2\N{TAMIL DIGIT TWO}T10:15Z"):
+        with pytest.raises(ValueError, match=r"range|isoformat"):
+            milliseconds_of_texts([wrong])
+    answers = [{"delay": delay} for delay in (20, 15, 15.5, True, -(10**30), float("nan"))]
     assert LATE.of_batch(answers) == [LATE(each) for each in answers]
     for other in ("20", float("nan")):
         with pytest.raises(ValueError, match="expected"):

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from itertools import compress
-from operator import itemgetter
-from typing import Any, NamedTuple, TypedDict, final
+from typing import Any, Final, NamedTuple, TypedDict, cast, final
 
 import numpy as np
+import numpy.typing as npt
 
 from streamiter.learn.labels import Label
 from streamiter.learn.late_labels.delayed_labels import DelayedLabels
@@ -20,14 +19,18 @@ from streamiter.learn.ready_made.row_reading import (
     record_of_features,
 )
 from streamiter.learn.rows import BadRows, blaming_rows, of_numbered_rows, row_weights
-from streamiter.operators.functions import field_read_by, field_values, values_at_once
+from streamiter.operators.functions import field_column, field_read_by, field_values, values_at_once
 from streamiter.operators.output import Output
 from streamiter.operators.timed.in_order import BEFORE_FIELD, TIME_FIELD
 from streamiter.values.named_rows import NamedRows, named_matrix
-from streamiter.values.numbers import Floats, Indices
+from streamiter.values.numbers import Array, Floats, Indices
 from streamiter.values.records import Batch, Columns, take
 from streamiter.values.sparse_rows import SparseRows
 from streamiter.values.times import Times
+
+Keys = Sequence[Hashable] | Array
+"""A key of each event; an array has texts or whole numbers."""
+Truths = npt.NDArray[np.bool_]
 
 
 @final
@@ -43,9 +46,9 @@ class EventsToLearn(TypedDict):
     """The timestamps of the events; None without event time."""
     before: Times | None
     """For each event the watermark behind the events before it; None without event time."""
-    keys: list[Hashable]
+    keys: Keys
     """For each event the key that an answer shares with its question."""
-    is_answer: list[bool]
+    is_answer: Truths
     labels: list[Label]
     """For each event the label; None for a question, and for an answer after which there will be no label. Rows that a
     join has labelled have the label in their question."""
@@ -67,7 +70,7 @@ def no_events() -> EventsToLearn:
         "times": None,
         "before": None,
         "keys": [],
-        "is_answer": [],
+        "is_answer": np.empty(0, np.bool_),
         "labels": [],
         "weights": None,
         "features": record_of_features(named_matrix(np.empty((0, 0)))),
@@ -75,17 +78,29 @@ def no_events() -> EventsToLearn:
     }
 
 
-def answers_and_keys(labels: DelayedLabels, events: Batch) -> tuple[list[bool], list[Hashable]]:
+def answers_and_keys(labels: DelayedLabels, events: Batch) -> tuple[Truths, Keys]:
     """Return for each event whether it is an answer, and its key. Raises BadRows for events without a key."""
 
-    def read(some: Batch) -> tuple[list[bool], list[Hashable]]:
-        are_answers, keys = list(map(bool, field_values(labels.is_answer, some))), field_values(labels.key_of, some)
+    def read(some: Batch) -> tuple[Truths, Keys]:
+        are_answers = field_column(labels.is_answer, some, "biuf")
+        if are_answers is None:
+            are_answers = np.fromiter(map(bool, field_values(labels.is_answer, some)), np.bool_, len(some))
+        keys = field_column(labels.key_of, some, "iU")
+        return are_answers.astype(np.bool_), _checked_keys(field_values(labels.key_of, some)) if keys is None else keys
+
+    return blaming_rows(read, events, read)
+
+
+def _checked_keys(keys: list[Any]) -> list[Hashable]:
+    if not _SOUND_KEYS.issuperset(map(type, keys)):
         for key in frozenset(keys):  # TypeError for a key without a hash.
             if key is None or key != key:  # NaN, the None of tables, equals no other.
                 raise ValueError(f"expected a key that a question and its answer share, given {key!r}")
-        return are_answers, keys
+    return keys
 
-    return blaming_rows(read, events, read)
+
+_SOUND_KEYS: Final = frozenset({str, int, bytes})
+"""Types whose values all have a hash, and equal themselves."""
 
 
 class TimedEvents(NamedTuple):
@@ -97,7 +112,7 @@ class TimedEvents(NamedTuple):
     records: Batch
     keys: list[Hashable] | None = None
     """The number of the row, for rows that a join has labelled."""
-    is_answer: list[bool] | None = None
+    is_answer: Truths | None = None
     """For such rows, whether their label, which they bring with their question, is known now."""
 
     @classmethod
@@ -113,17 +128,19 @@ class TimedEvents(NamedTuple):
                 (each.pop(BEFORE_FIELD), each.pop(TIME_FIELD), each) if isinstance(each, dict) else each
                 for each in rows
             ]
-        before, times = (np.fromiter(map(itemgetter(place), rows), np.int64, len(rows)) for place in (0, 1))
-        places = range(2, len(rows[0])) if len(rows) else [2]
-        return cls(before, times, *(list(map(itemgetter(place), rows)) for place in places))
+        before, times, records, *more = zip(*rows, strict=True) if len(rows) else ((), (), ())
+        watermarks, timestamps = (np.fromiter(each, np.int64, len(rows)) for each in (before, times))
+        if not more:
+            return cls(watermarks, timestamps, list(records))
+        keys, is_answer = more
+        return cls(watermarks, timestamps, list(records), list(keys), np.array(is_answer, np.bool_))
 
     def taken(self, rows: Indices) -> TimedEvents:
         """Return some of the events."""
         if len(rows) == len(self.times):
             return self
-        keys, is_answer = (
-            None if items is None else [items[row] for row in rows.tolist()] for items in (self.keys, self.is_answer)
-        )
+        keys = None if self.keys is None else [self.keys[row] for row in rows.tolist()]
+        is_answer = None if self.is_answer is None else self.is_answer[rows]
         return TimedEvents(self.before[rows], self.times[rows], take(self.records, rows), keys, is_answer)
 
 
@@ -160,12 +177,10 @@ class EventReader(ReadsLabels):
                 **self._read_events(records, events, out),
             }
 
-        found = of_numbered_rows(read, records if timed is None else timed.records, first, out) or {}
-        out.emit(
-            no_events() | found | {"position": (at, first), "count": count, "label_fields": self.fields_of_label()}
-        )
+        found = of_numbered_rows(read, records if timed is None else timed.records, first, out) or no_events()
+        out.emit({**found, "position": (at, first), "count": count, "label_fields": self.fields_of_label()})
 
-    def _labels_of(self, answers: list[Any], out: Output) -> list[Label]:
+    def _labels_of(self, answers: Batch, out: Output) -> list[Label]:
         """Return the labels of answers. If one is refused, its question has no label, and waits no longer."""
         labels: list[Label] = values_at_once(self._events.target_of, answers) or []
         rest = iter(answers)
@@ -186,39 +201,46 @@ class EventReader(ReadsLabels):
             labelled = None
         else:
             are_answers, keys = events.is_answer, events.keys
-            labelled = [not is_answer for is_answer in are_answers]
+            labelled = ~are_answers
         target_of, weight_of = self._events.target_of, self._events.weight_of
-        has_label, weights = labelled or are_answers, None
+        has_label, weights = are_answers if labelled is None else labelled, None
         if weight_of is not None:
             weights = row_weights("train_online", self._values(weight_of, records, has_label, 1.0), len(records))
         # The label of a row says which of its fields are features. A refused answer is not read again with its batch.
         labels = [] if labelled is None else self._values(target_of, records, labelled)
-        asked = [row for row, is_answer in enumerate(are_answers) if not is_answer]
-        features = record_of_features(self._read_questions(records, asked))
-        if labelled is None and isinstance(records, Columns) and field_read_by(target_of) in records:
-            labels = field_values(target_of, records)
-            labels = [label if is_answer else None for label, is_answer in zip(labels, are_answers, strict=True)]
-        elif labelled is None:
-            found = iter(self._labels_of(list(compress(records, has_label)), out))
-            labels = [next(found) if is_answer else None for is_answer in has_label]
+        features = record_of_features(self._read_questions(records, np.flatnonzero(~are_answers)))
+        if labelled is None:
+            labels = self._labels_of_answers(records, are_answers, out)
         return {"keys": keys, "is_answer": are_answers, "labels": labels, "weights": weights, "features": features}
 
+    def _labels_of_answers(self, records: Batch, are_answers: Truths, out: Output) -> list[Label]:
+        """Return the label of each event, None for questions."""
+        target_of = self._events.target_of
+        if isinstance(records, Columns) and field_read_by(target_of) in records:
+            labels = np.fromiter(field_values(target_of, records), object, len(records))
+            labels[~are_answers] = None
+        else:
+            found = self._labels_of(take(records, np.flatnonzero(are_answers)), out)
+            labels = np.full(len(records), None)
+            labels[are_answers] = np.fromiter(found, object, len(found))
+        return cast(list[Label], labels.tolist())
+
     @staticmethod
-    def _values(value_of: Callable[[Any], Any], records: Batch, labelled: list[bool], default: Any = None) -> list[Any]:
+    def _values(value_of: Callable[[Any], Any], records: Batch, labelled: Truths, default: Any = None) -> list[Any]:
         """Return a value of each event that has a label."""
 
         def values_of(rows: Sequence[tuple[Any, bool]]) -> list[Any]:
             return [value_of(event) if has_label else default for event, has_label in rows]
 
-        return blaming_rows(values_of, list(zip(records, labelled, strict=True)), values_of)
+        return blaming_rows(values_of, list(zip(records, labelled.tolist(), strict=True)), values_of)
 
-    def _read_questions(self, records: Batch, asked: list[int]) -> NamedRows | SparseRows:
-        if not asked:
+    def _read_questions(self, records: Batch, asked: Indices) -> NamedRows | SparseRows:
+        if not len(asked):
             return named_matrix(np.empty((0, 0)))
         questions = take(records, asked)
         self._unnamed.look_at(questions)
         try:
             return blaming_rows(self._read, questions, self._read)
         except BadRows as bad:
-            reasons = {asked[row]: reason for row, reason in bad.reasons.items()}
+            reasons = {int(asked[row]): reason for row, reason in bad.reasons.items()}
             raise BadRows([asked[row] for row in bad.rows], bad.reason, reasons) from bad

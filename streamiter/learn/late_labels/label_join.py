@@ -8,9 +8,8 @@ answers. Compiled code handles the events of a mini-batch one by one, see
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import Hashable, Mapping, Sequence
-from itertools import compress, repeat
+from itertools import repeat
 from operator import is_not
 from typing import Any, Final
 
@@ -24,11 +23,12 @@ from streamiter.learn.late_labels import label_join_arrays as layout
 from streamiter.learn.late_labels.answer_delays import AnswerDelays
 from streamiter.learn.late_labels.delayed_labels import DelayedLabels, come_with_questions
 from streamiter.learn.late_labels.kept_questions import KeptQuestions
+from streamiter.learn.late_labels.key_places import KeyPlaces
 from streamiter.operators.declared_state import EVERY, FIRST_KNOWN, NESTED, DeclaredState, Form, declared, for_all
 from streamiter.operators.definitions import Definition
 from streamiter.operators.operator import Context
 from streamiter.operators.output import Output
-from streamiter.values.numbers import Floats, Indices, plain_scalar
+from streamiter.values.numbers import Array, Floats, Indices, plain_scalar
 from streamiter.values.records import Batch, take
 from streamiter.values.times import MAX_TIME, MIN_TIME, before_end, in_seconds
 
@@ -49,7 +49,6 @@ def _settled_of_all(many: Sequence[Sequence[Any]]) -> list[list[Any]]:
     return [[key for key, _ in settled], [time for _, time in settled]]
 
 
-_NO_KEY: Final = object()
 _NOTHING: Final = np.zeros(0, np.int64)
 _NO_EVENTS: Final = np.zeros(0, np.uint8), _NOTHING, _NOTHING, _NOTHING
 
@@ -100,11 +99,9 @@ class LabelJoin(DeclaredState):
         self._free = np.zeros(0, np.int64)
         self._keys = np.zeros((0, layout.KEY_COLUMNS), np.int64)
         self._heaps = [np.zeros(0, np.int64) for _ in range(layout.HEAPS)]
-        self._places: dict[Hashable, int] = {}
+        self._outputs = [_NOTHING] * 4
+        self._places = KeyPlaces()
         """The place of each key in the array of keys."""
-        self._names = np.empty(0, object)
-        """The key at each place, ``_NO_KEY`` at a free one."""
-        self._free_places: list[int] = []
         self.questions = KeptQuestions()
         self._labels, self._records = np.empty(0, object), np.empty(0, object)
         self._weights: Floats = np.zeros(0)
@@ -115,7 +112,9 @@ class LabelJoin(DeclaredState):
         self._step = "DelayedLabels"
         self._has_warned = False
         self._events = JoinEvents.none()
-        self._add_places(1)  # The first place is touched in place of the keys that a restored answer no longer has.
+        # The first place is touched in place of the keys that a restored answer no longer has.
+        self._places.add_room(1)
+        self._have_columns()
 
     @property
     def _may_assume(self) -> bool:
@@ -304,11 +303,7 @@ class LabelJoin(DeclaredState):
         kept, idle = np.empty((most, 3), np.int64), np.empty(int(self._counts[layout.TOUCHED]), np.int64)
         waiting, unused = self._compiled.close_batch(self._last, kept, idle)
         self._counts[[layout.STEPS, layout.TAKEN_SLOTS, layout.TOUCHED, layout.LATE_ANSWERS]] = 0
-        places = idle[:unused] // layout.KEY_COLUMNS
-        places = places[self._names[places] != _NO_KEY]
-        deque(map(self._places.pop, self._names[places].tolist()), maxlen=0)
-        self._names[places] = _NO_KEY
-        self._free_places += places.tolist()
+        self._places.forget(idle[:unused] // layout.KEY_COLUMNS)
         slots, of_events, scores = kept[:waiting].T
         slots = slots // layout.SLOT_COLUMNS
         is_new = np.flatnonzero(of_events >= 0)
@@ -341,29 +336,21 @@ class LabelJoin(DeclaredState):
 
     # ---- room
 
-    def _places_of(self, keys: Sequence[Hashable]) -> npt.NDArray[np.int64]:
-        """Return the place of each key in the array of keys; a new key gets one."""
-        if len(keys) > len(self._free_places):
-            self._add_places(len(keys) + len(self._names))
-        free = self._free_places[len(self._free_places) - len(keys) :]
-        del self._free_places[len(self._free_places) - len(keys) :]
-        # A key that has a place leaves the one that it is offered free.
-        found = np.fromiter(map(self._places.setdefault, keys, free), np.int64, len(keys))
-        offered = np.array(free, np.int64)
-        is_new = found == offered
-        self._names[offered[is_new]] = objects(list(compress(keys, is_new.tolist())))
-        self._free_places += offered[~is_new].tolist()
-        return found * layout.KEY_COLUMNS
+    def _places_of(self, keys: Sequence[Hashable] | Array) -> npt.NDArray[np.int64]:
+        """Return where the columns of each key begin; a new key gets a place."""
+        places = self._places.of(keys)
+        self._have_columns()
+        return places * layout.KEY_COLUMNS
 
-    def _add_places(self, more: int) -> None:
+    def _have_columns(self) -> None:
+        """Have the columns of a key at each place."""
         count = len(self._keys)
-        keys = np.full((count + more, layout.KEY_COLUMNS), -1, np.int64)
-        keys[:, [layout.EARLIER, layout.LATER]] = layout.NOT_SETTLED
-        keys[:, layout.IS_TOUCHED] = 0
-        keys[:count] = self._keys
-        self._keys = keys
-        self._names = np.append(self._names, np.full(more, _NO_KEY))
-        self._free_places += range(count, count + more)
+        if count < self._places.room:
+            keys = np.full((self._places.room, layout.KEY_COLUMNS), -1, np.int64)
+            keys[:, [layout.EARLIER, layout.LATER]] = layout.NOT_SETTLED
+            keys[:, layout.IS_TOUCHED] = 0
+            keys[:count] = self._keys
+            self._keys = keys
 
     def _arrays(self, events: int) -> Any:
         """Return the arrays, with room for this many events."""
@@ -380,7 +367,7 @@ class LabelJoin(DeclaredState):
         # Each event makes a step, and each event and each item ends at most one wait.
         most = 3 * events + int(items.sum()) + 2 * len(self._join_again)
         late = events + int(items[layout.ANSWERS]) + len(self._join_again)
-        touched = len(self._names)
+        touched = self._places.room
         return layout.Arrays(
             self._slots.reshape(-1),
             self._free,
@@ -396,11 +383,14 @@ class LabelJoin(DeclaredState):
             self.delays.ordered,
             self.delays.counts,
             self.delays.shares,
-            np.empty(most * layout.JOINED_STEP_COLUMNS, np.int64),
-            np.empty(2 * late, np.int64),
-            np.empty(events, np.int64),
-            np.empty(touched, np.int64),
+            *map(self._output, range(4), (most * layout.JOINED_STEP_COLUMNS, 2 * late, events, touched)),
         )
+
+    def _output(self, which: int, size: int) -> npt.NDArray[np.int64]:
+        """Return an array for the output of a call, mostly that of the last call: new memory takes longer than it."""
+        if len(self._outputs[which]) < size:
+            self._outputs[which] = np.empty(size + size // 2, np.int64)
+        return self._outputs[which]
 
     def _add_slots(self, more: int) -> None:
         count = len(self._slots)
@@ -473,7 +463,7 @@ class LabelJoin(DeclaredState):
             "settled": self._settled(),
             "kinds": kinds,
             "waiting": waiting,
-            "keys": self._names[places].tolist(),
+            "keys": self._places.keys(places),
             "labels": list(map(plain_scalar, labels.tolist())),
             "records": records.tolist(),
             "weights": np.where(has_label, self._weights[slots], 1.0),
@@ -488,7 +478,7 @@ class LabelJoin(DeclaredState):
         while place >= 0:
             order.append(place // layout.KEY_COLUMNS)
             place = later[order[-1]]
-        return [self._names[order].tolist(), self._keys[order, layout.SETTLED_AT].tolist()]
+        return [self._places.keys(np.array(order, np.int64)), self._keys[order, layout.SETTLED_AT].tolist()]
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Resume from a :meth:`state`. Questions wait for as long as ``within_s`` says now."""

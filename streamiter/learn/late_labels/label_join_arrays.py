@@ -21,8 +21,14 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
 from streamiter.values.numbers import Floats, Integers
 from streamiter.values.times import MAX_TIME
+
+Words = npt.NDArray[np.uint64]
+"""Keys of one kind: a row of 64-bit words for each, filled up with zeros."""
 
 # ---- the columns of a slot
 SLOT_KEY: Final = 0

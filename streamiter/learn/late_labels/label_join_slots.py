@@ -11,6 +11,9 @@ from __future__ import annotations
 
 from typing import Final
 
+import numpy as np
+import numpy.typing as npt
+
 from streamiter.learn.late_labels.label_join_arrays import (
     AT_EVENT,
     EARLIER,
@@ -55,6 +58,7 @@ from streamiter.learn.late_labels.label_join_arrays import (
     WATERMARK,
     WITHIN,
     Arrays,
+    Words,
 )
 from streamiter.values.helpers.compiled import compiled
 from streamiter.values.numbers import Integers
@@ -288,3 +292,93 @@ def limit_of(state: Pointers, time: int) -> int:
     """Return the end of the wait of a question."""
     within = state.settings[WITHIN]
     return MAX_TIME if within < 0 else min(int(time) + int(within), MAX_TIME)
+
+
+# ---- the table of keys: see ``KeyPlaces``
+
+_SPREAD: Final = np.uint64(0x9E3779B97F4A7C15)
+_HALF: Final = np.uint64(32)
+
+
+@compiled
+def _hash_of_words(words: Words, row: int) -> np.uint64:
+    """Return a hash, on which zeros at the end have no influence."""
+    length, value = words.shape[1], np.uint64(0)
+    while length and words[row, length - 1] == 0:
+        length -= 1
+    for column in range(length):
+        value = (value ^ words[row, column]) * _SPREAD
+        value ^= value >> _HALF
+    return value
+
+
+@compiled
+def _are_equal(one: Words, row: int, other: Words, place: int) -> bool:
+    """Whether a row is equal to one that is as wide, or wider."""
+    for column in range(other.shape[1]):
+        if (one[row, column] if column < one.shape[1] else np.uint64(0)) != other[place, column]:
+            return False
+    return True
+
+
+@compiled
+def find_places(
+    words: Words,
+    table: Integers,
+    hashes: Words,
+    known: Words,
+    is_taken: npt.NDArray[np.bool_],
+    free: Integers,
+    free_count: int,
+    found: Integers,
+) -> int:
+    """Fill in the place of each key; a new one takes the last free place. Return how many places are free then."""
+    mask = len(table) - 1
+    for row in range(len(words)):
+        value = _hash_of_words(words, row)
+        at = np.int64(value) & mask
+        while table[at] >= 0 and not (hashes[table[at]] == value and _are_equal(words, row, known, table[at])):
+            at = (at + 1) & mask
+        if table[at] < 0:
+            free_count -= 1
+            place = free[free_count]
+            table[at], hashes[place], is_taken[place] = place, value, True
+            for column in range(known.shape[1]):
+                known[place, column] = words[row, column] if column < words.shape[1] else np.uint64(0)
+        found[row] = table[at]
+    return free_count
+
+
+@compiled
+def forget_places(places: Integers, table: Integers, hashes: Words) -> None:
+    """Remove these places from the table, and move up what was behind them because they were there."""
+    mask = len(table) - 1
+    for place in places:
+        gap = np.int64(hashes[place]) & mask
+        while table[gap] != place:
+            gap = (gap + 1) & mask
+        at = (gap + 1) & mask
+        while table[at] >= 0:
+            if (at - np.int64(hashes[table[at]])) & mask >= (at - gap) & mask:
+                table[gap] = table[at]
+                gap = at
+            at = (at + 1) & mask
+        table[gap] = -1
+
+
+@compiled
+def hash_places(known: Words, places: Integers, hashes: Words) -> None:
+    """Fill in the hashes of the keys at these places."""
+    for place in places:
+        hashes[place] = _hash_of_words(known, place)
+
+
+@compiled
+def insert_places(places: Integers, table: Integers, hashes: Words) -> None:
+    """Add places of different keys to a table with room."""
+    mask = len(table) - 1
+    for place in places:
+        at = np.int64(hashes[place]) & mask
+        while table[at] >= 0:
+            at = (at + 1) & mask
+        table[at] = place

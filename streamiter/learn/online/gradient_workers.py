@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, Final, NamedTuple
@@ -14,7 +14,7 @@ from streamiter.errors import GraphError
 from streamiter.learn.asked_questions import JoinEvents
 from streamiter.learn.gradients.training import GradientSum, GradientWorker, MakeModel, gradients_under_way
 from streamiter.learn.late_labels.delayed_labels import DelayedLabels
-from streamiter.learn.late_labels.event_reading import TimedEvents, answers_and_keys
+from streamiter.learn.late_labels.event_reading import Keys, TimedEvents, answers_and_keys
 from streamiter.learn.late_labels.label_join import LabelJoin, objects
 from streamiter.learn.late_labels.question_steps import QuestionSteps
 from streamiter.learn.losses import PlainLoss, plain_loss
@@ -213,7 +213,7 @@ class DelayedLabelsWorker(OnlineWorker, KeepsRecords):
                 are_answers, keys = answers_and_keys(self._labels, records)
             else:
                 are_answers, keys = events.is_answer, events.keys
-            self._match(records, np.array(are_answers, np.bool_), keys, numbers, events, out)
+            self._match(records, are_answers, keys, numbers, events, out)
             return True
 
         if of_numbered_rows(match, mini_batch if timed is None else timed.records, first, out) is None:
@@ -249,7 +249,7 @@ class DelayedLabelsWorker(OnlineWorker, KeepsRecords):
         self,
         records: Batch,
         answers: npt.NDArray[np.bool_],
-        keys: list[Hashable],
+        keys: Keys,
         numbers: Indices,
         timed: TimedEvents | None,
         out: Output,

@@ -348,7 +348,7 @@ class RowOwner(ModelOwner, KeepsRecords):
         assert self._labels is not None
         join, events = self._labels, len(given["keys"])
         rows, row_of = self._question_rows(given, out)
-        asks, answers = row_of >= 0, np.array(given["is_answer"], np.bool_)
+        asks, answers = row_of >= 0, np.asarray(given["is_answer"], np.bool_)
         steps = join.handle(
             JoinEvents(
                 given["keys"],
@@ -400,7 +400,7 @@ class RowOwner(ModelOwner, KeepsRecords):
     def _question_rows(self, given: EventsToLearn, out: Output) -> tuple[ModelRows, Indices]:
         """Return the rows of the questions, and the row of each event, -1 for answers; others are refused."""
         row_of = np.full(len(given["keys"]), -1)
-        asked = np.flatnonzero(~np.array(given["is_answer"], np.bool_))
+        asked = np.flatnonzero(~np.asarray(given["is_answer"], np.bool_))
         features = features_of_record(given["features"])
 
         def record_of(row: int) -> Any:

@@ -71,6 +71,7 @@ from streamiter.topics.topic import Topic
 from streamiter.values.field_kinds import Kind
 from streamiter.values.numbers import positive as above_zero
 from streamiter.values.numbers import whole_number
+from streamiter.values.records import BATCH_RECORDS
 from streamiter.values.times import Seconds, in_seconds
 
 
@@ -144,11 +145,11 @@ def train_online(
 
     Without a ``model`` this trains an :class:`~streamiter.learn.ready_made.adaptive.AdaptiveLinearModel` (``task``,
     ``positive``, ``crosses``, ``loss``, ``quantile``, ``kinds``, ``time_zone``, ``shapes``, ``embeddings``) row by row,
-    in mini-batches of 4,000 rows, or of the rows of 25 ms. ``model()`` may make another linear model, such as ``lambda:
-    LogisticRegression(width)``, which makes one step for the mean gradient of a mini-batch (100 rows). The owner and
-    each worker call ``model``, and must get equal models. A ``scaler`` standardizes its features with the statistics of
-    the rows so far; a scaler that has learned is a start. ``initial`` is a stream of one record to start from:
-    parameters, bare weights, or None.
+    in mini-batches of 4,096 rows, with ``labels`` of 8,192 events, or of the rows of 25 ms. ``model()`` may make
+    another linear model, such as ``lambda: LogisticRegression(width)``, which makes one step for the mean gradient of a
+    mini-batch (100 rows). The owner and each worker call ``model``, and must get equal models. A ``scaler``
+    standardizes its features with the statistics of the rows so far; a scaler that has learned is a start. ``initial``
+    is a stream of one record to start from: parameters, bare weights, or None.
 
     ``mode="asynchronous"``: the owner learns from each mini-batch as it arrives. A worker that computes gradients
     continues with the parameters it has, but waits while these lack three of its own gradients (two, if there are more
@@ -214,6 +215,8 @@ def train_online(
         mini_batch = _rows_of_mini_batch(model, is_by_row=is_by_row, synchronous=synchronous)
         if mini_batch == _ROWS_A_MINI_BATCH and publish_every is None and publish_every_s is None:
             schedule = PublishSchedule(every_s=_SECONDS_A_VERSION)
+        if labels is not None and mini_batch == _ROWS_A_MINI_BATCH:
+            mini_batch = 2 * _ROWS_A_MINI_BATCH  # A row that is learned has two events.
     if scaler is not None:
         model = scaling(model, scaler, is_by_row=is_by_row)
     flow = examples.flow
@@ -264,9 +267,7 @@ def train_online(
         _check_beside(beside, is_by_row=is_by_row and not isinstance(model, ForeignModel), synchronous=synchronous)
         examples, is_timed, workers = cast(Stream, beside.mini_batches), beside.is_timed, 1
     elif labels is not None:
-        examples, is_timed = in_order_of_events(
-            examples, labels, named, synchronous=synchronous, in_columns=model is None
-        )
+        examples, is_timed = in_order_of_events(examples, labels, named, synchronous=synchronous, in_columns=is_by_row)
     of_events = features if labels is None else labels.features
     before = FieldsBefore.of(learned, of_events, functions_before(examples))
     data = epochs_every(examples, records=mini_batch, name=named("epochs")) if synchronous else examples
@@ -326,10 +327,11 @@ def train_online(
 # A step with the mean gradient of more rows would be one step for all of them.
 _ROWS_A_STEP: Final = 100
 
-# A mini-batch costs as much time as a hundred rows more. On a slow stream its rows wait for at most this time: at
+# A mini-batch costs as much time as a hundred rows more, with labels that come later as a thousand. A full batch of a
+# topic leaves no rest, which would be a mini-batch of its own. On a slow stream its rows wait for at most this time: at
 # 20,000 rows/s the owner then learns for 3 ms at a time, and predictions over HTTP wait no longer. In an epoch rows
 # wait until the epoch is full.
-_ROWS_A_MINI_BATCH: Final = 4_000
+_ROWS_A_MINI_BATCH: Final = BATCH_RECORDS // 2
 _ROWS_AN_EPOCH: Final = 1_000
 _SECONDS_A_MINI_BATCH: Final = 0.025
 # A version costs as much time as some hundred rows, and much more where other programs read it.

@@ -6,8 +6,9 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
-from operator import itemgetter
-from typing import Any, Final
+from itertools import repeat
+from operator import eq, itemgetter
+from typing import Any, Final, cast
 
 import numpy as np
 
@@ -17,7 +18,7 @@ from streamiter.flow.event_time import is_behind_topic
 from streamiter.flow.stream import Stream
 from streamiter.learn import DelayedLabels
 from streamiter.learn.labels import LearningTask, number_of_label
-from streamiter.operators.functions import with_batches
+from streamiter.operators.functions import field_values, with_batches
 from streamiter.service.settings.tables import (
     ANSWER,
     ANSWERS_FIELD,
@@ -30,7 +31,7 @@ from streamiter.service.settings.tables import (
 )
 from streamiter.values.field_kinds import number_of_text
 from streamiter.values.numbers import is_number, plain_float
-from streamiter.values.records import Batch
+from streamiter.values.records import Batch, Columns
 
 Record = Mapping[str, Any]
 """A decoded event; its values are the user's."""
@@ -136,13 +137,22 @@ def delayed_labels_of(learn: LearnSettings, features: Callable[[Batch], Any]) ->
 
     return DelayedLabels(
         key_of=itemgetter(settings.key),
-        is_answer=lambda event: bool(event.get(field) == answer_is),
+        is_answer=with_batches(
+            lambda event: bool(event.get(field) == answer_is),
+            lambda events: list(map(eq, _fields_of(field, events), repeat(answer_is))),
+        ),
         features=features,
         target_of=target_of if compared is None else with_batches(target_of, compared.of_batch),
         within_s=settings.within_s,
         otherwise=settings.otherwise,
         schedule=settings.schedule,
     )
+
+
+def _fields_of(name: Any, events: Batch) -> list[Any]:
+    """Return a field of each event, None where it is missing."""
+    is_column = isinstance(events, Columns) and name in events
+    return field_values(itemgetter(name), events) if is_column else [event.get(name) for event in events]
 
 
 # One time in the future would end the wait of all questions, and of all that follow. Clocks differ by less, and times
@@ -189,7 +199,7 @@ def _timed(events: Stream, label: LabelSettings, name: str, rejections: Mapping[
     if (time := label.time) is not None:
         time_of = with_batches(
             lambda event: milliseconds_of(event[time]),
-            lambda events: milliseconds_of_texts([event[time] for event in events]),
+            lambda events: milliseconds_of_texts(field_values(itemgetter(time), events)),
         )
         return events.event_time(time_of, unit="ms", check_unit=False, **options)
     if all(map(is_behind_topic, outlets_of(events))):
@@ -226,10 +236,29 @@ def milliseconds_of_texts(times: Sequence[str]) -> list[int]:
     >>> milliseconds_of_texts(["2013-01-01T10:15Z", "2013-01-01T10:15"])
     [1357035300000, 1357035300000]
     """
+    if (found := _milliseconds_in_utc(times)) is not None:
+        return found
     at = [each if each.tzinfo else each.replace(tzinfo=UTC) for each in map(datetime.fromisoformat, times)]
     # Both this and Python round halves to the even number.
     milliseconds: list[int] = np.rint(np.array(list(map(datetime.timestamp, at))) * 1000).astype(np.int64).tolist()
     return milliseconds
+
+
+_FORMS_IN_UTC: Final[Mapping[int, str]] = {len(form): form for form in ("2013-01-01T10:15Z", "2013-01-01T10:15:30Z")}
+
+
+def _milliseconds_in_utc(texts: Sequence[str]) -> list[int] | None:
+    """Return the milliseconds of texts that numpy reads at once, all of one of these forms; None for others."""
+    lengths = set(map(len, texts))
+    form = _FORMS_IN_UTC.get(lengths.pop()) if len(lengths) == 1 else None
+    if form is None or (array := np.array(texts)).dtype.kind != "U":
+        return None
+    expected, given = np.array([form]).view(np.uint32), array.view(np.uint32).reshape(len(array), -1)
+    is_digit = (given >= ord("0")) & (given <= ord("9")) & (expected >= ord("0")) & (expected <= ord("9"))
+    if not (is_digit | (given == expected)).all():
+        return None
+    times = array.astype(f"U{len(form) - 1}").astype("M8[ms]")  # numpy reads no zone, and a year 0.
+    return None if (times < np.datetime64("0001-01-01")).any() else cast(list[int], times.astype(np.int64).tolist())
 
 
 _LATEST_S: Final = 100_000_000_000

@@ -12,20 +12,23 @@ import math
 import operator
 import re
 import ssl
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import datetime
 from itertools import repeat
+from operator import itemgetter
 from types import MappingProxyType
 from typing import Annotated, Any, Final, Literal
 
 from streamiter.errors import ConfigurationError
 from streamiter.learn.quality.field_watch import FieldWatch
+from streamiter.operators.functions import field_values
 from streamiter.parameter_server.optimizers import FTRL, SGD, AdaDelta, AdaGrad, Adam, Momentum, Optimizer, RMSProp
 from streamiter.topics.topic import StartPosition
 from streamiter.topics.urls import with_secrets
 from streamiter.values.field_kinds import KINDS, Kind, is_kind, number_of_text, time_zone_of
 from streamiter.values.numbers import plain_scalar
+from streamiter.values.records import Batch
 from streamiter.values.settings import (
     WrongValue,
     any_of,
@@ -98,9 +101,9 @@ class FieldComparison:
             raise ValueError(f"expected {self.field} as in {self}, given {given!r}")
         return bool(_OPERATORS[self.operator](value, self.bound))
 
-    def of_batch(self, records: Iterable[Any]) -> list[bool]:
+    def of_batch(self, records: Batch) -> list[bool]:
         """Return the labels of records; raise any error if one of them must be called alone."""
-        values = [record[self.field] for record in records]
+        values = field_values(itemgetter(self.field), records)
         if not set(map(type, values)) <= ({str} if isinstance(self.bound, str) else {int, float, bool}):
             raise ValueError(f"expected {self.field} as in {self}")
         if any(map(operator.ne, values, values)):
