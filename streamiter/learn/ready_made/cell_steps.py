@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 from streamiter.learn.ready_made.row_losses import ADAPTIVE, MEMORY, Rates, observe_target
 from streamiter.values.field_kinds import HUGE
-from streamiter.values.helpers.compiled import compiled, pointer_function
+from streamiter.values.helpers.compiled import compiled, compiled_for_separate, pointer_function
 from streamiter.values.numbers import Floats, Indices
 
 pointer_to = pointer_function()
@@ -168,7 +168,7 @@ def fill_in_cells(
             at += 1
 
 
-@compiled
+@compiled_for_separate
 def add_cells(cells: CellNumbers, first: int, stop: int, weights: Weights, scores: Floats, size: int) -> None:
     """Add the weights of the cells from ``first`` to ``stop`` to the experts' scores."""
     if size == 6:
@@ -191,7 +191,7 @@ def add_cells(cells: CellNumbers, first: int, stop: int, weights: Weights, score
             scores[score] += np.float64(weights[at + score])
 
 
-@compiled
+@compiled_for_separate
 def step_cells(
     cells: CellNumbers,
     first: int,

@@ -62,6 +62,19 @@ def compiled(function: AnyFunction) -> AnyFunction:
     return cast(AnyFunction, CompiledFunction(function))
 
 
+def compiled_for_separate(function: AnyFunction) -> AnyFunction:
+    """As :func:`compiled`, for a function of pointers to separate memory that never divides by zero.
+
+    Nothing that is written by one of the pointers is read by another one. So several numbers are computed at once, with
+    the same bits. A division by zero would be infinite, and not raise.
+    """
+    if not is_compiling():
+        return function
+    from streamiter.values.helpers.numba_code import CompiledFunction
+
+    return cast(AnyFunction, CompiledFunction(function, separate=True))
+
+
 def pointer_function() -> Callable[[Arrays], Arrays]:
     """Return a function for compiled code that turns an array, or all of a named tuple, into pointers to first entries.
 
