@@ -370,10 +370,10 @@ def step_rows(
     begun, of_steps, of_experts = pointer_to(room[3 * size :]), pointer_to(room[4 * size :]), room[8 * size :]
     likelihoods, factors = pointer_to(of_experts), pointer_to(of_experts[len(rates) :])
     x = pointer_to(of_experts[2 * len(rates) :])
-    state, shares, sums = pointer_to(columns.reshape(-1)), pointer_to(mixture), pointer_to(totals)
-    predicted, kept = pointer_to(predictions.reshape(-1)), pointer_to(asked.reshape(-1))
+    state, shares, sums = pointer_to(columns), pointer_to(mixture), pointer_to(totals)
+    predicted, kept = pointer_to(predictions), pointer_to(asked)
     column_of, value_of, slots = pointer_to(indices), pointer_to(values), pointer_to(slot_of)
-    cell_of, of_cells, sums_of_cells = pointer_to(cells.reshape(-1)), pointer_to(cell_weights), pointer_to(cell_sums)
+    cell_of, of_cells, sums_of_cells = pointer_to(cells), pointer_to(cell_weights), pointer_to(cell_sums)
     for position in range(steps):
         first, stop = indptr[rows[position]], indptr[rows[position] + 1]
         first_cell, stop_cell = position * cells.shape[1], (position + 1) * cells.shape[1]
@@ -445,7 +445,7 @@ def step_rows(
 @compiled
 def standardize_rows(values: Floats, columns: Floats) -> Floats:
     """Return each row of a matrix standardized with the statistics of the rows before it, and add it to them."""
-    result, state = np.full(values.shape, np.nan), pointer_to(columns.reshape(-1))
+    result, state = np.full(values.shape, np.nan), pointer_to(columns)
     for row in range(len(values)):
         for column in range(len(columns)):
             value, at = values[row, column], column * STATISTICS

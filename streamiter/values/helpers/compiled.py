@@ -78,9 +78,10 @@ def compiled_for_separate(function: AnyFunction) -> AnyFunction:
 def pointer_function() -> Callable[[Arrays], Arrays]:
     """Return a function for compiled code that turns an array, or all of a named tuple, into pointers to first entries.
 
-    An array that is passed to a function costs two atomic counts of references, and an index of any sign a comparison.
-    A pointer costs neither, knows no length, and must not be used longer than the array. Where Numba is missing, the
-    function returns the array itself.
+    The pointer to an array of several axes goes through its numbers as they are stored, without gaps. An array that is
+    passed to a function costs two atomic counts of references, and an index of any sign a comparison. A pointer costs
+    neither, knows no length, and must not be used longer than the array. Where Numba is missing, the function returns
+    the array itself, flat.
 
     >>> import numpy as np
     >>> pointer_to = pointer_function()
@@ -91,7 +92,7 @@ def pointer_function() -> Callable[[Arrays], Arrays]:
     3.0
     """
     if not is_compiling():
-        return lambda array: array
+        return cast(Callable[[Arrays], Arrays], lambda arrays: arrays if isinstance(arrays, tuple) else arrays.ravel())
     from streamiter.values.helpers.numba_code import intrinsic, types
 
     def pointer_to(_context: Any, arrays: Any) -> Any:
@@ -106,6 +107,8 @@ def pointer_function() -> Callable[[Arrays], Arrays]:
             found = [pointer(context, builder, kind, builder.extract_value(arguments[0], at)) for at, kind in kinds]
             return context.make_tuple(builder, signature.return_type, found)
 
+        if not all(kind.layout == "C" for kind in (arrays if isinstance(arrays, types.NamedTuple) else [arrays])):
+            return None
         if not isinstance(arrays, types.NamedTuple):
             return types.CPointer(arrays.dtype)(arrays), of_array  # type: ignore[no-untyped-call]
         pointers = [types.CPointer(kind.dtype) for kind in arrays]  # type: ignore[no-untyped-call]

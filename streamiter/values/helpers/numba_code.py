@@ -130,7 +130,7 @@ class _WholeCode(JITCodeLibrary):
         module.data_layout = self._codegen._data_layout
 
     def _optimize_final_module(self) -> None:
-        passes, builder = self._codegen._module_pass_manager(slp_vectorize=True)
+        passes, builder = self._codegen._module_pass_manager(opt=2, slp_vectorize=True)
         passes.run(self._final_module, builder)
 
 
@@ -183,6 +183,10 @@ def _remembering(typing: Any) -> _Typing:
     return _Typing(typing)
 
 
+def _has_array(kind: Any) -> bool:
+    return any(map(_has_array, kind)) if isinstance(kind, types.BaseTuple) else isinstance(kind, types.Buffer)
+
+
 class _WholeCompiler(Compiler):
     """Compiles a function with those that it calls."""
 
@@ -203,9 +207,13 @@ class _WholeCompiler(Compiler):
 
 
 class _CalledCompiler(_WholeCompiler):
-    """Compiles a function for its callers only."""
+    """Compiles a function for its callers only; without arrays nothing counts references."""
 
     library_class = _CalledCode
+
+    def __init__(self, typing: Any, target: Any, library: Any, kinds: Any, result: Any, flags: Any, *more: Any) -> None:
+        flags.nrt = any(map(_has_array, kinds))
+        super().__init__(typing, target, library, kinds, result, flags, *more)
 
 
 class _SeparateCompiler(_CalledCompiler):
