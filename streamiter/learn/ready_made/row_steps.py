@@ -443,9 +443,12 @@ def step_rows(
 
 
 @compiled
-def standardize_rows(values: Floats, columns: Floats) -> Floats:
-    """Return each row of a matrix standardized with the statistics of the rows before it, and add it to them."""
-    result, state = np.full(values.shape, np.nan), pointer_to(columns)
+def standardize_rows(values: Floats, columns: Floats, result: Floats) -> None:
+    """Fill in each row of a matrix standardized with the statistics of the rows before it, and add it to them.
+
+    Values that are absent or huge stay as they are in ``result``.
+    """
+    state = pointer_to(columns)
     for row in range(len(values)):
         for column in range(len(columns)):
             value, at = values[row, column], column * STATISTICS
@@ -453,4 +456,3 @@ def standardize_rows(values: Floats, columns: Floats) -> Floats:
                 scale = deviation(state[at], state[at + 1], state[at + 2])
                 result[row, column] = (value - state[at + 1]) / scale if scale > 0.0 else 0.0
                 observe_value(state, at, value, 1.0, True)
-    return result

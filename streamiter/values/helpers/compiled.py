@@ -46,8 +46,8 @@ def compiled(function: AnyFunction) -> AnyFunction:
     """Compile a function when it is first called; return it as it is where Numba is missing.
 
     A module of compiled functions is imported by the function that needs it, because importing Numba takes most of a
-    second. The functions may use numbers, arrays and each other, and no objects. Other threads run while one of them
-    runs, and must not change its arrays.
+    second. The functions may use numbers, arrays and each other, and no objects, and make no arrays. Other threads run
+    while one of them runs, and must not change its arrays.
 
     >>> @compiled
     ... def half(number: float) -> float:

@@ -9,7 +9,8 @@ Numba's start and its compiler are lightened in five ways, and no result differs
 - It is also optimized and turned into machine code only there. Numba does both for each function by itself, and then
   again in each of its callers: a sixth of the time that was left.
 - Code is optimized once, as a whole. Numba optimizes each function before, and twice for references to arrays, and runs
-  passes for closures and array expressions, which no function here has. Python's garbage collector waits meanwhile.
+  passes for closures and array expressions, which no function here has. Nothing counts references to arrays, because
+  no function makes one. Python's garbage collector waits meanwhile.
 - Stored code is of use only as long as the function itself, the compiled functions that it calls and the constants
   that they read are the same. Numba looks at the file of the function, so that a change in the file of a called
   function had no effect.
@@ -61,7 +62,8 @@ __all__ = [
 # end the process. And it compiles called functions in its own way.
 LOADED_AT_ONCE: Final = ((0, 68),)
 
-_OPTIONS: Final = {"nopython": True, "nogil": True, "boundscheck": None, "no_cfunc_wrapper": True}
+# Compiled functions make no arrays, so nothing counts references (`_nrt`).
+_OPTIONS: Final = {"nopython": True, "nogil": True, "boundscheck": None, "no_cfunc_wrapper": True, "_nrt": False}
 _LEFT_OUT: Final = (InlineClosureLikes, InlineOverloads, NopythonRewrites)
 """The passes of Numba for closures, functions of other packages, and array expressions."""
 
@@ -183,10 +185,6 @@ def _remembering(typing: Any) -> _Typing:
     return _Typing(typing)
 
 
-def _has_array(kind: Any) -> bool:
-    return any(map(_has_array, kind)) if isinstance(kind, types.BaseTuple) else isinstance(kind, types.Buffer)
-
-
 class _WholeCompiler(Compiler):
     """Compiles a function with those that it calls."""
 
@@ -207,13 +205,9 @@ class _WholeCompiler(Compiler):
 
 
 class _CalledCompiler(_WholeCompiler):
-    """Compiles a function for its callers only; without arrays nothing counts references."""
+    """Compiles a function for its callers only."""
 
     library_class = _CalledCode
-
-    def __init__(self, typing: Any, target: Any, library: Any, kinds: Any, result: Any, flags: Any, *more: Any) -> None:
-        flags.nrt = any(map(_has_array, kinds))
-        super().__init__(typing, target, library, kinds, result, flags, *more)
 
 
 class _SeparateCompiler(_CalledCompiler):
