@@ -10,7 +10,8 @@ Numba's start and its compiler are lightened in five ways, and no result differs
   again in each of its callers: a sixth of the time that was left.
 - Code is optimized once, as a whole. Numba optimizes each function before, and twice for references to arrays, and runs
   passes for closures and array expressions, which no function here has. Nothing counts references to arrays, because
-  no function makes one. Python's garbage collector waits meanwhile.
+  no function makes one. The type of an operator is found once for each form of its operands. Python's garbage
+  collector waits meanwhile. Together this is a quarter of the time.
 - Stored code is of use only as long as the function itself, the compiled functions that it calls and the constants
   that they read are the same. Numba looks at the file of the function, so that a change in the file of a called
   function had no effect.
@@ -87,7 +88,7 @@ class CompiledFunction(CPUDispatcher):
             # No directory can be written, or the function has no file, as in an interactive session.
             with suppress(RuntimeError):
                 self._cache = _StoredCode(self.py_func)
-        # The compiler makes a million objects, most of which stay.
+        # Collections of garbage take a twentieth of the time, and free hardly anything.
         is_enabled = gc.isenabled()
         gc.disable()
         try:
