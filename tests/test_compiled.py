@@ -10,10 +10,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from support.waiting import PATIENCE_S
 
-from streamiter.values.helpers.compiled import beside_event_loop, compiled, compiled_code_begins, is_compiling
+from streamiter.values.helpers.compiled import (
+    beside_event_loop,
+    compiled,
+    compiled_code_begins,
+    is_compiling,
+    pointer_function,
+)
 
 
 def twice(number: float) -> float:
@@ -110,6 +117,20 @@ def test_a_changed_constant_of_a_called_function_is_compiled_again(calls: Calls)
     assert calls(factor=2.0) == ["18.0", "0", "True"]
     assert calls(factor=3.0) == ["36.0", "0", "True"]
     assert calls(factor=2.0) == ["18.0", "1", "False"]
+
+
+def test_a_pointer_to_a_matrix_goes_through_its_numbers_and_not_through_gaps() -> None:
+    """The numbers of other columns would be read, without an error, where a caller gives a part of a matrix."""
+    pointer_to, matrix = pointer_function(), np.arange(6.0).reshape(3, 2)
+
+    @compiled
+    def fourth(numbers: Any) -> float:
+        return float(pointer_to(numbers)[3])
+
+    assert fourth(matrix) == 3.0
+    if is_compiling():
+        with pytest.raises(Exception, match="pointer_to"):
+            fourth(np.arange(12.0).reshape(3, 4)[:, ::2])
 
 
 def test_code_that_was_stored_with_names_that_are_gone_is_compiled_again(

@@ -37,6 +37,15 @@ _HIGHEST: Final = 3
 
 
 @compiled
+def _drop_first(count: int, level: int, buckets: Floats, lengths: Indices) -> None:
+    """Drop the first buckets of a level."""
+    for place in range(count, lengths[level]):
+        for number in range(buckets.shape[2]):  # A copy of all numbers together would make an array.
+            buckets[level, place - count, number] = buckets[level, place, number]
+    lengths[level] -= count
+
+
+@compiled
 def _add_bucket(value: float, buckets: Floats, lengths: Indices) -> None:
     """Add a value as the newest bucket; where a level has too many buckets, its two oldest become one, a level up."""
     newest = buckets[0, lengths[0]]
@@ -53,9 +62,7 @@ def _add_bucket(value: float, buckets: Floats, lengths: Indices) -> None:
         joined[_SQUARES] = first[_SQUARES] + second[_SQUARES] + size / 2.0 * difference * difference
         joined[_LOWEST] = min(first[_LOWEST], second[_LOWEST])
         joined[_HIGHEST] = max(first[_HIGHEST], second[_HIGHEST])
-        for place in range(2, lengths[level]):
-            buckets[level, place - 2] = buckets[level, place]
-        lengths[level] -= 2
+        _drop_first(2, level, buckets, lengths)
         lengths[level + 1] += 1
 
 
@@ -111,9 +118,7 @@ def _drop_oldest(count: float, buckets: Floats, lengths: Indices) -> None:
     for level in range(LEVELS - 1, -1, -1):
         size = 2.0**level
         while count >= size and lengths[level]:
-            for place in range(1, lengths[level]):
-                buckets[level, place - 1] = buckets[level, place]
-            lengths[level] -= 1
+            _drop_first(1, level, buckets, lengths)
             count -= size
 
 

@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 from streamiter.learn.ready_made.row_losses import ADAPTIVE, MEMORY, Rates, observe_target
 from streamiter.values.field_kinds import HUGE
-from streamiter.values.helpers.compiled import compiled, pointer_function
+from streamiter.values.helpers.compiled import compiled, compiled_for_separate, pointer_function
 from streamiter.values.numbers import Floats, Indices
 
 pointer_to = pointer_function()
@@ -117,22 +117,24 @@ def fill_in_bins(
 
     The value of a category is its place, whose bin is in ``bin_of_place``.
     """
-    for row in range(values.shape[0]):
+    value_of, bin_of, edge_of, place = pointer_to(values), pointer_to(bins), pointer_to(edges), -1
+    for _ in range(values.shape[0]):
         for column in range(values.shape[1]):
-            value = values[row, column]
+            place += 1
+            value = value_of[place]
             if not abs(value) <= HUGE:
-                bins[row, column] = 0
+                bin_of[place] = 0
             elif is_category[column]:
-                bins[row, column] = bin_of_place[int(value)] % FINE
+                bin_of[place] = bin_of_place[int(value)] % FINE
             else:
                 low, high = 0, EDGES
                 while low < high:
                     middle = (low + high) // 2
-                    if value > edges[column, middle]:
+                    if value > edge_of[column * EDGES + middle]:
                         low = middle + 1
                     else:
                         high = middle
-                bins[row, column] = low + 1
+                bin_of[place] = low + 1
 
 
 @compiled
@@ -147,28 +149,30 @@ def fill_in_cells(
     cells: CellNumbers,
 ) -> None:
     """Fill in the cells of each row: fine and coarse of each column, of each pair, then of the trees."""
+    bin_of, cell_of, column_of = pointer_to(bins), pointer_to(cells), pointer_to(pairs)
+    tree_column, tree_bin = pointer_to(tree_columns), pointer_to(tree_bins)
     for row in range(len(bins)):
-        at = 0
+        at, first_bin = row * cells.shape[1], row * bins.shape[1]
         for column in range(len(first_of_column)):
-            fine = int(bins[row, column])
-            cells[row, at] = first_of_column[column] + fine
-            cells[row, at + 1] = first_of_column[column] + FINE + (fine + SPLIT - 1) // SPLIT
+            fine = int(bin_of[first_bin + column])
+            cell_of[at] = first_of_column[column] + fine
+            cell_of[at + 1] = first_of_column[column] + FINE + (fine + SPLIT - 1) // SPLIT
             at += 2
         for pair in range(len(first_of_pair)):
-            first = (int(bins[row, pairs[pair, 0]]) + SPLIT - 1) // SPLIT
-            second = (int(bins[row, pairs[pair, 1]]) + SPLIT - 1) // SPLIT
-            cells[row, at] = first_of_pair[pair] + first * COARSE + second
-            cells[row, at + 1] = first_of_pair[pair] + COARSE * COARSE + first // 4 * 4 + second // 4
+            first = (int(bin_of[first_bin + column_of[2 * pair]]) + SPLIT - 1) // SPLIT
+            second = (int(bin_of[first_bin + column_of[2 * pair + 1]]) + SPLIT - 1) // SPLIT
+            cell_of[at] = first_of_pair[pair] + first * COARSE + second
+            cell_of[at + 1] = first_of_pair[pair] + COARSE * COARSE + first // 4 * 4 + second // 4
             at += 2
         for tree in range(len(tree_columns)):
             leaf = 0
-            for level in range(DEPTH):
-                leaf = 2 * leaf + (1 if bins[row, tree_columns[tree, level]] > tree_bins[tree, level] else 0)
-            cells[row, at] = first_of_tree + tree * OF_TREE + leaf
+            for level in range(tree * DEPTH, (tree + 1) * DEPTH):
+                leaf = 2 * leaf + (1 if bin_of[first_bin + tree_column[level]] > tree_bin[level] else 0)
+            cell_of[at] = first_of_tree + tree * OF_TREE + leaf
             at += 1
 
 
-@compiled
+@compiled_for_separate
 def add_cells(cells: CellNumbers, first: int, stop: int, weights: Weights, scores: Floats, size: int) -> None:
     """Add the weights of the cells from ``first`` to ``stop`` to the experts' scores."""
     if size == 6:
@@ -191,7 +195,7 @@ def add_cells(cells: CellNumbers, first: int, stop: int, weights: Weights, score
             scores[score] += np.float64(weights[at + score])
 
 
-@compiled
+@compiled_for_separate
 def step_cells(
     cells: CellNumbers,
     first: int,
@@ -285,26 +289,28 @@ def mix_members(
     """
     choices, members, scores, target_totals = len(spread), shares.shape[1], made.shape[2], pointer_to(totals)
     losses, mixture, own = pointer_to(room), pointer_to(room[members:]), pointer_to(room[2 * members :])
+    share_of, made_of, mixed_of, asked_of = pointer_to(shares), pointer_to(made), pointer_to(mixed), pointer_to(asked)
     for position in range(len(predicts)):
         question = questions[position]
+        at_asked = question * asked.shape[1] * asked.shape[2] + first
         for member in range(members):
             mixture[member] = 0.0
             for choice in range(choices):
-                mixture[member] += shares[choice, member]
+                mixture[member] += share_of[choice * members + member]
             for score in range(scores):
-                own[member * scores + score] = made[member, position, score]
+                own[member * scores + score] = made_of[(member * len(predicts) + position) * scores + score]
         if predicts[position]:
             for score in range(scores):
                 total = 0.0
                 for member in range(members):
                     total += mixture[member] * own[member * scores + score]
                     if question >= 0:
-                        asked[question, score, first + member] = own[member * scores + score]
-                mixed[position, score] = total
+                        asked_of[at_asked + score * asked.shape[2] + member] = own[member * scores + score]
+                mixed_of[position * scores + score] = total
         elif question >= 0:
             for member in range(members):
                 for score in range(scores):
-                    own[member * scores + score] = asked[question, score, first + member]
+                    own[member * scores + score] = asked_of[at_asked + score * asked.shape[2] + member]
         if not judges[position] or not (predicts[position] or question >= 0):
             continue
         target, row_weight, least = targets[position], row_weights[position], np.inf
@@ -335,13 +341,13 @@ def mix_members(
                 loss -= least  # A heavy row would leave no share above zero.
             likelihood = math.exp(-rate * row_weight * loss)
             for choice in range(choices):
-                shares[choice, member] *= likelihood
-                total += shares[choice, member]
+                share_of[choice * members + member] *= likelihood
+                total += share_of[choice * members + member]
         for choice in range(choices):
             of_choice = 0.0
             for member in range(members):
-                of_choice += shares[choice, member]
+                of_choice += share_of[choice * members + member]
             whole = of_choice / total * (1.0 - spread[0]) + spread[0] / choices
             for member in range(members):
-                kept = shares[choice, member] / of_choice * (1.0 - spread[choice])
-                shares[choice, member] = whole * (kept + spread[choice] / members)
+                kept = share_of[choice * members + member] / of_choice * (1.0 - spread[choice])
+                share_of[choice * members + member] = whole * (kept + spread[choice] / members)

@@ -61,7 +61,9 @@ class CrossStatistics:
         from streamiter.learn.ready_made import row_steps
 
         self._learned = self._columns.copy()
-        numbers = row_steps.standardize_rows(matrix_of_fields(rows, self._fields), self._learned)
+        values = matrix_of_fields(rows, self._fields)
+        numbers = np.full(values.shape, np.nan)
+        row_steps.standardize_rows(values, self._learned, numbers)
         return crossed(rows, self.crosses, numbers, bits=self._bits)
 
     def keep(self) -> None:

@@ -12,7 +12,7 @@ from typing import Final
 
 import numpy as np
 
-from streamiter.values.helpers.compiled import compiled
+from streamiter.values.helpers.compiled import compiled_for_separate
 from streamiter.values.numbers import Floats
 
 Rates = tuple[float, ...]
@@ -55,7 +55,7 @@ _HALF_A_COUNT: Final = 0.5
 EXPONENT_LIMIT: Final = 700.0
 
 
-@compiled
+@compiled_for_separate
 def softmax(scores: Floats, first: int, stop: int, step: int) -> None:
     """Turn the scores from ``first`` to ``stop``, each ``step``-th, into probabilities, in place."""
     largest, total = scores[first], 0.0
@@ -68,13 +68,13 @@ def softmax(scores: Floats, first: int, stop: int, step: int) -> None:
         scores[score] /= total
 
 
-@compiled
+@compiled_for_separate
 def probability_of(score: float) -> float:
     """Return the probability of a score."""
     return float(1.0 / (1.0 + math.exp(-min(max(score, -SCORE_MAX), SCORE_MAX))))
 
 
-@compiled
+@compiled_for_separate
 def offset_of(task: int, totals: Floats) -> float:
     """Return the offset of scores: the mean of numbers, the logarithm of the mean of counts, 0 for classes."""
     if task == POISSON and totals[0] > 0.0:
@@ -82,7 +82,7 @@ def offset_of(task: int, totals: Floats) -> float:
     return float(totals[2]) if task >= SQUARED else 0.0
 
 
-@compiled
+@compiled_for_separate
 def observe_target(totals: Floats, target: float, row_weight: float) -> tuple[float, float]:
     """Add a target to the statistics of the targets; return the target, and their standard deviation.
 
@@ -100,7 +100,7 @@ def observe_target(totals: Floats, target: float, row_weight: float) -> tuple[fl
     return target, float(np.sqrt(totals[3] / totals[0]))
 
 
-@compiled
+@compiled_for_separate
 def _loss_of_count(prediction: float, target: float) -> float:
     loss = prediction - target
     if target > 0.0:
@@ -108,7 +108,7 @@ def _loss_of_count(prediction: float, target: float) -> float:
     return float(loss)
 
 
-@compiled
+@compiled_for_separate
 def slopes_of(
     task: int,
     expert: int,
@@ -142,7 +142,7 @@ def slopes_of(
     return float(math.exp(-min(error * error, _LOSS_MAX_OF_NUMBERS)))
 
 
-@compiled
+@compiled_for_separate
 def _slope_of_other(
     task: int, expert: int, score: float, target: float, target_distance: float, totals: Floats, slopes: Floats
 ) -> float:
@@ -176,7 +176,7 @@ def _slope_of_other(
     return float(math.exp(-min(loss, _LOSS_MAX_OF_NUMBERS)))
 
 
-@compiled
+@compiled_for_separate
 def other_loss(
     task: int,
     target: float,

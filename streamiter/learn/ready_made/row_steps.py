@@ -67,7 +67,7 @@ from streamiter.learn.ready_made.row_losses import (
     softmax,
 )
 from streamiter.values.field_kinds import HUGE
-from streamiter.values.helpers.compiled import compiled, pointer_function
+from streamiter.values.helpers.compiled import compiled, compiled_for_separate, pointer_function
 from streamiter.values.numbers import ROUNDING, Floats, Indices
 
 pointer_to = pointer_function()
@@ -94,7 +94,7 @@ _MIXTURE_RATE: Final = 0.25
 _SHARE: Final = 0.001
 
 
-@compiled
+@compiled_for_separate
 def deviation(weight: float, mean: float, squares: float) -> float:
     """Return the standard deviation of a column; 0 for a constant column and one without rows."""
     if weight <= 0.0:
@@ -103,7 +103,7 @@ def deviation(weight: float, mean: float, squares: float) -> float:
     return root if root > ROUNDING * abs(mean) else 0.0
 
 
-@compiled
+@compiled_for_separate
 def observe_value(columns: Floats, at: int, value: float, row_weight: float, is_numeric: bool) -> None:
     """Add a value to the statistics of its column."""
     weight, mean, squares = columns[at], columns[at + 1], columns[at + 2]
@@ -127,7 +127,7 @@ def observe_value(columns: Floats, at: int, value: float, row_weight: float, is_
     columns[at] = weight + row_weight
 
 
-@compiled
+@compiled_for_separate
 def standardized_value(columns: Floats, at: int, value: float) -> float:
     if not abs(value) <= HUGE:
         return 0.0
@@ -138,7 +138,7 @@ def standardized_value(columns: Floats, at: int, value: float) -> float:
     return float(min(max((value - mean) / scale, -CLIP), CLIP))
 
 
-@compiled
+@compiled_for_separate
 def _add_scores(columns: Floats, at: int, value: float, scores: Floats, size: int, rates: Rates) -> None:
     at += STATISTICS
     for first in range(0, size, len(rates)):
@@ -147,7 +147,7 @@ def _add_scores(columns: Floats, at: int, value: float, scores: Floats, size: in
         at += len(rates) + min(len(rates), ADAPTIVE)
 
 
-@compiled
+@compiled_for_separate
 def _link(
     task: int, scores: Floats, size: int, mixture: Floats, totals: Floats, predictions: Floats, first: int, rates: Rates
 ) -> None:
@@ -170,7 +170,7 @@ def _link(
         softmax(predictions, first, first + size // len(rates), 1)
 
 
-@compiled
+@compiled_for_separate
 def _mix(mixture: Floats, likelihoods: Floats, row_weight: float, rates: Rates) -> None:
     """Multiply each share by ``likelihood ** (rate · weight)``; each expert keeps a share, so that it can come back."""
     best, total = likelihoods[0], 0.0
@@ -188,7 +188,7 @@ def _mix(mixture: Floats, likelihoods: Floats, row_weight: float, rates: Rates) 
         mixture[expert] = mixture[expert] / total * (1.0 - _SHARE) + _SHARE / len(rates)
 
 
-@compiled
+@compiled_for_separate
 def _step(
     columns: Floats, at: int, value: float, least: float, slopes: Floats, size: int, factors: Floats, rates: Rates
 ) -> None:
@@ -207,7 +207,7 @@ def _step(
         at += len(rates) + min(len(rates), ADAPTIVE)
 
 
-@compiled
+@compiled_for_separate
 def _learn(
     task: int,
     intercept: int,
@@ -330,7 +330,7 @@ def take_slots(
     return slots
 
 
-@compiled
+@compiled_for_separate
 def step_rows(
     task: int,
     hashed: int,
@@ -370,10 +370,10 @@ def step_rows(
     begun, of_steps, of_experts = pointer_to(room[3 * size :]), pointer_to(room[4 * size :]), room[8 * size :]
     likelihoods, factors = pointer_to(of_experts), pointer_to(of_experts[len(rates) :])
     x = pointer_to(of_experts[2 * len(rates) :])
-    state, shares, sums = pointer_to(columns.reshape(-1)), pointer_to(mixture), pointer_to(totals)
-    predicted, kept = pointer_to(predictions.reshape(-1)), pointer_to(asked.reshape(-1))
+    state, shares, sums = pointer_to(columns), pointer_to(mixture), pointer_to(totals)
+    predicted, kept = pointer_to(predictions), pointer_to(asked)
     column_of, value_of, slots = pointer_to(indices), pointer_to(values), pointer_to(slot_of)
-    cell_of, of_cells, sums_of_cells = pointer_to(cells.reshape(-1)), pointer_to(cell_weights), pointer_to(cell_sums)
+    cell_of, of_cells, sums_of_cells = pointer_to(cells), pointer_to(cell_weights), pointer_to(cell_sums)
     for position in range(steps):
         first, stop = indptr[rows[position]], indptr[rows[position] + 1]
         first_cell, stop_cell = position * cells.shape[1], (position + 1) * cells.shape[1]
@@ -443,9 +443,12 @@ def step_rows(
 
 
 @compiled
-def standardize_rows(values: Floats, columns: Floats) -> Floats:
-    """Return each row of a matrix standardized with the statistics of the rows before it, and add it to them."""
-    result, state = np.full(values.shape, np.nan), pointer_to(columns.reshape(-1))
+def standardize_rows(values: Floats, columns: Floats, result: Floats) -> None:
+    """Fill in each row of a matrix standardized with the statistics of the rows before it, and add it to them.
+
+    Values that are absent or huge stay as they are in ``result``.
+    """
+    state = pointer_to(columns)
     for row in range(len(values)):
         for column in range(len(columns)):
             value, at = values[row, column], column * STATISTICS
@@ -453,4 +456,3 @@ def standardize_rows(values: Floats, columns: Floats) -> Floats:
                 scale = deviation(state[at], state[at + 1], state[at + 2])
                 result[row, column] = (value - state[at + 1]) / scale if scale > 0.0 else 0.0
                 observe_value(state, at, value, 1.0, True)
-    return result

@@ -46,8 +46,8 @@ def compiled(function: AnyFunction) -> AnyFunction:
     """Compile a function when it is first called; return it as it is where Numba is missing.
 
     A module of compiled functions is imported by the function that needs it, because importing Numba takes most of a
-    second. The functions may use numbers, arrays and each other, and no objects. Other threads run while one of them
-    runs, and must not change its arrays.
+    second. The functions may use numbers, arrays and each other, and no objects, and make no arrays. Other threads run
+    while one of them runs, and must not change its arrays.
 
     >>> @compiled
     ... def half(number: float) -> float:
@@ -62,12 +62,26 @@ def compiled(function: AnyFunction) -> AnyFunction:
     return cast(AnyFunction, CompiledFunction(function))
 
 
+def compiled_for_separate(function: AnyFunction) -> AnyFunction:
+    """As :func:`compiled`, for a function of pointers to separate memory that never divides by zero.
+
+    Nothing that is written by one of the pointers is read by another one. So several numbers are computed at once, with
+    the same bits. A division by zero would be infinite, and not raise.
+    """
+    if not is_compiling():
+        return function
+    from streamiter.values.helpers.numba_code import CompiledFunction
+
+    return cast(AnyFunction, CompiledFunction(function, separate=True))
+
+
 def pointer_function() -> Callable[[Arrays], Arrays]:
     """Return a function for compiled code that turns an array, or all of a named tuple, into pointers to first entries.
 
-    An array that is passed to a function costs two atomic counts of references, and an index of any sign a comparison.
-    A pointer costs neither, knows no length, and must not be used longer than the array. Where Numba is missing, the
-    function returns the array itself.
+    The pointer to an array of several axes goes through its numbers as they are stored, without gaps. An array that is
+    passed to a function costs two atomic counts of references, and an index of any sign a comparison. A pointer costs
+    neither, knows no length, and must not be used longer than the array. Where Numba is missing, the function returns
+    the array itself, flat.
 
     >>> import numpy as np
     >>> pointer_to = pointer_function()
@@ -78,7 +92,7 @@ def pointer_function() -> Callable[[Arrays], Arrays]:
     3.0
     """
     if not is_compiling():
-        return lambda array: array
+        return cast(Callable[[Arrays], Arrays], lambda arrays: arrays if isinstance(arrays, tuple) else arrays.ravel())
     from streamiter.values.helpers.numba_code import intrinsic, types
 
     def pointer_to(_context: Any, arrays: Any) -> Any:
@@ -93,6 +107,8 @@ def pointer_function() -> Callable[[Arrays], Arrays]:
             found = [pointer(context, builder, kind, builder.extract_value(arguments[0], at)) for at, kind in kinds]
             return context.make_tuple(builder, signature.return_type, found)
 
+        if not all(kind.layout == "C" for kind in (arrays if isinstance(arrays, types.NamedTuple) else [arrays])):
+            return None
         if not isinstance(arrays, types.NamedTuple):
             return types.CPointer(arrays.dtype)(arrays), of_array  # type: ignore[no-untyped-call]
         pointers = [types.CPointer(kind.dtype) for kind in arrays]  # type: ignore[no-untyped-call]
