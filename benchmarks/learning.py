@@ -170,13 +170,13 @@ _ABOUT_TREES: Final = """\
 ## Online trees
 
 The trees of river as ready-made learners of a flow: `train_online(stream, ForeignModel.of_river(…), label=…)` trains,
-validates, publishes and serves them like its own model ([how](other-learners.md#a-model-of-another-library)). *tree* is
-the Hoeffding adaptive tree, *forest* the adaptive random forest of ten trees, with their defaults and `seed=1`. Trees
-for numbers have `StandardScaler` and `OneHotEncoder` before them, because they have linear models in their leaves.
-Where labels come later, there are no trees: a `ForeignModel` takes rows with their labels only. The forest is slow, so
-it reads only streams of at most {values:,} values (rows times columns). *AMF* is river's aggregated Mondrian forest of ten
-trees with `seed=1`, row by row without a flow, behind `StandardScaler` and `OneHotEncoder`. Its memory grows with each
-row, so it reads streams of at most {values_of_amf:,} values.
+validates, publishes and serves them like its own model ([how](other-learners.md#a-model-of-another-library)). *tree*
+is the Hoeffding adaptive tree, *forest* the adaptive random forest of ten trees, with their defaults and `seed=1`.
+Trees for numbers have `StandardScaler` and `OneHotEncoder` before them, because they have linear models in their
+leaves. Where labels come later, there are no trees: a `ForeignModel` takes rows with their labels only. The forest is
+slow, so it reads only streams of at most {values:,} values (rows times columns). *AMF* is river's aggregated Mondrian
+forest of ten trees with `seed=1`, row by row without a flow, behind `StandardScaler` and `OneHotEncoder`. Its memory
+grows with each row, so it reads streams of at most {values_of_amf:,} values.
 
 The tree or the forest has a smaller loss than streamiter on {wins} of {streams} streams, and AMF on {wins_of_amf} of
 {streams_of_amf}.
