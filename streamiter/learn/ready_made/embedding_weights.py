@@ -87,7 +87,7 @@ class EmbeddingWeights:
             layers=layers,
             squares_of_layers=np.full(len(layers), first, np.float32),
             intercepts=np.repeat([0.0, first], self.heads),
-            totals=np.zeros(6),
+            totals=np.zeros(9),
             units=np.array(embeddings.units or (0,), np.int64),
             facts=facts,
         )
@@ -213,7 +213,7 @@ class EmbeddingWeights:
     def standardize_as(self, linear: ExpertWeights) -> None:
         """Take over the statistics of the numeric columns, and of the targets, of another model."""
         self.arrays.statistics[:] = linear.statistics_of_numbers().ravel()
-        self.arrays.totals[:] = linear.totals[:6]
+        self.arrays.totals[:] = linear.totals
 
     # ---- scores
 
@@ -404,6 +404,8 @@ class EmbeddingWeights:
         self.add_numeric(state["numeric"] - self.numeric)
         for name, array in state["arrays"].items():
             own = getattr(self.arrays, name)
+            if name == "totals" and len(array) == 6:  # Of a version without the last ones.
+                array = np.pad(array, (0, len(own) - len(array)))
             if own.shape != np.shape(array):
                 raise ModelError(
                     f"AdaptiveLinearModel: expected {own.shape} numbers of {name!r} of embeddings, given "
