@@ -21,9 +21,10 @@ from support.waiting import PATIENCE_S
 import streamiter.learn.labels as labels_module
 import streamiter.learn.ready_made.adaptive as adaptive_module
 from streamiter.errors import ModelError
-from streamiter.learn import AdaptiveLinearModel, BadRows, SparseRows
+from streamiter.learn import AdaptiveLinearModel, BadRows, Embeddings, SparseRows
 from streamiter.learn.asked_questions import QuestionPredictions
 from streamiter.learn.ready_made.model_rows import RowSteps
+from streamiter.models import LinearPredictor
 from streamiter.values.named_rows import ABSENT, FieldReader
 
 BITS = 5
@@ -269,6 +270,48 @@ def test_labels_that_grow_are_followed(factor: float) -> None:
     labels = (x @ np.arange(10.0)) * np.repeat([1.0, factor], 1_000)
     found = AdaptiveLinearModel().learn_each(x, labels)
     assert np.sqrt(np.mean((found - labels)[1_500:] ** 2)) < 0.5 * labels[1_500:].std()
+
+
+def a_walk(rows: int) -> tuple[list[dict[str, Any]], np.ndarray]:
+    """Return labels that grow by 1 in the mean, and records with the label before each."""
+    walk = np.cumsum(np.random.default_rng(4).normal(1.0, 1.0, size=rows + 1))
+    return [{"last": float(last), "name": "a"} for last in walk[:-1]], walk[1:]
+
+
+@pytest.mark.parametrize("shapes", [False, True])
+def test_labels_with_a_trend_are_followed_beyond_their_range(shapes: bool) -> None:
+    """Errors were small parts of the labels' deviation, so experts four times as bad as the last label had all shares.
+
+    The predictions of the best of them were cut off at the largest label so far.
+    """
+    records, labels = a_walk(3_000)
+    found = AdaptiveLinearModel(shapes=shapes).learn_each(records, labels)
+    of_last = np.array([record["last"] for record in records])
+    assert np.mean((found - labels)[1_000:] ** 2) < np.mean((of_last - labels)[1_000:] ** 2)
+
+
+def test_a_version_predicts_beyond_the_range_of_the_labels_as_the_learner() -> None:
+    """Each member has a range of its own, and one range is served."""
+    records, labels = a_walk(300)
+    model = AdaptiveLinearModel(embeddings=Embeddings(factors=2))
+    model.learn(records, labels)
+    assert model.parameters()["highest"] > labels.max()
+    ahead = [{"last": last, "name": "a"} for last in np.linspace(labels.max() - 9, labels.max() + 99, 40)]
+    assert LinearPredictor(model.parameters())(ahead) == pytest.approx(model.predict(ahead), rel=1e-6)
+
+
+def test_a_checkpoint_from_before_the_error_of_the_mixture_is_learned_on() -> None:
+    """Its totals have six numbers. In units of an error of 0, all experts would be equally wrong."""
+    records, labels = a_walk(2_000)
+    model, resumed = (AdaptiveLinearModel(embeddings=Embeddings(factors=2)) for _ in range(2))
+    model.learn(records[:1_000], labels[:1_000])
+    state: Any = model.state()
+    weights = state["weights"]
+    for part in (weights, *weights["shapes"]["members"], weights["embeddings"]["members"]["arrays"]):
+        part["totals"] = part["totals"][:6]
+    resumed.restore(state)
+    errors = [learner.learn_each(records[1_000:], labels[1_000:]) - labels[1_000:] for learner in (model, resumed)]
+    assert np.mean(errors[1] ** 2) < 2.0 * np.mean(errors[0] ** 2)
 
 
 def test_a_constant_column_changes_no_bit() -> None:
