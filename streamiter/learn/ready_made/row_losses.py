@@ -188,7 +188,7 @@ def slopes_of(
     slopes[expert] = min(max(score, 2.0 * low - high), 2.0 * high - low) - centred
     if unit == 0.0:
         return 1.0
-    error = (within_range(score + totals[2], totals) - target) / unit
+    error = (min(max(score, low - totals[6]), high + totals[7]) - centred) / unit
     return float(math.exp(-min(error * error, _SQUARE_MAX)))
 
 

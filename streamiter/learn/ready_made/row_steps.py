@@ -181,14 +181,14 @@ def _mix(mixture: Floats, likelihoods: Floats, row_weight: float, rates: Rates) 
     best, total = likelihoods[0], 0.0
     for expert in range(len(rates)):
         best = max(best, likelihoods[expert])
+    least = _LIKELIHOOD_LEAST * best
     for expert in range(len(rates)):
         if row_weight == 1.0:
             # The rate is 1/4, and two square roots take a fifth of the time of a power.
-            mixture[expert] *= np.sqrt(np.sqrt(max(likelihoods[expert], _LIKELIHOOD_LEAST * best)))
+            mixture[expert] *= np.sqrt(np.sqrt(max(likelihoods[expert], least)))
         else:
             # A heavy row may leave no share above zero, so the best expert is the unit.
-            likelihood = max(likelihoods[expert] / best, _LIKELIHOOD_LEAST)
-            mixture[expert] *= likelihood ** (_MIXTURE_RATE * row_weight)
+            mixture[expert] *= (max(likelihoods[expert], least) / best) ** (_MIXTURE_RATE * row_weight)
         total += mixture[expert]
     for expert in range(len(rates)):
         mixture[expert] = mixture[expert] / total * (1.0 - _SHARE) + _SHARE / len(rates)
