@@ -21,9 +21,10 @@ from support.waiting import PATIENCE_S
 import streamiter.learn.labels as labels_module
 import streamiter.learn.ready_made.adaptive as adaptive_module
 from streamiter.errors import ModelError
-from streamiter.learn import AdaptiveLinearModel, BadRows, SparseRows
+from streamiter.learn import AdaptiveLinearModel, BadRows, Embeddings, SparseRows
 from streamiter.learn.asked_questions import QuestionPredictions
 from streamiter.learn.ready_made.model_rows import RowSteps
+from streamiter.models import LinearPredictor
 from streamiter.values.named_rows import ABSENT, FieldReader
 
 BITS = 5
@@ -248,7 +249,7 @@ def test_outliers_hardly_raise_the_loss() -> None:
     assert loss(dirty, labels) < 1.05 * loss(x, labels)
 
 
-@pytest.mark.parametrize("row", [40, 2_000])
+@pytest.mark.parametrize("row", [5, 40, 2_000])
 def test_one_wrong_label_leaves_the_model_as_it_is(row: int) -> None:
     """After one label that was a million times too large, the error of the next 10,000 rows was 40 times as large."""
     x, _ = hyperplane(6_000)
@@ -269,6 +270,34 @@ def test_labels_that_grow_are_followed(factor: float) -> None:
     labels = (x @ np.arange(10.0)) * np.repeat([1.0, factor], 1_000)
     found = AdaptiveLinearModel().learn_each(x, labels)
     assert np.sqrt(np.mean((found - labels)[1_500:] ** 2)) < 0.5 * labels[1_500:].std()
+
+
+def a_walk(rows: int) -> tuple[list[dict[str, Any]], np.ndarray]:
+    """Return labels that grow by 1 in the mean, and records with the label before each."""
+    walk = np.cumsum(np.random.default_rng(4).normal(1.0, 1.0, size=rows + 1))
+    return [{"last": float(last), "name": "a"} for last in walk[:-1]], walk[1:]
+
+
+@pytest.mark.parametrize("shapes", [False, True])
+def test_labels_with_a_trend_are_followed_beyond_their_range(shapes: bool) -> None:
+    """Errors were small parts of the labels' deviation, so experts four times as bad as the last label had all shares.
+
+    The predictions of the best of them were cut off at the largest label so far.
+    """
+    records, labels = a_walk(3_000)
+    found = AdaptiveLinearModel(shapes=shapes).learn_each(records, labels)
+    of_last = np.array([record["last"] for record in records])
+    assert np.mean((found - labels)[1_000:] ** 2) < np.mean((of_last - labels)[1_000:] ** 2)
+
+
+def test_a_version_predicts_beyond_the_range_of_the_labels_as_the_learner() -> None:
+    """Each member has a range of its own, and one range is served."""
+    records, labels = a_walk(300)
+    model = AdaptiveLinearModel(embeddings=Embeddings(factors=2))
+    model.learn(records, labels)
+    assert model.parameters()["highest"] > labels.max()
+    ahead = [{"last": last, "name": "a"} for last in np.linspace(labels.max() - 9, labels.max() + 99, 40)]
+    assert LinearPredictor(model.parameters())(ahead) == pytest.approx(model.predict(ahead), rel=1e-6)
 
 
 def test_a_constant_column_changes_no_bit() -> None:

@@ -107,7 +107,7 @@ def test_huber_is_like_the_mean_where_the_mean_is_good_and_hardly_moved_by_outli
     x, y = numbers(name)
     robust = np.abs(AdaptiveLinearModel(loss="huber").learn_each(x, y) - y)[10:].mean()
     squared = np.abs(AdaptiveLinearModel().learn_each(x, y + 0.0) - y)[10:].mean()
-    assert robust < squared * (0.95 if name in ("outliers", "heavy tail") else 1.01)
+    assert robust < squared * (0.95 if name in ("outliers", "heavy tail") else 1.02)
 
 
 BARS_OF_COUNTS = {

@@ -17,6 +17,7 @@ from learn.row_streams import (
     linear_learner,
     new_model,
 )
+from support.amended_reference import amended
 from support.examples import random_examples
 
 from streamiter.learn import SparseRows
@@ -96,7 +97,9 @@ def reference() -> ModuleType:
     path = REFERENCE / "learner.py"
     if not path.exists():
         pytest.skip(f"the reference learner is not in {path}")
-    source = path.read_text().replace("from numba import njit", "njit = lambda **options: lambda function: function")
+    source = amended(path.read_text()).replace(
+        "from numba import njit", "njit = lambda **options: lambda function: function"
+    )
     module = ModuleType("reference_learner")
     exec(compile(source, str(path), "exec"), vars(module))
     return module

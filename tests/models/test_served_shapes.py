@@ -106,7 +106,7 @@ def test_what_is_served_is_the_prediction_of_the_reference(kind: str, link: str)
     fields = ["a", "b", "c", "d"]
     parameters = of_reference(learner, fields, link)
     if link == "clipped":
-        parameters |= {"lowest": learner.s[4], "highest": learner.s[5]}
+        parameters |= {"lowest": learner.s[4] - learner.s[6], "highest": learner.s[5] + learner.s[7]}
     predict = LinearPredictor(parameters)
     rows = [
         {name: str(int(value)) if name == "d" else value for name, value in zip(fields, row, strict=True)}

@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import Final
 
 import pytest
+from support.amended_reference import amended
 from support.maven import cache_folder
 
 REFERENCE: Final = Path(__file__).resolve().parents[3] / "shared" / "reference" / "tables-learner" / "learner.py"
@@ -40,7 +41,7 @@ def _copy() -> Path:
 
     The folder of the reference itself is read only.
     """
-    text = REFERENCE.read_bytes()
+    text = amended(REFERENCE.read_text()).encode()
     copy = cache_folder() / f"reference-{hashlib.sha256(text).hexdigest()[:12]}" / "reference_of_tables.py"
     if not copy.exists():
         copy.parent.mkdir(parents=True, exist_ok=True)

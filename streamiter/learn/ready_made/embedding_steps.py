@@ -56,7 +56,15 @@ from streamiter.learn.ready_made.embedding_layers import (
     step_units,
 )
 from streamiter.learn.ready_made.model_rows import BEHIND_KEYS
-from streamiter.learn.ready_made.row_losses import BINARY, CLASSES, SQUARED, observe_target, probability_of, softmax
+from streamiter.learn.ready_made.row_losses import (
+    BINARY,
+    CLASSES,
+    SQUARED,
+    observe_number,
+    probability_of,
+    softmax,
+    within_range,
+)
 from streamiter.learn.ready_made.row_steps import (
     CORRECT,
     LEARN,
@@ -418,7 +426,7 @@ def _prediction(task: int, score: float, totals: Floats) -> float:
     if totals[0] <= 0.0:
         return 0.0
     number = totals[2] + np.sqrt(totals[3] / totals[0]) * score
-    return float(min(max(number, totals[4]), totals[5]))
+    return within_range(number, totals)
 
 
 @compiled
@@ -432,7 +440,7 @@ def _fill_in_slopes(
     task, heads, scores, totals, spread = own.facts[LOSS_KIND], own.facts[HEAD_COUNT], room.scores, own.totals, 1.0
     if task == SQUARED:
         totals[0] += row_weight
-        target, spread = observe_target(totals, target, row_weight)
+        target, spread = observe_number(totals, target, row_weight)
     for head in range(heads):
         score, slope = scores[head], 0.0
         if task == CLASSES:

@@ -87,7 +87,7 @@ class EmbeddingWeights:
             layers=layers,
             squares_of_layers=np.full(len(layers), first, np.float32),
             intercepts=np.repeat([0.0, first], self.heads),
-            totals=np.zeros(6),
+            totals=np.zeros(9),
             units=np.array(embeddings.units or (0,), np.int64),
             facts=facts,
         )
@@ -213,7 +213,7 @@ class EmbeddingWeights:
     def standardize_as(self, linear: ExpertWeights) -> None:
         """Take over the statistics of the numeric columns, and of the targets, of another model."""
         self.arrays.statistics[:] = linear.statistics_of_numbers().ravel()
-        self.arrays.totals[:] = linear.totals[:6]
+        self.arrays.totals[:] = linear.totals
 
     # ---- scores
 

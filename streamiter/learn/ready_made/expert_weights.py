@@ -188,7 +188,7 @@ class ExpertWeights:
         self.numeric = 0
         """The number of numeric columns in use."""
         self.mixture: Floats = np.full(len(self.rates), 1.0 / len(self.rates))
-        self.totals: Floats = np.zeros(6 if loss is None else 9)
+        self.totals: Floats = np.zeros(9)
         if loss is not None and loss[0] == "quantile":
             [self.totals[6]] = loss[1]
         self._cell_weights: npt.NDArray[np.float32] = np.zeros(0, np.float32)
@@ -432,8 +432,10 @@ class ExpertWeights:
 
     def range_of_predictions(self) -> tuple[float, float]:
         """Return the least and the largest number that is predicted."""
-        lowest, highest = self.totals[4:6].tolist()
-        return (0.0, highest + 1.0) if self._kind == self._losses.POISSON else (lowest, highest)
+        lowest, highest, below, above = self.totals[4:8].tolist()
+        if self._kind == self._losses.POISSON:
+            return 0.0, highest + 1.0
+        return (lowest - below, highest + above) if self._kind == self._losses.SQUARED else (lowest, highest)
 
     def _published_slots(self, places: Indices) -> Indices:
         """Return the slots of the columns of a published model: the numeric ones, then the hashed ones."""
@@ -466,7 +468,10 @@ class ExpertWeights:
             squares = ROWS_OF_A_START * deviation**2
             norm = 1.0 + np.count_nonzero(scale)
             self.totals[:6] = [ROWS_OF_A_START, norm, middle, squares, lowest, highest]
-            self.totals[7:] = deviation if self._kind != self._losses.POISSON else 1.0
+            if self._kind == self._losses.SQUARED:
+                self.totals[8] = deviation**2
+            else:
+                self.totals[7:] = deviation if self._kind != self._losses.POISSON else 1.0
             intercept = intercept - self._losses.offset_of(self._kind, self.totals)
         for score in range(self.scores):
             first = steps.STATISTICS + self._numbers_a_score * score

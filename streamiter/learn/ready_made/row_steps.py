@@ -12,8 +12,9 @@ All state is in three arrays; a row has one score, or one for each class:
 ``mixture[6]``                    the experts' shares
 ``totals[6]``                     the weight of all rows, their mean squared norm, and the targets' mean, sum of squared
                                   deviations, smallest and largest
-``totals[6:9]``                   for other losses of numbers: the quantile, the mean distance of targets
-                                  to their middle, and the mean error of the mixture
+``totals[6:9]``                   for the squared loss: how far predictions may be below and above the range of the
+                                  targets, and the mean squared error of the mixture; for other losses of numbers: the
+                                  quantile, the mean distance of targets to their middle, the mean error of the mixture
 ================================  ====================================================================================
 
 A row may also have *cells* (``streamiter.learn.ready_made.cell_steps``): indicators whose weights are in arrays of
@@ -59,12 +60,14 @@ from streamiter.learn.ready_made.row_losses import (
     STEP_MAX_OF_CLASSES,
     STEP_MAX_OF_NUMBERS,
     Rates,
-    observe_target,
+    observe_error,
+    observe_number,
     offset_of,
     other_loss,
     probability_of,
     slopes_of,
     softmax,
+    within_range,
 )
 from streamiter.values.field_kinds import HUGE
 from streamiter.values.helpers.compiled import compiled, compiled_for_separate, pointer_function
@@ -92,6 +95,8 @@ _STATISTICS_WEIGHT_MAX: Final = 100.0
 _OUTLIER_DEVIATIONS: Final = 10.0
 _MIXTURE_RATE: Final = 0.25
 _SHARE: Final = 0.001
+# A single row takes no more from an expert, so that an outlier does not decide. Classes are never so unlikely.
+_LIKELIHOOD_LEAST: Final = math.exp(-16.0)
 
 
 @compiled_for_separate
@@ -158,7 +163,7 @@ def _link(
             mixed += mixture[expert] * scores[len(rates) * score + expert]
         predictions[first + score] = mixed
     if task == SQUARED:
-        predictions[first] = min(max(predictions[first] + totals[2], totals[4]), totals[5])
+        predictions[first] = within_range(predictions[first] + totals[2], totals)
     elif task == BINARY:
         predictions[first] = probability_of(predictions[first])
     elif task == POISSON:
@@ -176,13 +181,14 @@ def _mix(mixture: Floats, likelihoods: Floats, row_weight: float, rates: Rates) 
     best, total = likelihoods[0], 0.0
     for expert in range(len(rates)):
         best = max(best, likelihoods[expert])
+    least = _LIKELIHOOD_LEAST * best
     for expert in range(len(rates)):
         if row_weight == 1.0:
             # The rate is 1/4, and two square roots take a fifth of the time of a power.
-            mixture[expert] *= np.sqrt(np.sqrt(likelihoods[expert]))
+            mixture[expert] *= np.sqrt(np.sqrt(max(likelihoods[expert], least)))
         else:
             # A heavy row may leave no share above zero, so the best expert is the unit.
-            mixture[expert] *= (likelihoods[expert] / best) ** (_MIXTURE_RATE * row_weight)
+            mixture[expert] *= (max(likelihoods[expert], least) / best) ** (_MIXTURE_RATE * row_weight)
         total += mixture[expert]
     for expert in range(len(rates)):
         mixture[expert] = mixture[expert] / total * (1.0 - _SHARE) + _SHARE / len(rates)
@@ -270,23 +276,24 @@ def _learn(
             task, target, row_weight, norm, mixture, totals, scores, asked, is_late, slopes, likelihoods, factors, rates
         )
     else:
-        spread, step_max, steepest = 1.0, STEP_MAX_OF_CLASSES, np.inf
+        spread, unit, step_max, steepest = 1.0, 1.0, STEP_MAX_OF_CLASSES, np.inf
         if task == SQUARED:
             rows_before = totals[0] - row_weight
             if stop_cell > first_cell and rows_before >= ROWS_BEFORE_OUTLIERS and totals[3] > 0.0:
                 steepest = _OUTLIER_DEVIATIONS * np.sqrt(totals[3] / rows_before)
-            target, spread = observe_target(totals, target, row_weight)
+            target, spread = observe_number(totals, target, row_weight)
             step_max = STEP_MAX_OF_NUMBERS
             if is_late:
                 for expert in range(len(rates)):
                     asked[expert] -= totals[2]
+            unit = observe_error(totals, target, row_weight, mixture, asked if is_late else scores, rates)
         for expert in range(len(rates)):
-            likelihoods[expert] = slopes_of(task, expert, scores, size, target, spread, totals, slopes, rates)
+            likelihoods[expert] = slopes_of(task, expert, scores, size, target, unit, totals, slopes, rates)
             if is_late:
                 # The mixture counts predictions as they were made. Scores of this moment profit from the labels that
                 # came since the question, and the experts that follow their last labels most closely would prevail.
-                likelihoods[expert] = slopes_of(task, expert, asked, size, target, spread, totals, slopes, rates)
-                slopes_of(task, expert, scores, size, target, spread, totals, slopes, rates)
+                likelihoods[expert] = slopes_of(task, expert, asked, size, target, unit, totals, slopes, rates)
+                slopes_of(task, expert, scores, size, target, unit, totals, slopes, rates)
             slopes[expert] = min(max(slopes[expert], -steepest), steepest)
             if action & WITHDRAW:
                 slopes[expert] = 0.0
