@@ -16,6 +16,7 @@ from checkpoints.deferred_support import decoded_frames, unnamed_files
 from checkpoints.plain_values import same
 from hypothesis import given
 from hypothesis import strategies as st
+from support.soak import in_soak
 from support.waiting import PATIENCE_S
 
 from streamiter.engine.storage.replay_cache import ReplayCache
@@ -568,7 +569,7 @@ print(int(peak) * 1024)
 
 
 @pytest.mark.skipif(not pathlib.Path("/proc/self/status").exists(), reason="needs /proc to see memory")
-@pytest.mark.parametrize("kind", ["array", "columns", "list"])
+@pytest.mark.parametrize("kind", ["columns", "list", *in_soak("array")])
 def test_ten_times_the_memory_limit_takes_no_more_memory_than_twice_the_limit(tmp_path, kind):
     """Replayed data above its limit took memory instead of disk space."""
     limit_bytes = 8 * MIB
