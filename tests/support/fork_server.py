@@ -28,6 +28,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+import typer.main
 from support.waiting import PATIENCE_S
 from typer.testing import CliRunner
 
@@ -49,6 +50,8 @@ _IMPORTED = (
     "streamiter.learn",
     "streamiter.networks",
     "streamiter.parameter_server",
+    "streamiter.service.replica",
+    "streamiter.service.service",
     "streamiter_files",
     "streamiter_kafka",
     "streamiter_sqlite",
@@ -264,8 +267,12 @@ def _writer(descriptor: int, errors: str, *, is_unbuffered: bool, by_line: bool)
 def _prepare() -> None:
     for name in _IMPORTED:
         importlib.import_module(name)
+    app = importlib.import_module("streamiter.cli.app").app
+    # For each call of ``app`` Typer makes all commands again: a quarter of the time of a short command.
+    typer.main.get_command = functools.cache(typer.main.get_command)  # type: ignore[assignment]
+    typer.main.get_command(app)
     # Typer imports more modules when it reads the arguments of a command, and a model its compiled arithmetic.
-    CliRunner().invoke(importlib.import_module("streamiter.cli.app").app, ["topics", "create", "nowhere:"])
+    CliRunner().invoke(app, ["topics", "create", "nowhere:"])
     importlib.import_module("streamiter.learn").AdaptiveLinearModel().learn([[0.0]], [1])
     # Without this, the garbage collector of each fork would scan all modules at the fork's end, for 0.1 s.
     gc.collect()
