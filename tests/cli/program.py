@@ -27,6 +27,18 @@ def environment() -> dict[str, str]:
     return kept | {"TERM": "xterm-256color"}
 
 
+def without(*packages: str) -> list[str]:
+    """Return the command of the program where packages are missing, which the service needs."""
+    program = (
+        f"import sys; missing = {packages}\n"
+        "for name in [*sys.modules]:\n"
+        "    if name.partition('.')[0] in missing or name.startswith('streamiter.service'): del sys.modules[name]\n"
+        "sys.modules.update(dict.fromkeys(missing))\n"
+        "from streamiter.cli import main; sys.argv[0] = 's'; main()"
+    )
+    return [sys.executable, "-c", program]
+
+
 def streamiter(
     *arguments: str, cwd: Path, given: str | None = None, command: list[str] | None = None
 ) -> subprocess.CompletedProcess[str]:
