@@ -18,6 +18,8 @@ from support.processes import forked_run, process
 from support.waiting import PATIENCE_S
 
 PROGRAM = [sys.executable, "-m", "streamiter"]
+OF_THE_SERVICE = ("httptools", "prometheus_client", "starlette", "uvicorn")
+"""The packages that the service needs."""
 
 
 def environment() -> dict[str, str]:
@@ -27,16 +29,15 @@ def environment() -> dict[str, str]:
     return kept | {"TERM": "xterm-256color"}
 
 
-def without(*packages: str) -> list[str]:
-    """Return the command of the program where packages are missing, which the service needs."""
-    program = (
-        f"import sys; missing = {packages}\n"
+def without(*packages: str, program: str = "from streamiter.cli import main; sys.argv[0] = 's'; main()") -> list[str]:
+    """Return the command of a program where some of the packages that the service needs are missing."""
+    forgotten = (
+        f"import sys; needed = {OF_THE_SERVICE}\n"
         "for name in [*sys.modules]:\n"
-        "    if name.partition('.')[0] in missing or name.startswith('streamiter.service'): del sys.modules[name]\n"
-        "sys.modules.update(dict.fromkeys(missing))\n"
-        "from streamiter.cli import main; sys.argv[0] = 's'; main()"
+        "    if name.partition('.')[0] in needed or name.startswith('streamiter.service'): del sys.modules[name]\n"
+        f"sys.modules.update(dict.fromkeys({packages}))\n"
     )
-    return [sys.executable, "-c", program]
+    return [sys.executable, "-c", forgotten + program]
 
 
 def streamiter(
