@@ -271,9 +271,10 @@ def _prepare() -> None:
     # For each call of ``app`` Typer makes all commands again: a quarter of the time of a short command.
     typer.main.get_command = functools.cache(typer.main.get_command)  # type: ignore[assignment]
     typer.main.get_command(app)
-    # Typer imports more modules when it reads the arguments of a command, and a model its compiled arithmetic.
+    # Typer imports more modules when it reads the arguments of a command; a model and a reader load compiled code.
     CliRunner().invoke(app, ["topics", "create", "nowhere:"])
     importlib.import_module("streamiter.learn").AdaptiveLinearModel().learn([[0.0]], [1])
+    importlib.import_module("streamiter_kafka.partition").compiled_locate()
     # Without this, the garbage collector of each fork would scan all modules at the fork's end, for 0.1 s.
     gc.collect()
     gc.freeze()
