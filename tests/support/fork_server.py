@@ -50,8 +50,6 @@ _IMPORTED = (
     "streamiter.learn",
     "streamiter.networks",
     "streamiter.parameter_server",
-    "streamiter.service.replica",
-    "streamiter.service.service",
     "streamiter_files",
     "streamiter_kafka",
     "streamiter_sqlite",
@@ -267,6 +265,8 @@ def _writer(descriptor: int, errors: str, *, is_unbuffered: bool, by_line: bool)
 def _prepare() -> None:
     for name in _IMPORTED:
         importlib.import_module(name)
+    for name in ("OnlineLearningService", "ServiceReplica"):  # Their modules are imported when they are used.
+        getattr(importlib.import_module("streamiter.service"), name)
     app = importlib.import_module("streamiter.cli.app").app
     # For each call of ``app`` Typer makes all commands again: a quarter of the time of a short command.
     typer.main.get_command = functools.cache(typer.main.get_command)  # type: ignore[assignment]
