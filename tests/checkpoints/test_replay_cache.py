@@ -16,6 +16,7 @@ from checkpoints.deferred_support import decoded_frames, unnamed_files
 from checkpoints.plain_values import same
 from hypothesis import given
 from hypothesis import strategies as st
+from support.soak import in_soak
 from support.waiting import PATIENCE_S
 
 from streamiter.engine.storage.replay_cache import ReplayCache
@@ -209,19 +210,19 @@ def test_changes_of_batches_from_disk_do_not_change_the_cache(make_cache):
     assert cache.batch(1)[0] == 1
 
 
-@pytest.mark.parametrize("memory_limit_bytes", [10**9, 0])
 @pytest.mark.parametrize(
-    "small",
+    ("small", "memory_limit_bytes"),
     [
-        lambda number: [number],
-        lambda number: np.full((1, 3), number),
-        lambda number: Columns({"x": np.array([number]), "text": np.array([str(number)])}),
+        (lambda number: [number], 10**9),
+        (lambda number: [number], 0),
+        (lambda number: np.full((1, 3), number), 0),
+        (lambda number: Columns({"x": np.array([number]), "text": np.array([str(number)])}), 10**9),
     ],
-    ids=["list", "array", "columns of texts of many widths"],
+    ids=["list", "list on disk", "array on disk", "columns of texts of many widths"],
 )
 def test_batches_of_one_record_are_joined(make_cache, small, memory_limit_bytes):
     """A slow source emits one record at a time, and millions of small objects took most of the memory."""
-    count = 16_000
+    count = 13_000
     cache = make_cache(memory_limit_bytes=memory_limit_bytes)
     gc.collect()
     before = len(gc.get_objects())
@@ -568,7 +569,7 @@ print(int(peak) * 1024)
 
 
 @pytest.mark.skipif(not pathlib.Path("/proc/self/status").exists(), reason="needs /proc to see memory")
-@pytest.mark.parametrize("kind", ["array", "columns", "list"])
+@pytest.mark.parametrize("kind", ["columns", "list", *in_soak("array")])
 def test_ten_times_the_memory_limit_takes_no_more_memory_than_twice_the_limit(tmp_path, kind):
     """Replayed data above its limit took memory instead of disk space."""
     limit_bytes = 8 * MIB

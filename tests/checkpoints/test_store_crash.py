@@ -29,11 +29,14 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 def child(what: str, place: str, run: str, *more: str) -> AbstractAsyncContextManager[asyncio.subprocess.Process]:
     tests, root = CHILD.parents[1], CHILD.parents[2]
+    # Of a fork, the memory is that of the process that has imported everything, and no test writes to it.
+    is_forked = what == "take_checkpoints"
     return async_process(
         [sys.executable, CHILD, what, place, run, *more],
-        stdin=asyncio.subprocess.PIPE,
+        stdin=asyncio.subprocess.DEVNULL if is_forked else asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         env=os.environ | {"PYTHONPATH": f"{tests}{os.pathsep}{root}"},
+        is_forked=is_forked,
     )
 
 

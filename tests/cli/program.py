@@ -18,6 +18,8 @@ from support.processes import forked_run, process
 from support.waiting import PATIENCE_S
 
 PROGRAM = [sys.executable, "-m", "streamiter"]
+OF_THE_SERVICE = ("httptools", "prometheus_client", "starlette", "uvicorn")
+"""The packages that the service needs."""
 
 
 def environment() -> dict[str, str]:
@@ -25,6 +27,17 @@ def environment() -> dict[str, str]:
     left_out = ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "TERMINAL_WIDTH", "PYTHONWARNINGS")
     kept = {name: value for name, value in os.environ.items() if name not in left_out}
     return kept | {"TERM": "xterm-256color"}
+
+
+def without(*packages: str, program: str = "from streamiter.cli import main; sys.argv[0] = 's'; main()") -> list[str]:
+    """Return the command of a program where some of the packages that the service needs are missing."""
+    forgotten = (
+        f"import sys; needed = {OF_THE_SERVICE}\n"
+        "for name in [*sys.modules]:\n"
+        "    if name.partition('.')[0] in needed or name.startswith('streamiter.service'): del sys.modules[name]\n"
+        f"sys.modules.update(dict.fromkeys({packages}))\n"
+    )
+    return [sys.executable, "-c", forgotten + program]
 
 
 def streamiter(

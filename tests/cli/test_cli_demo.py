@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import httpx
 import pytest
-from cli.program import PROGRAM, on_terminal, started, streamiter
+from cli.program import OF_THE_SERVICE, PROGRAM, on_terminal, started, streamiter, without
 from support.flights import first_flights
 from support.waiting import PATIENCE_S
 from topics.topic_case import write
@@ -335,15 +335,13 @@ def test_the_error_of_a_failed_training_is_told(demo, tmp_path):
 
 def test_without_the_service_the_demo_learns_and_says_how_to_get_the_page(demo):
     """The demo ended with a traceback where the packages of the HTTP server are not installed."""
-    packages = ("httptools", "prometheus_client", "starlette", "uvicorn")
-    without_it = f"import sys; sys.modules.update(dict.fromkeys({packages})); from streamiter.cli import main; main()"
-    command = [sys.executable, "-c", without_it]
-    ran = streamiter(*SMALL, cwd=demo.folder, command=command)
+    missing = without(*OF_THE_SERVICE)
+    ran = streamiter(*SMALL, cwd=demo.folder, command=missing)
     assert (ran.returncode, ran.stderr) == (0, "")
     assert "No page shows the demo: " in ran.stdout
     assert "pip install 'streamiter[service]'" in ran.stdout
     assert "Trained on 9,949 events" in ran.stdout
-    served = streamiter("demo", "--serve", cwd=demo.folder, command=command)
+    served = streamiter("demo", "--serve", cwd=demo.folder, command=missing)
     assert (served.returncode, served.stdout) == (1, "")
     assert "pip install 'streamiter[service]'" in served.stderr
 

@@ -4,7 +4,6 @@ import asyncio
 import json
 import re
 import signal
-import sys
 import time
 import urllib.error
 import urllib.request
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli.program import started, streamiter
+from cli.program import started, streamiter, without
 from support.kafka_server import KafkaServer, free_ports
 from support.waiting import PATIENCE_S
 
@@ -213,7 +212,6 @@ input.topic = "sqlite:///x.db?topic=in"
 publish.topic = "sqlite:///x.db?topic=out"
 learn = { kind = "regression", label = { field = "delay" } }
 """)
-    program = "import sys; sys.modules['starlette'] = None; from streamiter.cli import main; sys.argv[0] = 's'; main()"
-    ran = streamiter("serve", cwd=tmp_path, command=[sys.executable, "-c", program])
+    ran = streamiter("serve", cwd=tmp_path, command=without("starlette"))
     assert (ran.returncode, ran.stdout) == (1, "")
     assert re.search("the service needs the package 'starlette.*'; install it with: pip install", ran.stderr)

@@ -102,6 +102,7 @@ def test_each_line_of_a_slow_pipe_is_written_at_once(tmp_path):
             stdin=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env=environment(),
+            is_forked=True,
         ) as producing,
     ):
         producing.stdin.write("first\nsec")
@@ -117,9 +118,8 @@ def test_a_signal_stores_the_lines_that_were_read_and_prints_their_number(tmp_pa
     """A user typed records and pressed Ctrl-C, or a service manager ended a pipe, and the last records were lost."""
     assert streamiter("topics", "produce", EVENTS, "--create", cwd=tmp_path).returncode == 0
     reading, writing = os.pipe()
-    with process(
-        [*PROGRAM, "topics", "produce", EVENTS], cwd=tmp_path, stdin=reading, stderr=subprocess.PIPE, env=environment()
-    ) as program:
+    command, pipes = [*PROGRAM, "topics", "produce", EVENTS], {"stdin": reading, "stderr": subprocess.PIPE}
+    with process(command, cwd=tmp_path, env=environment(), is_forked=True, **pipes) as program:
         os.close(reading)
         with started("topics", "tail", EVENTS, "-f", cwd=tmp_path) as following:
             os.write(writing, b"first\n")

@@ -342,7 +342,7 @@ def test_a_drawing_is_dark_on_a_dark_screen() -> None:
     assert ".streamiter .canvas { fill: #0d1117 }" in dark
 
 
-@given(st.text(max_size=200), st.integers(1, 4), st.integers(3, 40))
+@given(st.text(max_size=60), st.integers(1, 4), st.integers(3, 16))
 def test_fitted_text_is_as_narrow_as_asked_for(text: str, lines: int, characters: int) -> None:
     """A text of unusual characters was wider than its place."""
     fitted = fit(text, 10, characters, lines=lines)

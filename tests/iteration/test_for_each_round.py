@@ -94,15 +94,25 @@ def rounds_of(
     return flow, [output.collect() for output in outputs]
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_each_round_has_a_separate_instance_from_open_to_close(seed: int) -> None:
-    """A count from the round before made every later round wrong."""
+AsyncLife = with_coroutines(OneLife)
+
+
+class ThreadLife(OneLife):
+    """Handles its records in a thread."""
+
+    runs_in_thread = True
+
+
+@pytest.mark.parametrize(("kind", "seed"), [*((OneLife, seed) for seed in range(4)), (AsyncLife, 0), (ThreadLife, 0)])
+def test_each_round_has_a_separate_instance_from_open_to_close(kind: type[OneLife], seed: int) -> None:
+    """A count from the round before made every later round wrong; a call that began in one round ended in the next."""
     lives = Lives()
-    flow, _ = rounds_of(lambda streams: [streams[0].process(lambda: OneLife(lives), name="step")])
+    flow, [seen] = rounds_of(lambda streams: [streams[0].process(lambda: kind(lives), name="step")])
     run(flow, seed=seed, limits=SMALL)
     assert lives == [
         ["open", (epoch, epoch), "input ended", ("callback", epoch), "finish", "close"] for epoch in range(3)
     ]
+    assert seen.items == [0, 1, 2]
 
 
 def test_the_instance_of_the_ending_epoch_receives_the_end_instead_of_a_callback() -> None:
@@ -467,27 +477,6 @@ def test_rejected_records_go_to_the_dead_letters_in_every_round(seed: int) -> No
         assert end == 6
 
     run_shuffled(main(), seed)
-
-
-AsyncLife = with_coroutines(OneLife)
-
-
-class ThreadLife(OneLife):
-    """Handles its records in a thread."""
-
-    runs_in_thread = True
-
-
-@pytest.mark.parametrize("kind", [AsyncLife, ThreadLife])
-def test_operators_with_coroutines_or_threads_have_the_same_calls(kind: type[OneLife]) -> None:
-    """A call that began in one round ended in the next round."""
-    lives = Lives()
-    flow, [seen] = rounds_of(lambda streams: [streams[0].process(lambda: kind(lives), name="step")])
-    run(flow, limits=SMALL)
-    assert lives == [
-        ["open", (epoch, epoch), "input ended", ("callback", epoch), "finish", "close"] for epoch in range(3)
-    ]
-    assert seen.items == [0, 1, 2]
 
 
 def test_a_part_may_return_its_arguments() -> None:

@@ -2,7 +2,6 @@
 
 import asyncio
 import functools
-import json
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -12,14 +11,11 @@ import orjson
 import pytest
 from checkpoints_jobs.parallelism_support import NUMBERS, PARTITIONS, RARELY_S, write, written
 from checkpoints_jobs.test_other_parallelism import Count
-from confluent_kafka import Consumer, Producer
 from learn.frozen_states import frozen
 from learn.late_label_support import LABELS, Loop, distinct, events
 from restore.counted_calls import count_calls
 from restore.topic_cases import numbered, stored_source
 from restore.topic_cases import written as filled
-from support.kafka_fixtures import GivenKafka
-from support.registry_server import RegistryServer
 from support.waiting import PATIENCE_S, until
 from topics.contract_transactions import TransactionsContract
 from topics.topic_contract import TopicCase, TopicContract
@@ -27,7 +23,7 @@ from topics.topic_contract import TopicCase, TopicContract
 from streamiter import Checkpoints, Flow
 from streamiter.learn import train_online
 from streamiter.testing import check_flow_restore
-from streamiter.topics import Avro, OutgoingBatch, Topic, topic
+from streamiter.topics import OutgoingBatch, Topic, topic
 from streamiter_kafka.reader import KafkaReader
 from streamiter_kafka.wire import FeaturesRequest
 
@@ -112,57 +108,3 @@ async def test_a_backlog_is_learned_by_the_timestamps_of_its_topic(kafka_topic: 
     statistics = await (await flow.start()).wait()
     assert frozen(models.items[-1].parameters) == frozen(loop.model.parameters(state=False))
     assert (metrics.items[-1]["count"], statistics.step("learn").rejected) == (1_500, loop.late)
-
-
-CLICK = json.dumps(
-    {"type": "record", "name": "Click", "fields": [{"name": "user", "type": "string"}, {"name": "n", "type": "long"}]}
-)
-CLICKS = [{"user": f"user {number % 7}", "n": number} for number in range(300)]
-
-
-async def test_confluents_programs_and_flows_share_topics(
-    kafka_broker: GivenKafka, schema_registry: RegistryServer, topic_prefix: str
-) -> None:
-    read = topic(f"kafka://{kafka_broker.bootstrap}/{topic_prefix}clicks")
-    written = topic(f"kafka://{kafka_broker.bootstrap}/{topic_prefix}doubled")
-    for each in (read, written):
-        await each.create()
-    await asyncio.to_thread(_produce, kafka_broker.bootstrap, schema_registry.url, read.name)
-
-    flow = Flow("double")
-    clicks = flow.source(read, stop="latest", decode=Avro(schema_registry.url))
-    doubled = clicks.map(lambda click: {**click, "n": 2 * click["n"]})
-    doubled.sink(written, encode=Avro(schema_registry.url, CLICK), key=lambda click: click["user"])
-    await (await flow.start()).wait()
-
-    found = await asyncio.to_thread(_consume, kafka_broker.bootstrap, schema_registry.url, written.name, len(CLICKS))
-    assert found == [(click["user"].encode(), {**click, "n": 2 * click["n"]}) for click in CLICKS]
-
-
-def _produce(broker: str, registry: str, name: str) -> None:
-    from confluent_kafka.schema_registry import SchemaRegistryClient
-    from confluent_kafka.schema_registry.avro import AvroSerializer
-    from confluent_kafka.serialization import MessageField, SerializationContext
-
-    with SchemaRegistryClient({"url": registry}) as client:
-        serializer, context = AvroSerializer(client, CLICK), SerializationContext(name, MessageField.VALUE)
-        producer = Producer({"bootstrap.servers": broker})
-        for click in CLICKS:
-            producer.produce(name, serializer(click, context))
-        assert producer.flush(30) == 0
-
-
-def _consume(broker: str, registry: str, name: str, count: int) -> list[tuple[bytes | None, Any]]:
-    from confluent_kafka.schema_registry import SchemaRegistryClient
-    from confluent_kafka.schema_registry.avro import AvroDeserializer
-    from confluent_kafka.serialization import MessageField, SerializationContext
-
-    consumer = Consumer({"bootstrap.servers": broker, "group.id": name, "auto.offset.reset": "earliest"})
-    try:
-        consumer.subscribe([name])
-        messages = consumer.consume(count, 30)
-    finally:
-        consumer.close()
-    with SchemaRegistryClient({"url": registry}) as client:
-        deserializer, context = AvroDeserializer(client), SerializationContext(name, MessageField.VALUE)
-        return [(each.key(), deserializer(each.value(), context)) for each in messages]

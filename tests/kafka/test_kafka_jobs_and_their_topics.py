@@ -17,6 +17,7 @@ from job_faults.summing import Options
 from job_faults.sums import KEYS, Topics, check_committed, expected, feeding, sums_flow, until_committed, write
 from support.kafka_retention import delete_records
 from support.kafka_server import KafkaServer
+from support.soak import in_soak
 from support.waiting import PATIENCE_S
 from topics.topic_case import ManualClock, missing_soon, patiently, read_to_end
 
@@ -105,8 +106,9 @@ async def test_an_output_that_is_deleted_ends_the_job_and_once_it_exists_again_t
     assert len(outputs) > 0
 
 
-@pytest.mark.parametrize("records_then", [0, 1035])
-@pytest.mark.parametrize("created_at_once", [False, True])
+@pytest.mark.parametrize(
+    ("created_at_once", "records_then"), [(False, 0), (True, 1035), *in_soak((False, 1035), (True, 0))]
+)
 async def test_an_input_that_is_deleted_ends_the_job_and_the_next_one_asks_for_a_choice(
     topics: Topics, run: RunAgain, created_at_once: bool, records_then: int, caplog: pytest.LogCaptureFixture
 ) -> None:

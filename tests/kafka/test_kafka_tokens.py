@@ -14,8 +14,7 @@ from urllib.parse import parse_qs
 
 import pytest
 from aiokafka.abc import AbstractTokenProvider
-from support.kafka_fixtures import skip_without_java
-from support.kafka_server import KafkaServer, running_kafka
+from support.kafka_server import KafkaServer
 from support.waiting import until
 from topics.topic_case import ManualClock, patiently, read_to_end, values_of, write
 
@@ -37,22 +36,6 @@ def unsecured_token(subject: str = "alice", life_s: float = 60.0) -> str:
     parts: list[dict[str, Any]] = [{"alg": "none"}, {"sub": subject, "iat": now - 1, "exp": now + life_s}]
     encoded = [base64.urlsafe_b64encode(json.dumps(part).encode()).rstrip(b"=").decode() for part in parts]
     return ".".join([*encoded, ""])
-
-
-@pytest.fixture(scope="module")
-def broker() -> Iterator[KafkaServer]:
-    """Start a broker that takes unsecured tokens, and ends connections when their tokens expire."""
-    skip_without_java()
-    settings = {
-        "sasl.enabled.mechanisms": "OAUTHBEARER",
-        "listener.name.tokens.oauthbearer.sasl.jaas.config": (
-            "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule required "
-            'unsecuredLoginStringClaim_sub="a";'
-        ),
-        "listener.name.tokens.oauthbearer.connections.max.reauth.ms": "3600000",
-    }
-    with running_kafka(settings=settings, listeners={"TOKENS": "SASL_PLAINTEXT"}) as server:
-        yield server
 
 
 class Provider(AbstractTokenProvider):  # type: ignore[misc]
@@ -135,9 +118,9 @@ def of_endpoint(endpoint: Endpoint, secret: str = SECRET) -> dict[str, Any]:
 
 
 async def test_tokens_of_a_file_an_endpoint_and_a_provider(
-    broker: KafkaServer, endpoint: Endpoint, topic_prefix: str, tmp_path: Path
+    breakable_broker: KafkaServer, endpoint: Endpoint, topic_prefix: str, tmp_path: Path
 ) -> None:
-    url, file = f"kafka://{broker.address('TOKENS')}/{topic_prefix}", tmp_path / "token.txt"
+    url, file = f"kafka://{breakable_broker.address('TOKENS')}/{topic_prefix}", tmp_path / "token.txt"
     file.write_text(f"{unsecured_token()}\n")
     provider = Provider()
     await check_round_trip(topic(f"{url}provider", sasl_oauth_token_provider=provider, **OAUTH))
@@ -151,11 +134,13 @@ async def test_tokens_of_a_file_an_endpoint_and_a_provider(
     assert values_of(await read_to_end(sent)) == [b"a", b"b"]
 
 
-async def test_a_job_survives_the_end_of_its_tokens(broker: KafkaServer, topic_prefix: str) -> None:
+async def test_a_job_survives_the_end_of_its_tokens(breakable_broker: KafkaServer, topic_prefix: str) -> None:
     """A broker ends a connection whose token has expired; the client connects again, and no record is lost."""
     provider = Provider(LIFE_S)
     made = topic(
-        f"kafka://{broker.address('TOKENS')}/{topic_prefix}clicks", sasl_oauth_token_provider=provider, **OAUTH
+        f"kafka://{breakable_broker.address('TOKENS')}/{topic_prefix}clicks",
+        sasl_oauth_token_provider=provider,
+        **OAUTH,
     )
     await made.create()
     flow = Flow("read")
@@ -177,13 +162,13 @@ async def test_a_job_survives_the_end_of_its_tokens(broker: KafkaServer, topic_p
 
 @pytest.mark.parametrize("token", [unsecured_token(life_s=-10), "no.token.", unsecured_token().replace(".", "", 1)])
 async def test_a_token_that_the_broker_refuses(
-    broker: KafkaServer, tmp_path: Path, token: str, caplog: pytest.LogCaptureFixture
+    breakable_broker: KafkaServer, tmp_path: Path, token: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Aiokafka took the refusal for a login, and the job waited for a minute for a broker that dropped it."""
     caplog.set_level("DEBUG")
     file = tmp_path / "token.txt"
     file.write_text(token)
-    made = topic(f"kafka://{broker.address('TOKENS')}/clicks", sasl_oauth_token_file=str(file), **OAUTH)
+    made = topic(f"kafka://{breakable_broker.address('TOKENS')}/clicks", sasl_oauth_token_file=str(file), **OAUTH)
     with pytest.raises(
         TopicDenied, match=r"refused the login by OAUTHBEARER .*check sasl_mechanism, the token and its issuer"
     ) as denied:
@@ -192,10 +177,10 @@ async def test_a_token_that_the_broker_refuses(
     assert token not in f"{denied.value}{logged}{made!r}{made.options!r}"
 
 
-async def test_a_file_whose_token_is_gone(broker: KafkaServer, tmp_path: Path) -> None:
+async def test_a_file_whose_token_is_gone(breakable_broker: KafkaServer, tmp_path: Path) -> None:
     file = tmp_path / "token.txt"
     file.write_text(unsecured_token())
-    made = topic(f"kafka://{broker.address('TOKENS')}/clicks", sasl_oauth_token_file=str(file), **OAUTH)
+    made = topic(f"kafka://{breakable_broker.address('TOKENS')}/clicks", sasl_oauth_token_file=str(file), **OAUTH)
     file.write_text("")
     with pytest.raises(TopicDenied, match=r"expected a token \(a text without spaces\) for the login by OAUTHBEARER"):
         await patiently(made.describe())
@@ -206,8 +191,8 @@ async def test_a_file_whose_token_is_gone(broker: KafkaServer, tmp_path: Path) -
         await patiently(made.describe())
 
 
-async def test_an_endpoint_that_refuses_the_client(broker: KafkaServer, endpoint: Endpoint) -> None:
-    made = topic(f"kafka://{broker.address('TOKENS')}/clicks", **of_endpoint(endpoint, "wrong-horse"))
+async def test_an_endpoint_that_refuses_the_client(breakable_broker: KafkaServer, endpoint: Endpoint) -> None:
+    made = topic(f"kafka://{breakable_broker.address('TOKENS')}/clicks", **of_endpoint(endpoint, "wrong-horse"))
     with pytest.raises(TopicDenied) as denied:
         await patiently(made.describe())
     assert str(denied.value).endswith(
@@ -219,8 +204,8 @@ async def test_an_endpoint_that_refuses_the_client(broker: KafkaServer, endpoint
         await patiently(made.describe())
 
 
-async def test_an_endpoint_that_is_away(broker: KafkaServer, endpoint: Endpoint, topic_prefix: str) -> None:
-    url = f"kafka://{broker.address('TOKENS')}/{topic_prefix}"
+async def test_an_endpoint_that_is_away(breakable_broker: KafkaServer, endpoint: Endpoint, topic_prefix: str) -> None:
+    url = f"kafka://{breakable_broker.address('TOKENS')}/{topic_prefix}"
     endpoint.answers = [(503, {}), (429, [])]
     await patiently(topic(f"{url}clicks", **of_endpoint(endpoint)).create())
     options = {**of_endpoint(endpoint), "sasl_oauth_token_endpoint": "http://127.0.0.1:9/token", "give_up_after_s": 0.2}

@@ -12,6 +12,7 @@ from learn.parameter_server_support import made_up_rows
 from learn.test_foreign_models import Mean
 from networks.training_support import network, records, rows
 from processes.linked_jobs import piped_jobs_of
+from support.soak import in_soak
 
 from streamiter import (
     Columns,
@@ -424,7 +425,7 @@ def test_replayed_rows_have_the_same_bits_however_batches_are_cut(mini_batch: in
     assert all(models(learner(seed), 1 + seed % 3) == expected for seed in range(1, 5))
 
 
-@pytest.mark.parametrize("processes", [1, 2, 3])
+@pytest.mark.parametrize("processes", [1, 3, *in_soak(2)])
 def test_asynchronous_workers_do_not_learn_from_old_models(processes: int) -> None:
     """Dozens of gradients of one model were on their way to the owner, and the model oscillated."""
     for seed in range(3):

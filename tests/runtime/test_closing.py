@@ -146,8 +146,11 @@ def test_no_close_stops_at_the_first_error() -> None:
     for folder in ("streamiter", "connectors"):
         for path in (ROOT / folder).rglob("*.py"):
             name = str(path.relative_to(ROOT))
-            if name not in _CANNOT_FAIL and not name.startswith(("streamiter/cli", "streamiter/testing")):
-                found += [f"{name}:{line}" for line in _careless(ast.parse(path.read_text()))]
+            text = path.read_text()
+            if name in _CANNOT_FAIL or name.startswith(("streamiter/cli", "streamiter/testing")):
+                continue
+            if any(f"{call}(" in text for call in _CLOSES):  # To parse the other two thirds would take a second.
+                found += [f"{name}:{line}" for line in _careless(ast.parse(text))]
     assert not found, "use streamiter.values.helpers.closing, or say above why it cannot fail"
 
 

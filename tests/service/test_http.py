@@ -6,7 +6,6 @@ import gc
 import os
 import socket
 import ssl
-import sys
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -14,6 +13,7 @@ from xml.etree import ElementTree
 import httpx
 import pytest
 import uvloop
+from cli.program import OF_THE_SERVICE, without
 from service.http_case import case, problem_of, received, request, status_of
 from service.service_models import trips
 from support.certificates import Authority
@@ -517,11 +517,11 @@ async def test_wrong_settings_are_told_before_the_job_starts(
             raise AssertionError
 
 
-@pytest.mark.parametrize("package", ["httptools", "prometheus_client", "starlette", "uvicorn"])
+@pytest.mark.parametrize("package", OF_THE_SERVICE)
 def test_a_missing_package_is_told(tmp_path: Path, package: str) -> None:
     """A service without its extra ended with a trace that named a package that the user did not know."""
-    program = f"import sys; sys.modules['{package}'] = None; import streamiter.service.http.server"
-    run = forked_run([sys.executable, "-c", program], cwd=tmp_path, limit_s=PATIENCE_S)
+    command = without(package, program="import streamiter.service.http.server")
+    run = forked_run(command, cwd=tmp_path, limit_s=PATIENCE_S)
     assert f"ConfigurationError: the service needs the package '{package}'; install it with: pip install" in run.stderr
 
 

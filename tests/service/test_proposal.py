@@ -14,8 +14,6 @@ from streamiter.service.settings.proposal import Proposal, TopicSample, proposal
 from streamiter.service.settings.tables import LabelSettings
 from streamiter.topics import MemoryBroker, OutgoingBatch
 
-pytestmark = pytest.mark.usefixtures("connectors_found_once")
-
 
 def proposed(records: list[Any], times_ms: list[int] | None = None) -> tuple[dict[str, Any], Proposal]:
     """Return the table ``[learn]`` of the proposed file, and the proposal."""

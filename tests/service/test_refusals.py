@@ -6,7 +6,6 @@
 from pathlib import Path
 from typing import Any
 
-import pytest
 from service.test_settings_file import GOOD
 from support.refusals import refusals_test, write
 
@@ -85,9 +84,7 @@ CALLS = {
 }
 
 
-test_wrong_settings_are_refused_with_their_texts = pytest.mark.usefixtures("connectors_found_once")(
-    refusals_test(FILE, CALLS)
-)
+test_wrong_settings_are_refused_with_their_texts = refusals_test(FILE, CALLS)
 
 
 if __name__ == "__main__":

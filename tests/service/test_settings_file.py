@@ -16,8 +16,6 @@ from streamiter.service.settings.file import TABLES, changed, read_settings
 from streamiter.service.settings.tables import FieldComparison, LabelSettings, ServiceSettings
 from streamiter.values.settings import SettingsError, WrongValue
 
-pytestmark = pytest.mark.usefixtures("connectors_found_once")
-
 GOOD = """\
 [service]
 name = "late-flights"

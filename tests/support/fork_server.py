@@ -28,6 +28,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+import typer.main
 from support.waiting import PATIENCE_S
 from typer.testing import CliRunner
 
@@ -264,9 +265,16 @@ def _writer(descriptor: int, errors: str, *, is_unbuffered: bool, by_line: bool)
 def _prepare() -> None:
     for name in _IMPORTED:
         importlib.import_module(name)
-    # Typer imports more modules when it reads the arguments of a command, and a model its compiled arithmetic.
-    CliRunner().invoke(importlib.import_module("streamiter.cli.app").app, ["topics", "create", "nowhere:"])
+    for name in ("OnlineLearningService", "ServiceReplica"):  # Their modules are imported when they are used.
+        getattr(importlib.import_module("streamiter.service"), name)
+    app = importlib.import_module("streamiter.cli.app").app
+    # For each call of ``app`` Typer makes all commands again: a quarter of the time of a short command.
+    typer.main.get_command = functools.cache(typer.main.get_command)  # type: ignore[assignment]
+    typer.main.get_command(app)
+    # Typer imports more modules when it reads the arguments of a command; a model and a reader load compiled code.
+    CliRunner().invoke(app, ["topics", "create", "nowhere:"])
     importlib.import_module("streamiter.learn").AdaptiveLinearModel().learn([[0.0]], [1])
+    importlib.import_module("streamiter_kafka.partition").compiled_locate()
     # Without this, the garbage collector of each fork would scan all modules at the fork's end, for 0.1 s.
     gc.collect()
     gc.freeze()

@@ -108,16 +108,24 @@ def broker_of_workers(folder: Path, start: Callable[[], Running] = own_broker) -
 def broker_to_break(pytestconfig: pytest.Config) -> Iterator[KafkaServer]:
     """Start a broker that tests stop and freeze in turn; its start takes as long as several tests.
 
-    Its listener ``PASSWORD`` asks for a password.
+    Its listener ``PASSWORD`` asks for a password. ``TOKENS`` takes unsecured tokens, and ends connections when these
+    expire: tests of logins break nothing, but for another broker they would wait as long as for themselves.
     """
     skip_without_java()
+    logins, module = "listener.name", "org.apache.kafka.common.security"
     settings = {
-        "sasl.enabled.mechanisms": "PLAIN",
-        "listener.name.password.plain.sasl.jaas.config": (
-            'org.apache.kafka.common.security.plain.PlainLoginModule required user_alice="right-horse";'
+        f"{logins}.password.sasl.enabled.mechanisms": "PLAIN",
+        f"{logins}.password.plain.sasl.jaas.config": (
+            f'{module}.plain.PlainLoginModule required user_alice="right-horse";'
         ),
+        f"{logins}.tokens.sasl.enabled.mechanisms": "OAUTHBEARER",
+        f"{logins}.tokens.oauthbearer.sasl.jaas.config": (
+            f'{module}.oauthbearer.OAuthBearerLoginModule required unsecuredLoginStringClaim_sub="a";'
+        ),
+        f"{logins}.tokens.oauthbearer.connections.max.reauth.ms": "3600000",
     }
-    with running_kafka(settings=settings, listeners={"PASSWORD": "SASL_PLAINTEXT"}) as server:
+    listeners = dict.fromkeys(("PASSWORD", "TOKENS"), "SASL_PLAINTEXT")
+    with running_kafka(settings=settings, listeners=listeners) as server:
         pytestconfig.stash.setdefault(_SHARED_BROKERS, []).append(server)
         yield server
 

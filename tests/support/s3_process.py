@@ -19,7 +19,7 @@ def main() -> None:
             # One request at a time: so a condition holds until its object is replaced, as at a real provider.
             server = make_server("127.0.0.1", port, application, threaded=False)
             port = server.server_port
-            threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+            threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
         elif server is not None:
             server.shutdown()
             server.server_close()

@@ -15,6 +15,8 @@ from support.processes import process
 __all__ = ["S3Server", "s3_server", "s3_url"]
 
 REGION = "us-east-1"
+# All tests of a process share one server.
+_LIFE_S = 3600.0
 
 
 class S3Server:
@@ -62,12 +64,12 @@ class S3Server:
         return self._process.stdout.readline().strip()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def s3_server() -> Iterator[S3Server]:
-    """Return a running server."""
+    """Return a running server, which all tests of a process share; each test has buckets with names of their own."""
     command = [sys.executable, Path(__file__).with_name("s3_process.py")]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
-    with process(command, limit_s=600, **pipes) as server:
+    with process(command, limit_s=_LIFE_S, **pipes) as server:
         yield S3Server(server)
         server.kill()
 

@@ -1,9 +1,11 @@
 """Topics in memory, and connectors, which are found by the scheme of a URL."""
 
 import asyncio
+import importlib.metadata
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 from topics.topic_case import (
@@ -187,15 +189,20 @@ def test_the_connectors_of_the_project_are_registered() -> None:
     assert isinstance(connector_for("MEMORY://a"), MemoryConnector)
 
 
-def test_a_third_party_can_add_a_scheme(installed: Path) -> None:
-    """A connector of another package was not found, although it had an entry point."""
+def test_a_third_party_can_add_a_scheme(installed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A connector of another package was not found, although it had an entry point, which each topic searched for."""
+    searches, search = list[Any](), importlib.metadata.entry_points
+    topic("memory://roof")
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda **given: searches.append(given) or search(**given))
     install(
         installed,
         "pigeons",
         "pigeon = pigeons:Pigeons",
         "from streamiter.topics import MemoryConnector\nclass Pigeons(MemoryConnector): pass\n",
     )
-    assert topic("pigeon://roof").name == "roof"
+    for scheme in ("memory", "pigeon", "pigeon", "memory"):
+        assert topic(f"{scheme}://roof").name == "roof"
+    assert len(searches) == 1
     assert "pigeon" in known_schemes()
 
 

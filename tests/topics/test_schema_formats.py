@@ -18,6 +18,7 @@ import msgspec
 import numpy as np
 import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from support.kafka_fixtures import GivenKafka
 from support.registry_server import RegistryServer
 from support.waiting import PATIENCE_S
 from topics.topic_case import created
@@ -35,6 +36,7 @@ from streamiter.topics import (
     SchemaRegistry,
     TopicBatch,
     WithMetadata,
+    topic,
 )
 from streamiter.topics.protobuf_format import _message_names
 from streamiter.topics.schema_formats import RegistryFormat, SchemaEncoder
@@ -92,10 +94,11 @@ Click = messages_of(proto("clicks.proto", "Other", "Click.Inner"))["shop.Click"]
 @functools.cache
 def confluent() -> Any:
     """Return the names of Confluent's client, which takes a second to import, for the tests that need them."""
+    import confluent_kafka
     from confluent_kafka import schema_registry, serialization
     from confluent_kafka.schema_registry import avro, json_schema, protobuf
 
-    modules = (schema_registry, serialization, avro, json_schema, protobuf)
+    modules = (confluent_kafka, schema_registry, serialization, avro, json_schema, protobuf)
     return SimpleNamespace(**{name: value for each in modules for name, value in vars(each).items() if name[0] != "_"})
 
 
@@ -189,6 +192,43 @@ async def test_values_are_those_of_confluents_serializers(
     ]
     assert await decoded(form, [*theirs, None]) == [*case.records, None]
     assert await asyncio.to_thread(lambda: [deserializer(value, context) for value in ours]) == case.records
+
+
+async def test_confluents_programs_and_flows_share_topics(
+    kafka_broker: GivenKafka, schema_registry: RegistryServer, client: Any, topic_prefix: str
+) -> None:
+    read, written = (topic(f"kafka://{kafka_broker.bootstrap}/{topic_prefix}{name}") for name in ("clicks", "doubled"))
+    for each in (read, written):
+        await each.create()
+    servers, clicks = {"bootstrap.servers": kafka_broker.bootstrap}, 150 * CLICKS
+    case, value = CASES["avro"], confluent().MessageField.VALUE
+
+    def produce() -> None:
+        producer, serialized = confluent().Producer(servers), case.serializer(client)
+        for click in clicks:
+            producer.produce(read.name, serialized(click, confluent().SerializationContext(read.name, value)))
+        assert producer.flush(PATIENCE_S) == 0
+
+    def consume() -> list[tuple[bytes | None, Any]]:
+        consumer = confluent().Consumer(servers | {"group.id": written.name, "auto.offset.reset": "earliest"})
+        try:
+            consumer.subscribe([written.name])
+            messages = consumer.consume(len(clicks), PATIENCE_S)
+        finally:
+            consumer.close()
+        deserialized, context = case.deserializer(client), confluent().SerializationContext(written.name, value)
+        return [(each.key(), deserialized(each.value(), context)) for each in messages]
+
+    await asyncio.to_thread(produce)
+    flow = Flow("double")
+    doubled = flow.source(read, stop="latest", decode=Avro(schema_registry.url)).map(twice_the_price)
+    doubled.sink(written, encode=Avro(schema_registry.url, CLICK), key=lambda click: click["user"])
+    await (await flow.start()).wait()
+    assert await asyncio.to_thread(consume) == [(each["user"].encode(), twice_the_price(each)) for each in clicks]
+
+
+def twice_the_price(click: dict[str, Any]) -> dict[str, Any]:
+    return {**click, "price": 2 * click["price"]}
 
 
 async def test_a_flow_reads_and_writes_topics(schema_registry: RegistryServer, case: Case, topic_prefix: str) -> None:

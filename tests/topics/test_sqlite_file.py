@@ -14,7 +14,7 @@ from random import Random
 
 import pytest
 from support.processes import async_process
-from support.soak import ForEachSeed
+from support.soak import ForEachSeed, in_soak
 from topics.sqlite_crash_child import SIZES
 from topics.sqlite_support import files_in, opened, sqlite_topic
 from topics.topic_case import (
@@ -291,7 +291,11 @@ async def killed_after(acknowledgements: int, url: str, way: str, more_lines: ra
 
 @pytest.mark.parametrize(
     ("way", "acknowledgements"),
-    [*itertools.product(["flush"], [1, 5, 40]), *itertools.product(["transactions"], [1, 2, 17])],
+    [
+        ("flush", 5),
+        ("transactions", 2),
+        *in_soak(("flush", 1), ("flush", 40), ("transactions", 1), ("transactions", 17)),
+    ],
 )
 async def test_a_killed_writer_leaves_all_acknowledged_records_and_no_torn_batch(
     tmp_path: Path, way: str, acknowledgements: int
