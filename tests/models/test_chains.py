@@ -9,7 +9,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from models.model_case import MakeTopic, ManualClock, all_records, compacted, encoder, outgoing, same, update_of, write
+from models.model_case import (
+    MakeTopic,
+    ManualClock,
+    all_records,
+    compacted,
+    encoder,
+    memory_topic,
+    outgoing,
+    same,
+    update_of,
+    write,
+)
 from models.shape_cases import shaped
 from support.waiting import until
 
@@ -108,13 +119,6 @@ def ranks_of(batch: OutgoingBatch) -> list[str]:
     """Return for each update of a batch whether it is whole or a change."""
     parsed = [UpdateHeaders.parse(h) for h, value in zip(batch.headers or (), batch.values, strict=True) if value]
     return ["whole" if headers.link is None else "change" for headers in parsed if headers.is_last]
-
-
-async def memory_topic(*batches: OutgoingBatch, **settings: Any) -> Topic:
-    topic = MemoryBroker().topic("models")
-    await topic.create(**settings)
-    await write(topic, *batches)
-    return topic
 
 
 OPTIONS: list[dict[str, Any]] = [{"record_bytes_max": 1500}, {"format": "json"}, {"format": "safetensors"}]
