@@ -264,7 +264,15 @@ def test_the_last_rollback_says_whose_versions_are_served() -> None:
     assert told is not None
     assert (told.compared_rows, heard.best[-1].records) == (16, 5)
     operator.on_timer(None, cast(Any, heard))
+    operator.finish(cast(Any, heard))
     assert len(heard.best) == 6
+    # The rows of the last moments before the end of a stream were never told.
+    for more in (settled("", range(35, 40), range(35, 40), 0.3), settled("b", range(35, 40), range(30, 35), 0.1)):
+        operator.process(cast(Any, more), cast(Any, heard))
+    operator.finish(cast(Any, heard))
+    told = ComparedRows.of(heard.best[-1].metrics)
+    assert told is not None
+    assert (len(heard.best), told.compared_rows) == (7, 21)
 
 
 async def test_a_start_finds_the_learner_that_was_promoted() -> None:

@@ -72,7 +72,7 @@ def test_in_step_two_subtasks_of_the_source_give_one_result() -> None:
     """A training must be repeatable: the result depended on the subtask that was first."""
     records = trips(400)
     results = []
-    for seed in range(5):
+    for seed in range(3):
         options = {"label": "kind", "features": FEATURES, "mini_batch": 9, "workers": 1 + seed % 3}
         limits = ChannelLimits(records=3 + 10 * seed)
         result = trained(records, seed=seed, parallelism=2, limits=limits, mode="synchronous", **options)

@@ -184,7 +184,7 @@ async def test_a_training_starts_with_the_features_of_a_version() -> None:
     after = models.items[0].parameters
     assert set(before["features"]) <= set(after["features"])
     moved = after["embedding.weight"][np.isin(after["features"], before["features"])] - before["embedding.weight"]
-    assert np.count_nonzero(moved.any(axis=1)) < len(moved) / 2
+    assert np.count_nonzero(moved.any(axis=1)) < 0.75 * len(moved)  # Those that one mini-batch has.
 
 
 @pytest.mark.parametrize(

@@ -306,6 +306,11 @@ class CompareChallenger(SameRows):
             else:
                 self._set_timer(wait_s)
 
+    def finish(self, out: Output) -> None:
+        """Tell of the rows that were compared after the last version: behind the last record no timer fires."""
+        if self._last is not None and self._last[1] < self._rows:
+            self._tell(self._last[0], out)
+
     def _set_timer(self, wait_s: float) -> None:
         if not self._has_timer:
             self._has_timer = True
