@@ -3,6 +3,7 @@
 import ast
 import builtins
 import dataclasses
+import functools
 import importlib
 import json
 import os
@@ -166,9 +167,15 @@ def test_commands_of_a_document_exist(block: re.Match[str]) -> None:
             assert (ROOT / "docker-compose.yml").is_file(), line
 
 
+@functools.cache
+def whole_command() -> Any:
+    """Return the command of all commands, which takes 30 ms to make."""
+    return typer.main.get_command(app)
+
+
 def check_command(words: list[str], where: str) -> None:
     """Fail if no command of ``streamiter`` has these words, arguments behind them left aside."""
-    command: Any = typer.main.get_command(app)
+    command: Any = whole_command()
     for word in words:
         if (below := getattr(command, "commands", None)) is None or word.startswith("-"):
             break  # the remaining words are arguments
