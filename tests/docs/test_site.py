@@ -154,27 +154,12 @@ def _roles_in(node: ast.AST, around: tuple[str, ...]) -> Iterator[tuple[str, tup
         yield from _roles_in(inner, (*around, f"{around[-1]}.{inner.name}") if is_place else around)
 
 
-@functools.cache
-def modules() -> set[str]:
-    """Return the names of all modules and packages of the project: an import that fails takes a millisecond."""
-    paths = [
-        path.relative_to(folder).with_suffix("")
-        for folder in (ROOT, ROOT / "connectors")
-        for package in ("streamiter", *CONNECTORS)
-        for path in (folder / package).rglob("*.py")
-    ]
-    return {".".join(part for part in path.parts if part != "__init__") for path in paths}
-
-
 def names_something(name: str) -> bool:
     """Return whether a dotted name leads to a module, an object of it, or a member or field of a class."""
     parts = name.split(".")
     for count in range(len(parts), 0, -1):
-        module = ".".join(parts[:count])
-        if parts[0] in ("streamiter", *CONNECTORS) and module not in modules():
-            continue
         try:
-            found = importlib.import_module(module)
+            found = importlib.import_module(".".join(parts[:count]))
         except ImportError:
             continue
         for part in parts[count:]:

@@ -8,8 +8,9 @@ import pytest
 from learn.frozen_states import frozen
 from learn.online_support import delayed, trained
 
+from streamiter import learn
 from streamiter.errors import ModelError
-from streamiter.learn import AdaptiveLinearModel, OnlineRegressor, PoissonLoss, QuantileLoss
+from streamiter.learn import AdaptiveLinearModel, PoissonLoss, QuantileLoss
 from streamiter.models import LinearPredictor
 
 ROWS = 6_000
@@ -225,5 +226,6 @@ def test_extreme_rows_leave_a_model_that_predicts(options: dict[str, Any]) -> No
 def test_the_estimator_of_scikit_learn_has_the_losses() -> None:
     """Nine of ten labels are below the quantile 0.9."""
     x, y = numbers("skewed")
-    model = OnlineRegressor(loss="quantile", quantile=0.9).fit(x, y)
+    # Imported in the test: scikit-learn takes longer than to collect all tests of learners.
+    model = learn.OnlineRegressor(loss="quantile", quantile=0.9).fit(x, y)
     assert np.mean(y <= model.predict(x)) == pytest.approx(0.9, abs=0.03)
