@@ -182,7 +182,7 @@ async def test_compaction_up_to_any_record_keeps_the_last_version() -> None:
     assert [name for batch in batches for name in ranks_of(batch)].count("whole") == 2
     random = Random(2)
     records = await all_records(await memory_topic(*batches))
-    for _ in range(60):
+    for _ in range(30):
         end = random.randrange(1, len(records) + 1)
         topic = await after_compaction(records[:end], random.randrange(end + 1))
         closed = [UpdateHeaders.parse(each.headers) for each in records[:end] if each.value is not None]
