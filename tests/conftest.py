@@ -2,7 +2,7 @@
 
 import gc
 import signal
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import hypothesis
@@ -14,6 +14,8 @@ from support.registry_server import schema_registry
 from support.s3_server import s3_server, s3_url
 from support.small_disk import small_disk
 from support.soak import for_each_soak_seed, soak_header, without_time_limits
+
+from streamiter.testing import RestoreProcess
 
 __all__ = [
     "breakable_broker",
@@ -53,6 +55,13 @@ hypothesis.settings.register_profile(
     phases=[hypothesis.Phase.explicit, hypothesis.Phase.generate],
 )
 hypothesis.settings.load_profile("streamiter")
+
+
+@pytest.fixture(scope="session")
+def restore_process() -> Iterator[RestoreProcess]:
+    """Return the fresh process that all checks of restores share: its start takes a second."""
+    with RestoreProcess() as process:
+        yield process
 
 
 def pytest_configure() -> None:

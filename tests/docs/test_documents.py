@@ -3,6 +3,7 @@
 import ast
 import builtins
 import dataclasses
+import functools
 import importlib
 import json
 import os
@@ -65,14 +66,21 @@ def blocks(language: str, *, programs: bool = True) -> list[object]:
 
     Without ``programs``, return the parts of programs instead of the whole ones.
     """
-    found: list[object] = []
-    for document in DOCUMENTS:
-        text = document.read_text(encoding="utf-8")
-        for match in BLOCK.finditer(text):
-            line = text.count("\n", 0, match.start()) + 1
-            if match["language"] == language and is_program(match["code"]) is programs:
-                found.append(pytest.param(match, id=f"{document.relative_to(ROOT)}:{line}"))
-    return found
+    return [
+        pytest.param(match, id=place)
+        for place, match in all_blocks()
+        if match["language"] == language and is_program(match["code"]) is programs
+    ]
+
+
+@functools.cache
+def all_blocks() -> list[tuple[str, re.Match[str]]]:
+    """Return all code blocks with their places; all processes of the tests read them, to collect the tests."""
+    return [
+        (f"{document.relative_to(ROOT)}:{1 + match.string.count(chr(10), 0, match.start())}", match)
+        for document in DOCUMENTS
+        for match in BLOCK.finditer(document.read_text(encoding="utf-8"))
+    ]
 
 
 def is_program(code: str) -> bool:
@@ -166,9 +174,15 @@ def test_commands_of_a_document_exist(block: re.Match[str]) -> None:
             assert (ROOT / "docker-compose.yml").is_file(), line
 
 
+@functools.cache
+def whole_command() -> Any:
+    """Return the command of all commands, which takes 30 ms to make."""
+    return typer.main.get_command(app)
+
+
 def check_command(words: list[str], where: str) -> None:
     """Fail if no command of ``streamiter`` has these words, arguments behind them left aside."""
-    command: Any = typer.main.get_command(app)
+    command: Any = whole_command()
     for word in words:
         if (below := getattr(command, "commands", None)) is None or word.startswith("-"):
             break  # the remaining words are arguments

@@ -12,8 +12,6 @@ from support.waiting import PATIENCE_S
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / "docs").rglob("*.ipynb"))
 
-nbformat = pytest.importorskip("nbformat") if "CI" not in os.environ else __import__("nbformat")
-
 # The kernel is a process of its own, and so is the client, whose libraries warn.
 EXECUTE = """
 import sys
@@ -40,6 +38,8 @@ def shown(notebook: Any) -> list[list[str]]:
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.name)
 def test_a_notebook_runs_and_prints_what_is_stored_in_it(notebook: Path, tmp_path: Path) -> None:
     """A reader ran the notebook, and a cell failed, or printed other figures than the website shows."""
+    # Imported in the test: each process of the tests would import it, to collect the tests.
+    nbformat = pytest.importorskip("nbformat") if "CI" not in os.environ else __import__("nbformat")
     executed = tmp_path / "executed.ipynb"
     command = [sys.executable, "-c", EXECUTE, str(notebook), str(executed), str(int(PATIENCE_S))]
     run = forked_run(command, cwd=tmp_path, limit_s=PATIENCE_S)

@@ -366,7 +366,7 @@ class Trained:
     """What a flow learned from events in event time."""
 
     def __init__(
-        self, labels: DelayedLabels, make: Callable[[Flow], Stream], *, seed: int | None = None, **options: Any
+        self, labels: DelayedLabels | None, make: Callable[[Flow], Stream], *, seed: int | None = None, **options: Any
     ) -> None:
         flow = Flow("f")
         training = train_online(make(flow), labels=labels, report_every=10**6, **options)
@@ -379,7 +379,7 @@ class Trained:
         self.records = models.items[-1].records
         self.predictions = np.concatenate([rows["predictions"] for rows in predictions.items])
         self.targets = np.concatenate([rows["targets"] for rows in predictions.items])
-        self.questions = np.concatenate([rows["questions"] for rows in predictions.items])
+        self.questions = np.concatenate([rows.get("questions", rows["numbers"]) for rows in predictions.items])
         self.metrics: dict[str, float] = metrics.items[-1]
         self.late = statistics.step("learn" if options.get("model") is None else "train").rejected
 

@@ -45,7 +45,9 @@ FEATURES = ["km", "wind", "town", "new"]
 
 
 class Result:
-    """The versions and the last metrics of a training."""
+    """The versions and the last metrics of a training; the statistics of its job after ``trained``."""
+
+    statistics: Any = None
 
     def __init__(self, training: OnlineTraining) -> None:
         self._models, self._metrics = training.models.collect(), training.validation.collect()
@@ -53,6 +55,11 @@ class Result:
     @property
     def models(self) -> list[ModelSnapshot]:
         return self._models.items
+
+    @property
+    def records(self) -> list[int]:
+        """The number of records of each version."""
+        return [model.records for model in self.models]
 
     @property
     def last(self) -> Any:
@@ -65,15 +72,26 @@ class Result:
         return metrics
 
 
-def trained(records: Any, *, seed: int | None = None, **options: Any) -> Result:
-    """Run a training to its end; with a seed, the schedule and the transport batches are its own."""
+def trained(
+    records: Any,
+    *,
+    seed: int | None = None,
+    parallelism: int = 1,
+    limits: Any = None,
+    initial: Any = None,
+    **options: Any,
+) -> Result:
+    """Run a training to its end; with a seed, the schedule and the transport batches are its own.
+
+    Several subtasks of the source have its schedule only. ``initial`` has the records of the stream of that name.
+    """
     flow = Flow("f")
-    stream = flow.from_items(records, parallelism=1) if seed is None else cut_items(flow, records, seed=seed)
-    result = Result(train_online(stream, report_every=100_000, **options))
-    if seed is None:
-        flow.run()
-    else:
-        run(flow, seed=seed)
+    is_cut = seed is not None and parallelism == 1
+    stream = cut_items(flow, records, seed=seed or 0) if is_cut else flow.from_items(records, parallelism=parallelism)
+    if initial is not None:
+        options["initial"] = flow.from_items(initial)
+    result = Result(train_online(stream, **{"report_every": 100_000, **options}))
+    result.statistics = flow.run() if seed is None else run(flow, seed=seed, limits=limits)
     return result
 
 

@@ -29,12 +29,12 @@ from streamiter.learn.online.challengers import (
     challenged,
 )
 from streamiter.models import ModelSnapshot, ModelUpdateEncoder, Rollbacks, promote
-from streamiter.testing import check_restore
+from streamiter.testing import RestoreProcess, check_restore
 from streamiter.topics import MemoryBroker
 from streamiter.values.helpers.clock import SystemClock
 from streamiter.values.numbers import Floats
 
-STREAMS, ROWS = 500, 1_200
+STREAMS, ROWS = 250, 1_200
 
 
 def equal(draw: np.random.Generator) -> tuple[Floats, Floats]:
@@ -235,9 +235,9 @@ TOLD = [
 ]
 
 
-def test_a_restored_comparison_continues_as_one_that_was_never_stopped() -> None:
+def test_a_restored_comparison_continues_as_one_that_was_never_stopped(restore_process: RestoreProcess) -> None:
     """After a restart late labels that waited for the other learner were lost, or another learner was served."""
-    check_restore("learn.test_challengers:compare", TOLD, tags=[CHALLENGER], cuts=9)
+    check_restore("learn.test_challengers:compare", TOLD, tags=[CHALLENGER], cuts=9, process=restore_process)
 
 
 async def test_the_last_rollback_says_whose_versions_are_served() -> None:
@@ -265,6 +265,7 @@ async def test_the_last_rollback_says_whose_versions_are_served() -> None:
     assert told is not None
     assert (told.compared_rows, heard.best[-1].records) == (16, 5)
     await operator.on_timer(None, cast(Any, heard))
+    operator.finish(cast(Any, heard))
     assert len(heard.best) == 6
     # At the end of a stream no other version comes, and no timer is due: the last rows were told of by nobody.
     for more in (settled("", range(35, 40), range(35, 40), 0.3), settled("b", range(35, 40), range(30, 35), 0.1)):

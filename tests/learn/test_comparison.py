@@ -31,7 +31,7 @@ from streamiter.learn import (
 )
 from streamiter.learn.online.comparison import BEST, Compare
 from streamiter.models import LinearPredictor, ModelSnapshot, ServedModel, model_updates
-from streamiter.testing import check_restore
+from streamiter.testing import RestoreProcess, check_restore
 
 
 class Compared:
@@ -191,7 +191,7 @@ def test_the_best_learner_changes_once_when_another_is_better_by_the_margin() ->
     """Two learners of the same quality took turns, and each turn published the whole model again."""
     options = {"label": "label", "window": 200, "report_every": 50, "mode": "synchronous", "mini_batch": 50}
     learners = {"a": {"features": ["a"]}, "again": {"features": ["a"]}, "b": {"features": ["b"]}}
-    result = compared(turning(1_200), learners, **options)
+    result = compared(turning(1_200), learners, publish_state=True, **options)
     names = [report["best"] for report in result.reports]
     turn = names.index("b")
     assert 12 <= turn <= 16
@@ -201,10 +201,9 @@ def test_the_best_learner_changes_once_when_another_is_better_by_the_margin() ->
     assert published[-1] == "b"
     assert sorted(published) == published
     assert published.count("a") + published.count("b") >= 24
-    stated = compared(turning(1_200), learners, publish_state=True, **options)
     started = AdaptiveLinearModel()
-    started.start_from(stated.best[-1].parameters)
-    assert started.records == stated.best[-1].records == 1_200
+    started.start_from(result.best[-1].parameters)
+    assert started.records == result.best[-1].records == 1_200
     never = compared(turning(600), learners, margin=0.99, **options)
     assert {report["best"] for report in never.reports} == {"a"}
 
@@ -284,9 +283,9 @@ TOLD = [
 ]
 
 
-def test_a_restored_comparison_continues_as_one_that_was_never_stopped() -> None:
+def test_a_restored_comparison_continues_as_one_that_was_never_stopped(restore_process: RestoreProcess) -> None:
     """After a restart rows that waited for a slow learner were lost, and the first learner was published again."""
-    check_restore("learn.test_comparison:compare", TOLD, tags=[BEST], cuts=9)
+    check_restore("learn.test_comparison:compare", TOLD, tags=[BEST], cuts=9, process=restore_process)
 
 
 class Heard:
@@ -314,7 +313,7 @@ LATE_TOLD = [
 LATE_TOLD += [settled("c", range(200, 211), 12), settled("b", range(200, 234), 35)]
 
 
-def test_learners_that_wait_for_different_times_are_compared_by_question() -> None:
+def test_learners_that_wait_for_different_times_are_compared_by_question(restore_process: RestoreProcess) -> None:
     """A learner that waited longer than a block was compared with nobody, until the end, where it alone had rows."""
     operator, heard = compare(), Heard()
     for told in LATE_TOLD:
@@ -324,7 +323,7 @@ def test_learners_that_wait_for_different_times_are_compared_by_question() -> No
     assert {report["best"] for report in heard.reports} == {"a"}
     # The questions that each of them has settled: a begins with 49, and ends with 198.
     assert {metrics["count"] for metrics in heard.reports[-1]["learners"].values()} == {150}
-    check_restore("learn.test_comparison:compare", LATE_TOLD, tags=[BEST], cuts=9)
+    check_restore("learn.test_comparison:compare", LATE_TOLD, tags=[BEST], cuts=9, process=restore_process)
 
 
 def test_rows_that_wait_too_long_for_the_labels_of_others_are_told(
@@ -343,22 +342,23 @@ def test_rows_that_wait_too_long_for_the_labels_of_others_are_told(
     assert "'a' is 20 records ahead of 'b', so these records are not compared" in warning.getMessage()
 
 
-def test_a_learner_that_refuses_all_rows_is_left_behind(caplog: Any) -> None:
+def test_a_learner_that_refuses_all_rows_is_left_behind(caplog: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The predictions of the other learners filled the memory, and no report came any more."""
-    operator, heard = Compare(["a", "b"], margin=0.0, window=10, report_every=250_000), Heard()
+    monkeypatch.setattr("streamiter.learn.online.comparison._AHEAD_MAX", 10_000)
+    operator, heard = Compare(["a", "b"], margin=0.0, window=10, report_every=2_500), Heard()
     out: Any = heard
     operator.process(predicted("b", [0, 1]), out)
     with caplog.at_level(logging.WARNING, logger="streamiter.learn"):
-        for start in range(0, 2_000_000, 250_000):
-            operator.process(predicted("a", range(start, start + 250_000)), out)
-            assert sum(each.shape[1] for each in operator._waiting["a"]) <= 1_500_000
+        for start in range(0, 20_000, 2_500):
+            operator.process(predicted("a", range(start, start + 2_500)), out)
+            assert sum(each.shape[1] for each in operator._waiting["a"]) <= 15_000
     counts = [report["learners"]["a"]["count"] for report in heard.reports]
-    assert counts[:2] == [2, 250_002]
+    assert counts[:2] == [2, 2_502]
     assert {report["best"] for report in heard.reports[1:]} == {"a"}
     [warning] = caplog.records
-    assert "'a' is 1000000 records ahead of 'b'" in warning.getMessage()
-    operator.process(predicted("b", range(1_500_000, 2_000_000)), out)
-    assert heard.reports[-1]["learners"]["b"]["count"] == 500_002
+    assert "'a' is 10000 records ahead of 'b'" in warning.getMessage()
+    operator.process(predicted("b", range(15_000, 20_000)), out)
+    assert heard.reports[-1]["learners"]["b"]["count"] == 5_002
 
 
 @pytest.mark.parametrize("mini_batch", [7, 50])

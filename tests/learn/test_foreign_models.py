@@ -18,7 +18,7 @@ from streamiter.learn import ForeignModel, train_online
 from streamiter.learn.model_owner import OwnerOptions, PublishSchedule
 from streamiter.learn.online.foreign_models import ForeignOwner, fields_of
 from streamiter.models import ServedModel
-from streamiter.testing import check_restore
+from streamiter.testing import RestoreProcess, check_restore
 
 
 class Mean:
@@ -161,13 +161,14 @@ def test_a_probability_alone_is_for_truth_values() -> None:
         trained(model, [{"x": 1.0, "y": label} for label in ("no", "yes")])
 
 
-def test_a_restored_model_continues_as_one_that_was_never_stopped() -> None:
+def test_a_restored_model_continues_as_one_that_was_never_stopped(restore_process: RestoreProcess) -> None:
     """The bytes of two equal models differed, so a check of their bytes failed although nothing was lost."""
     check_restore(
         "learn.test_foreign_models:owner",
         {"start": [None], "rows": [RECORDS[first : first + 10] for first in range(0, 50, 10)]},
         tags=["predictions"],
         compare="outputs",
+        process=restore_process,
     )
 
 

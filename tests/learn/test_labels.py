@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from learn.frozen_states import frozen, learned
-from learn.online_support import delayed
+from learn.online_support import delayed, trained
 
 import streamiter.learn.labels as labels_module
 from streamiter import Flow
@@ -233,16 +233,10 @@ def test_late_labels_may_change_the_kind(first: int, monkeypatch: pytest.MonkeyP
                 events += [{"id": n, "x": float(n % 4)}] if n < 80 else []
                 events += [{"id": n - 30, "y": make(n - 30)}] if n >= 30 else []
             labels = delayed(["x"], "y")
-            flow = Flow("late")
             options: Any = {"on_error": "skip"} if first == 3 else {}
-            training = train_online(
-                flow.from_items(events), labels=labels, mini_batch=mini_batch, mode="synchronous", **options
-            )
-            metrics, models = training.validation.collect(), training.models.collect()
-            flow.run()
-            found[mini_batch] = metrics.items[-1], frozen(models.items[-1].parameters)
-        assert found[3][1] == found[2_000][1]
-        assert found[3][0] == pytest.approx(found[2_000][0], rel=1e-9)
+            found[mini_batch] = trained(events, labels=labels, mini_batch=mini_batch, mode="synchronous", **options)
+        assert found[3].last == found[2_000].last
+        assert found[3].metrics == pytest.approx(found[2_000].metrics, rel=1e-9)
 
 
 def test_learners_that_find_the_kind_at_different_times_are_compared() -> None:

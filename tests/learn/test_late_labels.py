@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 import orjson
 import pytest
-from iteration.iteration_support import cut_items, run
 from learn.frozen_states import frozen
 from learn.late_label_support import kept
 from learn.online_support import (
@@ -15,7 +14,6 @@ from learn.online_support import (
     FEATURES,
     LABELS,
     Record,
-    Result,
     chosen,
     delayed,
     letters_of,
@@ -24,30 +22,13 @@ from learn.online_support import (
     without,
 )
 
-from streamiter import Flow
-from streamiter.learn import AdaptiveLinearModel, DelayedLabels, ProgressiveValidation, SparseRows, train_online
+from streamiter.learn import AdaptiveLinearModel, DelayedLabels, ProgressiveValidation, SparseRows
 from streamiter.learn.asked_questions import AskedScores
 from streamiter.learn.late_labels.event_reading import answers_and_keys
 from streamiter.learn.ready_made.model_rows import RowSteps
 from streamiter.learn.rows import BadRows
 
 COIN = delayed(["sky", "km"], "label")
-
-
-def trained_in_epochs(events: list[dict[str, Any]], mini_batch: int) -> tuple[list[Any], list[Any]]:
-    """Return the last version, and the metrics."""
-    flow = Flow("late")
-    training = train_online(
-        flow.from_items(events),
-        labels=COIN,
-        mini_batch=mini_batch,
-        mode="synchronous",
-        report_every=100,
-        publish_every=100,
-    )
-    models, metrics = training.models.collect(), training.validation.collect()
-    flow.run()
-    return models.items, metrics.items
 
 
 def groups(count: int, size: int) -> list[dict[str, Any]]:
@@ -64,9 +45,9 @@ def groups(count: int, size: int) -> list[dict[str, Any]]:
 
 def test_experts_are_judged_by_the_predictions_that_were_made() -> None:
     """The expert that learns the label of a group from its first answers had the best loss; it predicted no group."""
-    _, metrics = trained_in_epochs(groups(400, 10), 1_000)
+    result = trained(groups(400, 10), labels=COIN, mini_batch=1_000, mode="synchronous")
     # That of a coin is 0.69; judged when the answers come, it is above 2.
-    assert metrics[-1]["loss"] < 0.9
+    assert result.metrics["loss"] < 0.9
 
 
 # ---- compared with a plain loop
@@ -141,20 +122,9 @@ def test_late_labels_give_the_model_of_a_plain_loop_for_any_mini_batch(mode: Any
     for seed, (mini_batch, workers) in enumerate([(1, 1), (1_000, 1), (20, 3)]):
         if mode == "asynchronous" and workers > 1:
             continue
-        flow = Flow("f")
-        training = train_online(
-            cut_items(flow, events, seed=seed),
-            labels=DELAYED,
-            mini_batch=mini_batch,
-            workers=workers,
-            mode=mode,
-            on_error="skip",
-            report_every=10_000,
-            publish_every=10,
-        )
-        result = Result(training)
-        statistics = run(flow, seed=seed)
-        assert statistics.step("learn").rejected == unknown, mini_batch
+        options: Any = {"mini_batch": mini_batch, "workers": workers, "mode": mode, "publish_every": 10}
+        result = trained(events, seed=seed, labels=DELAYED, on_error="skip", **options)
+        assert result.statistics.step("learn").rejected == unknown, mini_batch
         assert result.models[-1].records == model.records
         assert result.last == frozen(model.parameters(state=False)), mini_batch
         assert result.metrics["count"] == len(labels)
@@ -184,13 +154,7 @@ def test_late_labels_reach_their_question_with_many_workers() -> None:
         events.append({"id": n, "km": float(n % 7)})
         if n >= 3:
             events.append({"id": n - 3, "answer": (n - 3) % 7 > 3})
-    flow = Flow("f")
-    training = train_online(
-        flow.from_items(events, parallelism=1), labels=DELAYED, mini_batch=5, workers=3, on_error="fail"
-    )
-    result = Result(training)
-    flow.run()
-    assert result.models[-1].records == 397
+    assert trained(events, labels=DELAYED, mini_batch=5, workers=3, on_error="fail").records[-1] == 397
 
 
 @pytest.mark.parametrize("mode", ["synchronous", "asynchronous"])

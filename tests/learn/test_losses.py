@@ -4,8 +4,9 @@ import json
 
 import numpy as np
 import pytest
+from learn.online_support import trained
 
-from streamiter import Columns, Flow
+from streamiter import Columns
 from streamiter.learn import (
     SGD,
     AdaGrad,
@@ -18,7 +19,6 @@ from streamiter.learn import (
     PoissonLoss,
     QuantileLoss,
     SquaredLoss,
-    train_online,
 )
 from streamiter.models import LinearPredictor
 
@@ -169,23 +169,19 @@ def test_counts_of_a_huge_score_are_served_without_a_warning():
     assert predict([[-1_000.0], [0.0]]).tolist() == [0.0, 1.0]
 
 
+def examples(batch):
+    return Examples(batch["x"], batch["y"])
+
+
 @every_loss
 def test_a_model_with_each_loss_learns_in_a_flow(loss):
     """The validation took every loss but LogLoss for numbers, so a hinge model had no accuracy."""
     x, y, _ = rows(loss, 2_000)
-    flow = Flow("losses")
-    training = train_online(
-        flow.from_items(Columns({"x": x, "y": y})),
-        lambda: model(loss),
-        extract=lambda batch: Examples(batch["x"], batch["y"]),
-        mode="synchronous",
-    )
-    metrics, models = training.validation.collect(), training.models.collect()
-    flow.run()
-    assert metrics.items[-1]["count"] == 2_000
-    assert ("accuracy" in metrics.items[-1]) == (loss in CLASSES)
-    assert models.items[-1].parameters["link"] == loss.link
-    assert json.dumps(metrics.items[-1])
+    result = trained(Columns({"x": x, "y": y}), model=lambda: model(loss), extract=examples, mode="synchronous")
+    assert result.metrics["count"] == 2_000
+    assert ("accuracy" in result.metrics) == (loss in CLASSES)
+    assert result.models[-1].parameters["link"] == loss.link
+    assert json.dumps(result.metrics)
 
 
 def test_a_quantile_is_no_bad_mean(caplog):
@@ -193,13 +189,11 @@ def test_a_quantile_is_no_bad_mean(caplog):
     random = np.random.default_rng(10)
     x = random.random((5_000, 1))
     y = random.exponential(1.0, 5_000)
-    flow = Flow("late")
-    train_online(
-        flow.from_items(Columns({"x": x, "y": y})),
-        lambda: LinearModel(1, loss=QuantileLoss(0.95), optimizer=SGD(InverseSquareRoot(0.5, 0.01))),
-        extract=lambda batch: Examples(batch["x"], batch["y"]),
+    trained(
+        Columns({"x": x, "y": y}),
+        model=lambda: LinearModel(1, loss=QuantileLoss(0.95), optimizer=SGD(InverseSquareRoot(0.5, 0.01))),
+        extract=examples,
         mode="synchronous",
         mini_batch=10,
     )
-    flow.run()
     assert [record.message for record in caplog.records if record.name == "streamiter.learn"] == []

@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 import orjson
 import pytest
-from iteration.iteration_support import run
 from learn.frozen_states import frozen
-from learn.online_support import BINARY, FEATURES, LABELS, Record, Result, chosen, letters_of, trained, trips, without
+from learn.online_support import BINARY, FEATURES, LABELS, Record, chosen, letters_of, trained, trips, without
 from support.waiting import PATIENCE_S
 
 from streamiter import Columns, Flow
@@ -73,12 +72,10 @@ def test_in_step_two_subtasks_of_the_source_give_one_result() -> None:
     """A training must be repeatable: the result depended on the subtask that was first."""
     records = trips(400)
     results = []
-    for seed in range(5):
-        flow = Flow("f")
-        stream = flow.from_items(records, parallelism=2)
+    for seed in range(3):
         options = {"label": "kind", "features": FEATURES, "mini_batch": 9, "workers": 1 + seed % 3}
-        result = Result(train_online(stream, mode="synchronous", **options))  # type: ignore[arg-type]
-        run(flow, seed=seed, limits=ChannelLimits(records=3 + 10 * seed))
+        limits = ChannelLimits(records=3 + 10 * seed)
+        result = trained(records, seed=seed, parallelism=2, limits=limits, mode="synchronous", **options)
         results.append([frozen(model.parameters) for model in result.models])
         assert result.models[-1].records == 400
     assert results[1:] == results[:-1]
@@ -187,17 +184,7 @@ def test_training_starts_from_published_parameters() -> None:
     losses = []
     for model, initial in ((started, first), (zero, None)):
         model.learn(chosen(records[600:], *FEATURES), [row["late"] for row in records[600:]])
-        flow = Flow("f")
-        result = Result(
-            train_online(
-                flow.from_items(records[600:], parallelism=1),
-                label="late",
-                features=FEATURES,
-                initial=flow.from_items([initial]),
-                report_every=10_000,
-            )
-        )
-        flow.run()
+        result = trained(records[600:], label="late", features=FEATURES, initial=[initial])
         assert result.last == frozen(model.parameters(state=False))
         losses.append(result.metrics["loss"])
     assert losses[0] < losses[1]
@@ -318,18 +305,10 @@ def test_without_a_policy_a_bad_row_ends_the_job_with_its_reason() -> None:
 
 def test_a_function_that_fails_for_one_record_refuses_this_record_only() -> None:
     """A label function raised KeyError for one record, and 999 good records were refused with it."""
-    flow = Flow("f")
     records = [{"x": float(n), "y": n % 2} if n != 30 else {"x": 30.0} for n in range(100)]
-    training = train_online(
-        flow.from_items(records, parallelism=1),
-        label=lambda row: row["y"],
-        features=lambda rows: [[row["x"]] for row in rows],
-        on_error="skip",
-    )
-    models = training.models.collect()
-    statistics = flow.run()
-    assert models.items[-1].records == 99
-    assert statistics.step("read").rejected == 1
+    functions: Any = {"label": lambda row: row["y"], "features": lambda rows: [[row["x"]] for row in rows]}
+    result = trained(records, on_error="skip", **functions)
+    assert (result.records[-1], result.statistics.step("read").rejected) == (99, 1)
     with pytest.raises(JobFailed, match=r"features=\): expected a row for each of 3 records, given 2"):
         trained(GOOD[:3], label="late", features=lambda rows: [[1.0], [2.0]])
     with pytest.raises(JobFailed, match=r"extract=\): expected a row for each of 3 records, given 2"):

@@ -96,13 +96,10 @@ def test_partitions_and_streams_are_merged_in_the_order_of_event_time() -> None:
         ]
         return parts[0].union(parts[1])
 
-    found = []
-    for rows in [(1, 50), (50, 1), (2_000, 2_000), (7, 2_000)]:
-        flow = Flow("f")
-        training = train_online(union(flow, rows), labels=replace(LABELS, schedule="end"))
-        models = training.models.collect()
-        flow.run()
-        found.append(frozen(models.items[-1].parameters))
+    found = [
+        Trained(replace(LABELS, schedule="end"), lambda flow, rows=rows: union(flow, rows)).bits  # type: ignore[misc]
+        for rows in [(1, 50), (50, 1), (2_000, 2_000), (7, 2_000)]
+    ]
     assert found == [found[0]] * len(found)
     # Equal times of two streams have no order, and few are equal here: the same labels, and nearly the same model.
     assert loop.model.records == 500
@@ -130,11 +127,8 @@ def test_steps_before_the_training_keep_the_order() -> None:
         return keeps_order(timed(flow.from_source(source_of(given, rows)), 500))
 
     for rows in (7, 10_000):
-        flow = Flow("f")
-        training = train_online(chain(flow, rows), labels=replace(LABELS, schedule="at once"))
-        models = training.models.collect()
-        flow.run()
-        assert frozen(models.items[-1].parameters) == frozen(loop.model.parameters(state=False))
+        found = Trained(replace(LABELS, schedule="at once"), lambda flow, n=rows: chain(flow, n))
+        assert found.bits == frozen(loop.model.parameters(state=False))
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
@@ -193,16 +187,16 @@ def test_a_training_behind_a_join_predicts_at_the_time_of_the_question(rows: tup
     """
     given = distinct(start_of({"a": 0.5, "b": 0.1}, (1, 40), 800))
     questions, answers = ([e for e in given if ("label" in e) is is_answer] for is_answer in (False, True))
-    flow = Flow("f")
-    left, right = (
-        timed(flow.from_source(source_of(side, size), name=str(place))).key_by(lambda event: event["id"])
-        for place, (side, size) in enumerate(zip((questions, answers), rows, strict=True))
-    )
-    pairs = left.interval_join(right, lower_s=0, upper_s=60, how="left", one_to_one=True)
-    examples = pairs.map(lambda pair: {name: pair[0][name] for name in FEATURES} | {"label": pair[1] is not None})
-    training = train_online(examples, label="label", report_every=10**6)
-    models, metrics = training.models.collect(), training.validation.collect()
-    flow.run()
+
+    def joined(flow: Flow) -> Stream:
+        left, right = (
+            timed(flow.from_source(source_of(side, size), name=str(place))).key_by(lambda event: event["id"])
+            for place, (side, size) in enumerate(zip((questions, answers), rows, strict=True))
+        )
+        pairs = left.interval_join(right, lower_s=0, upper_s=60, how="left", one_to_one=True)
+        return pairs.map(lambda pair: {name: pair[0][name] for name in FEATURES} | {"label": pair[1] is not None})
+
+    found = Trained(None, joined, label="label")
     # The same rows in the order of their times: asked at the question, learned at the answer or after the wait.
     times = {event["id"]: event["at"] for event in questions}
     known = {event["id"]: event["at"] for event in answers}
@@ -210,14 +204,11 @@ def test_a_training_behind_a_join_predicts_at_the_time_of_the_question(rows: tup
     moments += [(known.get(key, at + 60_000), 1, key) for key, at in times.items()]
     fields = {event["id"]: {name: event[name] for name in FEATURES} for event in questions}
     in_order = [{"id": key, **({"label": key in known} if kind else fields[key])} for _, kind, key in sorted(moments)]
-    flow = Flow("by hand")
     labels = replace(LABELS, within_s=None, otherwise=None)
-    by_hand = train_online(flow.from_items(in_order, parallelism=1), labels=labels, report_every=10**6)
-    expected, expected_metrics = by_hand.models.collect(), by_hand.validation.collect()
-    flow.run()
-    assert frozen(models.items[-1].parameters) == frozen(expected.items[-1].parameters)
-    assert metrics.items[-1]["count"] == 800
-    assert metrics.items[-1]["loss"] == pytest.approx(expected_metrics.items[-1]["loss"])
+    expected = Trained(labels, lambda flow: flow.from_items(in_order, parallelism=1))
+    assert found.bits == expected.bits
+    assert found.metrics["count"] == 800
+    assert found.metrics["loss"] == pytest.approx(expected.metrics["loss"])
 
 
 def test_several_subtasks_and_hidden_partitions_keep_the_order() -> None:

@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 from learn.frozen_states import frozen
-from learn.online_support import delayed
+from learn.online_support import delayed, trained
 
-from streamiter import Flow
+from streamiter import learn
 from streamiter.errors import ModelError
-from streamiter.learn import AdaptiveLinearModel, OnlineRegressor, PoissonLoss, QuantileLoss, train_online
+from streamiter.learn import AdaptiveLinearModel, PoissonLoss, QuantileLoss
 from streamiter.models import LinearPredictor
 
 ROWS = 6_000
@@ -156,14 +156,9 @@ def test_a_flow_learns_as_a_plain_loop_and_is_validated_by_its_loss(options: dic
     predictions = model.learn_each(features, labels)
     own = PoissonLoss() if options["loss"] == "poisson" else QuantileLoss(options.get("quantile", 0.5))
     for mini_batch in (1, 60, 500):
-        flow = Flow("late")
-        training = train_online(
-            flow.from_items(rows), label="late", features=["km", "sky"], mini_batch=mini_batch, **options
-        )
-        metrics, models = training.validation.collect(), training.models.collect()
-        flow.run()
-        assert frozen(models.items[-1].parameters) == frozen(model.parameters(state=False))
-        [last] = metrics.items[-1:]
+        result = trained(rows, label="late", features=["km", "sky"], mini_batch=mini_batch, **options)
+        assert result.last == frozen(model.parameters(state=False))
+        last = result.metrics
         assert last["loss"] == pytest.approx(own.values(predictions, labels).mean())
         assert last["window_loss"] == pytest.approx(last["loss"])
         assert last["window_baseline_loss"] == pytest.approx(
@@ -182,16 +177,8 @@ def test_late_labels_do_not_depend_on_mini_batches(options: dict[str, Any]) -> N
         if n >= 40:
             events.append({"id": rows[n - 40]["id"], "late": rows[n - 40]["late"]})
     labels = delayed(["km", "sky"], "late")
-    results = []
-    for mini_batch in (7, 1_000):
-        flow = Flow("late")
-        training = train_online(
-            flow.from_items(events), labels=labels, mini_batch=mini_batch, mode="synchronous", **options
-        )
-        models = training.models.collect()
-        flow.run()
-        results.append(frozen(models.items[-1].parameters))
-    assert results[0] == results[1]
+    few, many = (trained(events, labels=labels, mini_batch=rows, mode="synchronous", **options) for rows in (7, 1_000))
+    assert few.last == many.last
 
 
 @losses
@@ -239,5 +226,6 @@ def test_extreme_rows_leave_a_model_that_predicts(options: dict[str, Any]) -> No
 def test_the_estimator_of_scikit_learn_has_the_losses() -> None:
     """Nine of ten labels are below the quantile 0.9."""
     x, y = numbers("skewed")
-    model = OnlineRegressor(loss="quantile", quantile=0.9).fit(x, y)
+    # Imported in the test: scikit-learn takes longer than to collect all tests of learners.
+    model = learn.OnlineRegressor(loss="quantile", quantile=0.9).fit(x, y)
     assert np.mean(y <= model.predict(x)) == pytest.approx(0.9, abs=0.03)

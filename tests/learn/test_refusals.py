@@ -12,10 +12,9 @@ from typing import Any
 
 import numpy as np
 import polars
-import pytest
 from learn.linear_cases import LABELS, ROWS
 from learn.online_support import DELAYED
-from support.refusals import sections, with_errors_now, write
+from support.refusals import refusals_test, write
 
 from streamiter import Columns, Flow, IterationConfig, OperatorLifeCycle, learn, topic
 from streamiter.learn.on_parameter_server import CentroidRows, MoveCentroids
@@ -112,12 +111,7 @@ CALLS = {
     "rows, for models that stay as they were": of_a_fitted_model,
 }
 
-
-@pytest.mark.parametrize("section", CALLS)
-async def test_wrong_options_and_rows_are_refused_with_their_texts(section: str) -> None:
-    """Each section tells the incidents that its refusals prevent."""
-    text = sections(FILE)[section]
-    assert await with_errors_now(text, CALLS[section]) == text
+test_wrong_options_and_rows_are_refused_with_their_texts = refusals_test(FILE, CALLS)
 
 
 if __name__ == "__main__":

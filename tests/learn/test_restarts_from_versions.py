@@ -55,7 +55,7 @@ ROWS: list[Any] = [
         "when": f"2024-03-{1 + n % 28:02}T{n % 24:02}:00",
         "code": str(n % 9) if n < 12 or n % 2 else f"x{n % 5}",
     }
-    for n, row in enumerate(trips(400))
+    for n, row in enumerate(trips(240))
 ]
 FIELDS = [*FEATURES, "size", "when", "code"]
 HASHER = FeatureHasher(["town"], numeric={"km": 1e-3, "wind": 1.0}, bits=8)
@@ -133,7 +133,7 @@ async def test_a_restart_from_a_version_continues_to_the_last_bit(learner: str) 
     drifts = {name for name in uninterrupted.metrics if name != "loss"}
     for form, record_bytes_max in FORMS.items():
         parts = await made(record_bytes_max)
-        for part in np.array_split(np.arange(len(ROWS)), 5 if form == "json" else 2):
+        for part in np.array_split(np.arange(len(ROWS)), 3 if form == "json" else 2):
             await in_thread(run, parts, [rows[row] for row in part], options, form)
         restarted = await newest(parts)
         assert frozen(restarted.parameters) == frozen(uninterrupted.parameters), form

@@ -1,5 +1,6 @@
 """Tests of models share this code: a clock, short functions that write updates, and the compaction of a topic."""
 
+import asyncio
 import itertools
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -10,7 +11,8 @@ from topics import topic_case
 from streamiter.models import ModelUpdate, ModelUpdateEncoder
 from streamiter.models.intake import UpdateIntake
 from streamiter.topics.memory import MemoryBroker
-from streamiter.topics.topic import OutgoingBatch, ReadRequest, Topic, TopicRecord
+from streamiter.topics.topic import OutgoingBatch, ReadRequest, Topic, TopicBatch, TopicReader, TopicRecord
+from streamiter.values.helpers.clock import Clock
 
 MakeTopic = Callable[..., Awaitable[Topic]]
 
@@ -62,6 +64,63 @@ def interleaved(*batches: OutgoingBatch) -> OutgoingBatch:
     mixed = [row for turn in itertools.zip_longest(*rows) for row in turn if row is not None]
     values, keys, headers = zip(*mixed, strict=True)
     return OutgoingBatch(values=values, keys=keys, headers=headers, partition=0)
+
+
+async def memory_topic(
+    *batches: OutgoingBatch, partitions: int = 1, clock: Clock | None = None, **settings: Any
+) -> Topic:
+    """Return a new topic in memory with these updates."""
+    made = MemoryBroker(**({} if clock is None else {"clock": clock})).topic("models")
+    await made.create(partitions=partitions, **settings)
+    await write(made, *batches)
+    return made
+
+
+class WatchedTopic:
+    """Counts the records that are read and the open readers, and can act before a reader is opened."""
+
+    def __init__(self, topic: Topic) -> None:
+        self._topic = topic
+        self.records_read = 0
+        self.largest_batch = 0
+        self.open_readers = self.open_readers_ever = 0
+        self.closed = asyncio.Event()
+        self.before_open: Any = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._topic, name)
+
+    async def open_reader(self, request: ReadRequest) -> TopicReader:
+        if self.before_open is not None:
+            await self.before_open()
+        self.open_readers_ever += 1
+        reader = await self._topic.open_reader(request)
+        self.open_readers += 1
+        return _WatchedReader(self, reader)
+
+
+class _WatchedReader(TopicReader):
+    def __init__(self, topic: WatchedTopic, reader: TopicReader) -> None:
+        self._topic = topic
+        self._reader = reader
+
+    async def read(self) -> TopicBatch | None:
+        batch = await self._reader.read()
+        if batch is not None:
+            self._topic.records_read += len(batch)
+            self._topic.largest_batch = max(self._topic.largest_batch, len(batch))
+        return batch
+
+    def positions(self) -> Any:
+        return self._reader.positions()
+
+    def lag(self) -> Any:
+        return self._reader.lag()
+
+    async def close(self) -> None:
+        self._topic.open_readers -= 1
+        self._topic.closed.set()
+        await self._reader.close()
 
 
 async def write(topic: Topic, *batches: OutgoingBatch) -> None:

@@ -9,7 +9,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from models.model_case import MakeTopic, ManualClock, all_records, compacted, encoder, outgoing, same, update_of, write
+from models.model_case import (
+    MakeTopic,
+    ManualClock,
+    all_records,
+    compacted,
+    encoder,
+    memory_topic,
+    outgoing,
+    same,
+    update_of,
+    write,
+)
 from models.shape_cases import shaped
 from support.waiting import until
 
@@ -110,13 +121,6 @@ def ranks_of(batch: OutgoingBatch) -> list[str]:
     return ["whole" if headers.link is None else "change" for headers in parsed if headers.is_last]
 
 
-async def memory_topic(*batches: OutgoingBatch, **settings: Any) -> Topic:
-    topic = MemoryBroker().topic("models")
-    await topic.create(**settings)
-    await write(topic, *batches)
-    return topic
-
-
 OPTIONS: list[dict[str, Any]] = [{"record_bytes_max": 1500}, {"format": "json"}, {"format": "safetensors"}]
 
 
@@ -178,7 +182,7 @@ async def test_compaction_up_to_any_record_keeps_the_last_version() -> None:
     assert [name for batch in batches for name in ranks_of(batch)].count("whole") == 2
     random = Random(2)
     records = await all_records(await memory_topic(*batches))
-    for _ in range(60):
+    for _ in range(30):
         end = random.randrange(1, len(records) + 1)
         topic = await after_compaction(records[:end], random.randrange(end + 1))
         closed = [UpdateHeaders.parse(each.headers) for each in records[:end] if each.value is not None]

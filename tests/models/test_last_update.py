@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Awaitable
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,12 +11,14 @@ from hypothesis import strategies as st
 from models.model_case import (
     MakeTopic,
     ManualClock,
+    WatchedTopic,
     all_records,
     compacted,
     encoder,
     interleaved,
     large,
     large_update,
+    memory_topic,
     selected,
     update_of,
     write,
@@ -26,8 +27,7 @@ from support.waiting import PATIENCE_S
 
 from streamiter.errors import DecodeError, OffsetOutOfRange, TopicNotFound
 from streamiter.models import last_update, model_updates, next_run
-from streamiter.topics.memory import MemoryBroker
-from streamiter.topics.topic import OutgoingBatch, ReadRequest, Topic, TopicBatch, TopicReader
+from streamiter.topics.topic import OutgoingBatch, Topic
 
 
 async def last_rank(topic: Topic) -> tuple[int, int] | None:
@@ -37,57 +37,6 @@ async def last_rank(topic: Topic) -> tuple[int, int] | None:
 
 async def next_generation(topic: Topic, model: str) -> int:
     return (await next_run(topic, model)).generation
-
-
-class WatchedTopic:
-    """Counts the records that are read, and can act before a reader is opened."""
-
-    def __init__(self, topic: Topic) -> None:
-        self._topic = topic
-        self.records_read = 0
-        self.largest_batch = 0
-        self.open_readers = self.open_readers_ever = 0
-        self.before_open: Any = None
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._topic, name)
-
-    async def open_reader(self, request: ReadRequest) -> TopicReader:
-        if self.before_open is not None:
-            await self.before_open()
-        reader = await self._topic.open_reader(request)
-        self.open_readers += 1
-        self.open_readers_ever += 1
-        return _WatchedReader(self, reader)
-
-
-class _WatchedReader(TopicReader):
-    def __init__(self, topic: WatchedTopic, reader: TopicReader) -> None:
-        self._topic = topic
-        self._reader = reader
-
-    async def read(self) -> TopicBatch | None:
-        batch = await self._reader.read()
-        if batch is not None:
-            self._topic.records_read += len(batch)
-            self._topic.largest_batch = max(self._topic.largest_batch, len(batch))
-        return batch
-
-    def positions(self) -> Any:
-        return self._reader.positions()
-
-    def lag(self) -> Any:
-        return self._reader.lag()
-
-    async def close(self) -> None:
-        self._topic.open_readers -= 1
-        await self._reader.close()
-
-
-async def memory_topic(partitions: int = 1, **options: Any) -> Topic:
-    topic = MemoryBroker(**options).topic("models")
-    await topic.create(partitions=partitions)
-    return topic
 
 
 def timed(batch: OutgoingBatch, first_ms: int) -> OutgoingBatch:
@@ -159,8 +108,7 @@ async def test_a_long_history_is_not_read() -> None:
 
 async def test_few_records_in_very_many_offsets_are_found_at_once() -> None:
     """Compaction leaves gaps, so a warm start that read windows of a few thousand offsets took minutes."""
-    topic = MemoryBroker().topic("models")
-    await topic.create(settings={"compact": "1"})
+    topic = await memory_topic(settings={"compact": "1"})
     one = encoder()
     for _ in range(12):  # each batch replaces the previous one, whose offsets become a gap
         await write(topic, OutgoingBatch([b"x"] * 100_000, keys=[b"other"] * 100_000))
@@ -168,21 +116,13 @@ async def test_few_records_in_very_many_offsets_are_found_at_once() -> None:
     for _ in range(12):
         await write(topic, OutgoingBatch([b"x"] * 100_000, keys=[b"other"] * 100_000))
     watched = WatchedTopic(topic)
-    opened = 0
-
-    async def count() -> None:
-        nonlocal opened
-        opened += 1
-
-    watched.before_open = count
     assert await last_rank(watched) == (1, 1)  # type: ignore[arg-type]
-    assert opened < 20
+    assert watched.open_readers_ever < 20
 
 
 async def test_a_model_not_published_for_long_is_found_behind_the_others() -> None:
     """A model that publishes rarely must be found among models that publish often."""
-    topic = await memory_topic()
-    await write(topic, timed(large_update((3, 9)), 0))
+    topic = await memory_topic(timed(large_update((3, 9)), 0))
     busy = encoder(model="busy")
     await write(topic, *(timed(busy.encode([np.zeros(1)] * 1000), 1000 * turn) for turn in range(1, 12)))
     watched = WatchedTopic(topic)
@@ -290,21 +230,17 @@ async def test_an_open_transaction_at_the_end_is_neither_seen_nor_waited_for(mak
 
 async def test_retention_that_overtakes_the_search_does_not_end_it() -> None:
     """In a busy topic with short retention, the next records of the search may have been deleted."""
-    topic = MemoryBroker().topic("models")
-    await topic.create(settings={"retention_records": "200"})
+    topic = await memory_topic(settings={"retention_records": "200"})
     await write(topic, update_of((1, 1)), encoder(model="busy").encode([np.zeros(1)] * 150))
     watched = WatchedTopic(topic)
-    opened = 0
 
     async def overtake() -> None:
-        nonlocal opened
-        opened += 1
-        if opened == 2:
+        if watched.open_readers_ever == 1:
             await write(topic, encoder(model="busy").encode([np.zeros(1)] * 130))
 
     watched.before_open = overtake
     assert await last_update(watched, "ctr") is None  # type: ignore[arg-type]
-    assert opened > 2
+    assert watched.open_readers_ever > 2
     assert watched.open_readers == 0
 
 

@@ -12,12 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from models.model_case import (
     MakeTopic,
+    WatchedTopic,
     all_records,
     compacted,
     encoder,
     interleaved,
     large,
     large_update,
+    memory_topic,
     selected,
     update_of,
     write,
@@ -27,7 +29,7 @@ from support.waiting import PATIENCE_S
 from streamiter.errors import DecodeError, TopicNotFound
 from streamiter.models import ModelUpdate, ModelUpdateEncoder, UpdateStatistics, model_updates
 from streamiter.topics.memory import MemoryBroker
-from streamiter.topics.topic import OutgoingBatch, ReadRequest, Topic, TopicBatch, TopicReader
+from streamiter.topics.topic import OutgoingBatch, Topic
 from streamiter.values.helpers.clock import SystemClock
 
 
@@ -59,8 +61,7 @@ def test_a_reader_sees_exactly_the_running_maxima(written: list[tuple[int, int, 
     """For any interleaving of writers, the versions strictly increase, and only other updates are skipped."""
 
     async def main() -> list[tuple[int, int]]:
-        topic = MemoryBroker().topic("models")
-        await topic.create()
+        topic = await memory_topic()
         for generation, version, is_large in written:
             await write(topic, (large_update if is_large else update_of)((generation, version)))
         return await ranks(topic)
@@ -179,9 +180,7 @@ UNREADABLE = {
 @pytest.mark.parametrize("unreadable", list(UNREADABLE))
 async def test_an_unreadable_update_is_an_error_with_its_place_or_skipped(unreadable: str) -> None:
     """A user wrote a record by hand: the error must name its position, and later updates must stay readable."""
-    topic = MemoryBroker().topic("models")
-    await topic.create()
-    await write(topic, update_of((1, 1)), UNREADABLE[unreadable], update_of((1, 3)))
+    topic = await memory_topic(update_of((1, 1)), UNREADABLE[unreadable], update_of((1, 3)))
     updates = model_updates(topic, "ctr", follow=False)
     assert (await anext(updates)).rank == (1, 1)
     with pytest.raises(DecodeError, match="memory://models, partition 0, offset 1: expected an update of model 'ctr'"):
@@ -260,48 +259,9 @@ async def test_waiting_can_be_cancelled_and_repeated(make_topic: MakeTopic) -> N
             assert (await soon(updates)).rank == (1, version)
 
 
-class CountingTopic:
-    """A topic that counts its open readers, and otherwise behaves as the real topic."""
-
-    def __init__(self, topic: Topic) -> None:
-        self._topic = topic
-        self.open_readers = 0
-        self.closed = asyncio.Event()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._topic, name)
-
-    async def open_reader(self, request: ReadRequest) -> TopicReader:
-        self.open_readers += 1
-        return _CountedReader(self, await self._topic.open_reader(request))
-
-
-class _CountedReader(TopicReader):
-    def __init__(self, topic: CountingTopic, reader: TopicReader) -> None:
-        self._topic = topic
-        self._reader = reader
-
-    async def read(self) -> TopicBatch | None:
-        return await self._reader.read()
-
-    def positions(self) -> Any:
-        return self._reader.positions()
-
-    def lag(self) -> Any:
-        return self._reader.lag()
-
-    async def close(self) -> None:
-        self._topic.open_readers -= 1
-        self._topic.closed.set()
-        await self._reader.close()
-
-
 async def test_a_loop_left_by_break_closes_its_reader() -> None:
     """Each loop that a break had left kept a connection to the broker until the process ended."""
-    plain = MemoryBroker().topic("models")
-    await plain.create()
-    await write(plain, update_of((1, 1)), update_of((1, 2)))
-    topic = CountingTopic(plain)
+    topic = WatchedTopic(await memory_topic(update_of((1, 1)), update_of((1, 2))))
     async for _ in model_updates(topic, "ctr"):  # type: ignore[arg-type]
         assert topic.open_readers == 1
         break
@@ -312,10 +272,7 @@ async def test_a_loop_left_by_break_closes_its_reader() -> None:
 
 async def test_the_reader_is_closed_at_the_end_and_by_closing_twice() -> None:
     """The reader must be closed once by its end, by `async with` or by aclose()."""
-    plain = MemoryBroker().topic("models")
-    await plain.create()
-    await write(plain, update_of((1, 1)))
-    topic = CountingTopic(plain)
+    topic = WatchedTopic(await memory_topic(update_of((1, 1))))
     updates = model_updates(topic, "ctr", start="latest_model", follow=False)  # type: ignore[arg-type]
     assert [update.rank async for update in updates] == [(1, 1)]
     assert topic.open_readers == 0
@@ -344,8 +301,7 @@ async def test_a_compacted_topic_still_gives_the_last_update(make_topic: MakeTop
 
 async def test_compaction_while_an_update_is_written_keeps_the_one_before() -> None:
     """A crash between two chunks and a later compaction left no model at all."""
-    topic = MemoryBroker().topic("models")
-    await topic.create()
+    topic = await memory_topic()
     one = encoder(record_bytes_max=1000)
     await write(topic, one.encode([large(1.0)]))
     second = one.encode([large(2.0)])

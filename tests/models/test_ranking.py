@@ -5,14 +5,13 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 from models.embedding_cases import embedded
-from models.model_case import encoder, write
+from models.model_case import encoder, memory_topic, write
 from models.shape_cases import shaped
 
 from streamiter.errors import ModelError
 from streamiter.learn import AdaptiveLinearModel
 from streamiter.models import LinearPredictor, ServedModel
 from streamiter.models.embedding_scores import EmbeddingKind
-from streamiter.topics import MemoryBroker
 from streamiter.values.records import Columns
 from streamiter.values.sparse_rows import SparseRows
 
@@ -89,8 +88,7 @@ def test_models_that_cannot_rank_say_so() -> None:
 
 async def test_a_served_model_ranks_by_its_newest_version() -> None:
     """A list was ranked by two versions."""
-    topic = MemoryBroker().topic("models")
-    await topic.create()
+    topic = await memory_topic()
     parameters = embedded("logit")
     await write(topic, encoder(1).encode([parameters]))
     async with ServedModel(topic, "ctr") as served:

@@ -8,11 +8,10 @@ from pathlib import Path
 import numpy as np
 import pandas
 import polars
-import pytest
 from models.embedding_cases import embedded
 from models.model_case import encoder
 from models.shape_cases import shaped
-from support.refusals import sections, with_errors_now, write
+from support.refusals import refusals_test, write
 
 from streamiter import topic
 from streamiter.learn import AdaptiveLinearModel
@@ -51,12 +50,7 @@ async def of_an_encoder(code: str) -> object:
 
 CALLS = {"rows and parameters": where_written, "updates, which use up no version": of_an_encoder}
 
-
-@pytest.mark.parametrize("section", CALLS)
-async def test_wrong_rows_and_models_are_refused_with_their_texts(section: str) -> None:
-    """Each section tells the incidents that its refusals prevent."""
-    text = sections(FILE)[section]
-    assert await with_errors_now(text, CALLS[section]) == text
+test_wrong_rows_and_models_are_refused_with_their_texts = refusals_test(FILE, CALLS)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pandas
 import pytest
-from models.model_case import encoder, write
+from models.model_case import encoder, memory_topic, write
 from support.costs import calls_of
 from support.examples import random_examples
 from support.waiting import PATIENCE_S, until
@@ -23,7 +23,6 @@ from streamiter.errors import ModelError
 from streamiter.learn import BadRows
 from streamiter.learn.ready_made.adaptive import AdaptiveLinearModel
 from streamiter.models import LinearPredictor, ModelUpdate, ServedModel, exported
-from streamiter.topics.memory import MemoryBroker
 from streamiter.values.sparse_rows import SparseRows
 
 TOLERANCE = {"rtol": 1e-12, "atol": 1e-12}
@@ -65,9 +64,7 @@ def trips(count: int, *, seed: int = 1) -> list[dict[str, Any]]:
 
 async def served(model: AdaptiveLinearModel, form: str = "safetensors") -> ServedModel:
     """Publish the model to a topic, and return what serves it."""
-    topic = MemoryBroker().topic("models")
-    await topic.create()
-    await write(topic, encoder(1, 1, format=form).encode([model.parameters()]))
+    topic = await memory_topic(encoder(1, 1, format=form).encode([model.parameters()]))
     return ServedModel(topic, "ctr")
 
 
@@ -238,9 +235,7 @@ async def test_a_published_version_says_how_its_fields_are_read(form: str, caplo
         for n in range(300)
     ]
     model.learn(rows, [n % 3 == 1 for n in range(300)])
-    topic = MemoryBroker().topic("models")
-    await topic.create()
-    await write(topic, encoder(1, 1, format=form).encode([model.parameters()]))
+    topic = await memory_topic(encoder(1, 1, format=form).encode([model.parameters()]))
     async with ServedModel(topic, "ctr") as following:
         await following.ready()
         update = following.update

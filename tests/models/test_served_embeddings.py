@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 from models.embedding_cases import EMBEDDED_ROWS, embedded, scores_by_hand
+from models.model_case import memory_topic
 from models.test_served_shapes import linked
 
 from streamiter import Flow
@@ -13,7 +14,6 @@ from streamiter.errors import ModelError
 from streamiter.learn import AdaptiveLinearModel, Embeddings, train_online
 from streamiter.models import LinearPredictor, ServedModel
 from streamiter.models.embedding_scores import EmbeddingKind
-from streamiter.topics import MemoryBroker
 from streamiter.values.records import Columns
 
 KINDS: list[EmbeddingKind] = ["fm", "deepfm", "wide and deep"]
@@ -199,8 +199,7 @@ async def test_a_served_version_predicts_what_its_learner_predicts(kind: Any, ta
     """A text that no row had was of no field for the learner, and a common vector for the service."""
     rows = [row | {"label": label_of(row, task)} for row in events(1_200, 3)]
     settings = Embeddings(kind=kind, admit=2, at_most="5 MB")
-    topic = MemoryBroker().topic("models")
-    await topic.create()
+    topic = await memory_topic()
     flow = Flow("shop")
     training = train_online(
         flow.from_items(rows), label="label", embeddings=settings, shapes=shapes, mode="synchronous", mini_batch=100

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from models.model_case import MakeTopic, ManualClock, encoder, update_of, write
+from models.model_case import MakeTopic, ManualClock, encoder, memory_topic, update_of, write
 from support.waiting import until
 
 from streamiter.errors import ModelError, TopicNotFound, TopicUnavailable
@@ -18,12 +18,6 @@ from streamiter.topics.topic import ReadRequest, Topic, TopicBatch, TopicReader
 
 def version_of(served: ServedModel) -> int | None:
     return served.statistics().version
-
-
-async def memory_topic() -> Topic:
-    topic = MemoryBroker().topic("models")
-    await topic.create()
-    return topic
 
 
 async def test_a_prediction_names_the_version_it_was_computed_with(make_topic: MakeTopic) -> None:
@@ -71,8 +65,7 @@ async def test_rows_of_a_hasher_are_predicted_as_by_the_model_itself() -> None:
     rows = hasher.rows(records)
     model = LogisticRegression(hasher.width)
     model.learn(rows, [1.0, 0.0, 1.0, 0.0, 0.0, 1.0])
-    topic = await memory_topic()
-    await write(topic, encoder(1, 1).encode([model.parameters()]))
+    topic = await memory_topic(encoder(1, 1).encode([model.parameters()]))
     async with ServedModel(topic, "ctr") as served:
         await served.ready()
         assert served.predict(rows).value == pytest.approx(model.predict(rows), rel=1e-15)
@@ -148,8 +141,7 @@ async def test_waiting_ends_when_the_model_is_closed() -> None:
 
 async def test_a_users_predictor_gets_parameters_and_rows() -> None:
     """k-means is not linear, so it needs the user's predictor."""
-    topic = await memory_topic()
-    await write(topic, encoder().encode([{"centroids": np.array([0.0, 10.0])}]))
+    topic = await memory_topic(encoder().encode([{"centroids": np.array([0.0, 10.0])}]))
 
     def nearest(parameters: Any, x: float) -> int:
         return int(np.argmin(np.abs(parameters["centroids"] - x)))
@@ -200,8 +192,7 @@ async def test_a_version_that_load_cannot_use_leaves_the_last_good_model_in_serv
 
 async def test_a_deleted_topic_is_reported_by_check_and_at_the_end_while_the_last_model_predicts() -> None:
     """The topic was deleted by mistake; for weeks the service used an old model, without an error."""
-    topic = await memory_topic()
-    await write(topic, update_of((1, 1)))
+    topic = await memory_topic(update_of((1, 1)))
     served = ServedModel(topic, "ctr")
 
     async def serve() -> None:
@@ -354,8 +345,7 @@ async def test_an_outage_is_reported_and_followed_by_the_newest_model() -> None:
 async def test_an_outage_never_takes_a_model_back() -> None:
     """After a reconnection, the last update was from a superseded writer, and the server used a model one day older."""
     clock = ManualClock()
-    topic = MemoryBroker().topic("models")
-    await topic.create(settings={"retention_records": "2"})
+    topic = await memory_topic(settings={"retention_records": "2"})
     flaky = FlakyTopic(topic)
     await write(topic, update_of((2, 1)))
     async with ServedModel(flaky, "ctr", clock=clock) as served:  # type: ignore[arg-type]

@@ -10,7 +10,7 @@ import orjson
 import pytest
 from jsonschema_rs import Draft202012Validator
 from models.embedding_cases import embedded
-from models.model_case import MakeTopic, all_records, encoder, write
+from models.model_case import MakeTopic, all_records, encoder, memory_topic, write
 from models.shape_cases import shaped
 
 from streamiter.errors import DecodeError
@@ -20,7 +20,7 @@ from streamiter.models.documents import JSON_CONTENT_TYPE
 from streamiter.models.update import UpdateHeaders
 from streamiter.networks import Network
 from streamiter.networks.serving import version_of
-from streamiter.topics import MemoryBroker, Topic
+from streamiter.topics import Topic
 from streamiter.values.numbers import Moments
 
 SCHEMA = json.loads(files("streamiter.models").joinpath("model-update.schema.json").read_text("utf-8"))
@@ -121,8 +121,7 @@ def document(content_type: str, value: bytes) -> Any:
 @pytest.mark.parametrize("kind", list(KINDS))
 async def test_each_kind_of_update_is_as_specified(kind: str) -> None:
     """A team wrote a reader by the specification, and it failed at the first model with classes."""
-    topic = MemoryBroker().topic("models")
-    await topic.create()
+    topic = await memory_topic()
     model = KINDS[kind]()
     for generation, (form, limit) in enumerate([("json", 10**6), ("safetensors", 10**6), ("auto", 3_000)], start=1):
         await write(topic, encoder(generation, format=form, record_bytes_max=limit).encode([model], epoch=4))
@@ -141,8 +140,7 @@ async def test_each_kind_of_update_is_as_specified(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["truth values", "tables", "every tag", "a network", "bare weights"])
 async def test_each_change_is_as_specified(kind: str, form: Any) -> None:
     """The specification had the whole models only, and a reader of changes was written by trying."""
-    topic = MemoryBroker().topic("models")
-    await topic.create()
+    topic = await memory_topic()
     model = KINDS[kind]()
     other = np.append(model, 1.0) if isinstance(model, np.ndarray) else {**model, "new": [np.ones(3), {"a": 1}]}
     padding = np.zeros(3000)
@@ -205,8 +203,7 @@ async def test_an_update_of_a_later_format_is_not_read_as_this_one(make_topic: M
 
 async def test_an_update_with_tables_is_of_the_second_format() -> None:
     """A consumer that knew linear models only predicted with the linear member alone, and nobody noticed."""
-    topic = MemoryBroker().topic("models")
-    await topic.create()
+    topic = await memory_topic()
     await write(
         topic,
         encoder(1).encode([np.ones(1), shaped("logit")]),
@@ -219,8 +216,7 @@ async def test_an_update_with_tables_is_of_the_second_format() -> None:
 @pytest.mark.parametrize("form", ["json", "safetensors"])
 async def test_an_update_with_embeddings_is_of_the_third_format_and_keeps_all_bits_of_its_keys(form: Any) -> None:
     """A consumer of tables predicted without the embeddings; keys of 62 bits were rounded to 53."""
-    topic = MemoryBroker().topic("models")
-    await topic.create()
+    topic = await memory_topic()
     parameters = embedded("logit", seed=2)
     await write(topic, encoder(1, format=form, record_bytes_max=9_000).encode([parameters]))
     [(headers, given)] = await published(topic)

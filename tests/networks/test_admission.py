@@ -59,8 +59,8 @@ def without_range(*, factors: int = 3, **data: Any) -> Network:
 
 def training(flow: Flow, server: ParameterServer, admission: Admission | None, **options: Any) -> NetworkTraining:
     made = options.pop("network", None) or without_range()
+    source = flow.from_items(VIEWS[: options.pop("views", RECORDS)], name="views")
     given = {"consistency": BSP(), "batch": 50, "extract": examples, "publish_every": 10} | options
-    source = flow.from_items(VIEWS, name="views")
     return train_network_online(source, made, server, admission=admission, **given)
 
 
@@ -136,8 +136,9 @@ async def test_features_come_and_go_the_same_on_any_shards_and_after_a_restore(
 async def test_features_that_are_admitted_at_once_are_learned_as_those_of_a_hash_table(consistency: Any) -> None:
     """The first gradient of a feature was lost, or its slots began otherwise, where it was admitted."""
     made = without_range(indexrange=LIMIT)
-    table = await Run(Admission(admit=1, at_most="40 MB"), network=made, consistency=consistency).whole()
-    cells = await Run(None, network=made, consistency=consistency).whole()
+    options: dict[str, Any] = {"network": made, "consistency": consistency, "views": 800}
+    table = await Run(Admission(admit=1, at_most="40 MB"), **options).whole()
+    cells = await Run(None, **options).whole()
     assert table.losses == cells.losses
     assert table.last == cells.last
 
@@ -174,7 +175,7 @@ async def test_a_training_starts_with_the_features_of_a_version() -> None:
     await updates.create()
     for start in (None, Published(updates, "views")):
         flow = Flow("views")
-        made = training(flow, ParameterServer(), CAPPED, start=start, publish_every=1)
+        made = training(flow, ParameterServer(), CAPPED, start=start, publish_every=1, views=1_000)
         made.models.publish_model(updates, model="views")
         models = made.models.collect()
         await (await flow.start()).wait()
@@ -183,7 +184,7 @@ async def test_a_training_starts_with_the_features_of_a_version() -> None:
     after = models.items[0].parameters
     assert set(before["features"]) <= set(after["features"])
     moved = after["embedding.weight"][np.isin(after["features"], before["features"])] - before["embedding.weight"]
-    assert np.count_nonzero(moved.any(axis=1)) < len(moved) / 2
+    assert np.count_nonzero(moved.any(axis=1)) < 0.75 * len(moved)  # Those that one mini-batch has.
 
 
 @pytest.mark.parametrize(

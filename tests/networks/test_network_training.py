@@ -1,5 +1,6 @@
 """Training of networks; training that diverges gives an error and keeps the last finite model."""
 
+import functools
 import json
 import math
 import warnings
@@ -11,6 +12,7 @@ import pytest
 from files.files_support import data_file
 from networks.published import published
 from networks.training_support import FIELDS, arrays_of, document, network, records, rows, trained
+from support.soak import in_soak
 from support.waiting import until
 
 from streamiter import Flow
@@ -205,6 +207,7 @@ async def test_a_training_that_was_cut_off_continues_to_the_same_model() -> None
     assert models.items[-1].records == 15 * 300
 
 
+@functools.cache
 def census(settings: Any, kind: str) -> LabelledRows:
     return read_rows(data_file(f"census/census_148d_{kind}.dummy"), settings, owner="census")
 
@@ -269,7 +272,11 @@ def test_the_published_logistic_regression_reaches_its_known_quality_on_a9a() ->
 
 @pytest.mark.parametrize(
     ("name", "known"),
-    [("logreg", (0.330, 0.850, 0.901)), ("deepfm", (0.331, 0.850, 0.900)), ("daw", (0.315, 0.851, 0.909))],
+    [
+        ("deepfm", (0.331, 0.850, 0.900)),
+        ("daw", (0.315, 0.851, 0.909)),
+        *in_soak(("logreg", (0.330, 0.850, 0.901))),  # The test above learns it from other rows.
+    ],
 )
 def test_the_published_networks_reach_their_known_quality_on_census(
     name: str, known: tuple[float, float, float]

@@ -17,7 +17,7 @@ from networks.configuration.refusals import added, at_top, replaced, small, with
 from networks.functions_by_name import LOSSES
 from networks.published import deep_fm, layer
 from networks.training_support import network, rows
-from support.refusals import sections, with_errors_now, write
+from support.refusals import refusals_test, write
 
 from streamiter import Flow
 from streamiter.errors import ConfigurationError
@@ -144,12 +144,7 @@ CALLS = {
     "mini-batches, of which a place holder has one": of_a_place_holder,
 }
 
-
-@pytest.mark.parametrize("section", CALLS)
-async def test_wrong_configurations_and_rows_are_refused_with_their_texts(section: str) -> None:
-    """Each section tells the incidents that its refusals prevent."""
-    text = sections(FILE)[section]
-    assert await with_errors_now(text, CALLS[section]) == text
+test_wrong_configurations_and_rows_are_refused_with_their_texts = refusals_test(FILE, CALLS)
 
 
 if __name__ == "__main__":

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 from parameter_server.psf.on_blocks import Fixture, OnBlocks
-from support.refusals import sections, with_errors_now, write
+from support.refusals import refusals_test, sections, write
 from support.waiting import PATIENCE_S
 
 from streamiter.parameter_server import ASP, BSP, SSP, ParameterServer, consistency, psf
@@ -114,12 +113,7 @@ CALLS = {
     "settings of everything else": where_written,
 }
 
-
-@pytest.mark.parametrize("section", CALLS)
-async def test_wrong_settings_and_calls_are_refused_with_their_texts(section: str) -> None:
-    """Each section tells the incidents that its refusals prevent."""
-    text = sections(FILE)[section]
-    assert await with_errors_now(text, CALLS[section]) == text
+test_wrong_settings_and_calls_are_refused_with_their_texts = refusals_test(FILE, CALLS)
 
 
 def test_each_refusal_says_what_was_expected_and_what_was_given() -> None:
