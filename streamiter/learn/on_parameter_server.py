@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Final, Literal, Unpack
+from typing import Final, Literal, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -45,6 +45,8 @@ from streamiter.learn.server_training import (
     count_of,
 )
 from streamiter.operators.definitions import Definition, settings_in_words
+from streamiter.parameter_server.calls import Call
+from streamiter.parameter_server.client import Client
 from streamiter.parameter_server.consistency import Consistency
 from streamiter.parameter_server.matrix import DType, Matrix
 from streamiter.parameter_server.optimizers import FTRL, Optimizer, checked_optimizer
@@ -55,10 +57,6 @@ from streamiter.parameter_server.storage.block import Block
 from streamiter.values.numbers import Floats, Indices, one_of
 from streamiter.values.records import Batch
 from streamiter.values.sparse_rows import SparseRows
-
-if TYPE_CHECKING:
-    from streamiter.parameter_server.calls import Call
-    from streamiter.parameter_server.client import Client
 
 
 class LinearMiniBatch(RowsRecord):

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Any, Final, TypedDict, cast, final
+from typing import Any, Final, TypedDict, cast, final
 
 import numpy as np
 import numpy.typing as npt
@@ -32,20 +32,18 @@ from streamiter.operators.definitions import Definition, changes
 from streamiter.operators.operator import Context
 from streamiter.operators.output import Output
 from streamiter.parameter_server.admission import BYTES_MIN, Admission
+from streamiter.parameter_server.calls import Call
+from streamiter.parameter_server.client import Client
 from streamiter.parameter_server.consistency import Consistency
 from streamiter.parameter_server.optimizers import Optimizer
 from streamiter.parameter_server.psf.aggregates import PullSparse
 from streamiter.parameter_server.psf.optimize import ContinueUpdates, Optimize, UpdatesMade
 from streamiter.parameter_server.psf.rows import Put
+from streamiter.parameter_server.rows import Occurrences
 from streamiter.parameter_server.storage.cells import distinct
 from streamiter.topics.topic import Topic
 from streamiter.values.numbers import Array
-
-if TYPE_CHECKING:
-    from streamiter.parameter_server.calls import Call
-    from streamiter.parameter_server.client import Client
-    from streamiter.parameter_server.rows import Occurrences
-    from streamiter.values.sparse_rows import SparseRows
+from streamiter.values.sparse_rows import SparseRows
 
 
 @dataclass(frozen=True)
