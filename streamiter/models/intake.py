@@ -301,11 +301,11 @@ class UpdateIntake:
         is not wanted are not read, so a reader of a change wants its base, too."""
         self._applies = applies
         """Whether to apply changes one by one; a search applies all of them at its end, by ``caught_up``."""
-        self._chain = ChainAssembler(state=state)
+        self.chain = ChainAssembler(state=state)
         self._topic = topic
         self._model = model
         self._model_header = model.encode()
-        self._assembler = ChunkAssembler()
+        self.chunks = ChunkAssembler()
         self._dropped_before = 0
         self._rank = NO_RANK
         self._updates = 0
@@ -344,7 +344,7 @@ class UpdateIntake:
         """Whether :meth:`take` of this record may hold the processor for more than about a millisecond."""
         if not self.is_of_model(record):
             return False
-        return is_chunk(record.headers) or (is_change(record.headers) and self._chain.base_bytes > _SHORT_BYTES)
+        return is_chunk(record.headers) or (is_change(record.headers) and self.chain.base_bytes > _SHORT_BYTES)
 
     def _unreadable_for(self, place: str, why: Exception) -> DecodeError:
         self._unreadable += 1
@@ -359,42 +359,28 @@ class UpdateIntake:
         self._dropped_before = self._dropped
         self.tell_gap()
 
-    def forget_chain(self) -> None:
-        """Keep nothing of the chain so far: no change of it is wanted."""
-        self._chain.forget(NO_RANK)
-
     def caught_up(self) -> ModelUpdate | None:
         """Return the update after all changes that are in order; None if nothing, or no chain, was taken.
 
         Raises :class:`~streamiter.errors.DecodeError` for a change that cannot be read.
         """
         try:
-            return None if self._chain.base == NO_RANK else self._chain.newest()
+            return None if self.chain.base == NO_RANK else self.chain.newest()
         except (ValueError, ModelError) as error:
             raise self._unreadable_for(f"after update {shown_rank(self._rank)}", error) from error
 
     def tell_gap(self) -> None:
         """Log a warning if a change waits for updates before it, and keep the text as the last error."""
-        headers = self._chain.first_waiting
+        headers = self.chain.first_waiting
         if headers is None or headers.link is None:
             return
-        given = "none of its chain" if self._chain.base == NO_RANK else shown_rank(self._chain.rank)
+        given = "none of its chain" if self.chain.base == NO_RANK else shown_rank(self.chain.rank)
         self._last_error = (
             f"update {shown_rank(headers.rank)} of model {self._model!r} of {self._topic.url} is a change of update "
             f"{shown_rank(headers.link.follows)}, and the last one read is {given}; it waits for the updates between "
             "them, or for the next whole one"
         )
         _log.warning("%s", self._last_error)
-
-    @property
-    def waits_for_base(self) -> bool:
-        """Whether a change was taken whose base was not."""
-        return self._chain.waits_for_base
-
-    @property
-    def closed_chunks(self) -> int:
-        """The number of chunks of incomplete updates whose last chunk has arrived."""
-        return self._assembler.closed_chunks
 
     @property
     def statistics(self) -> UpdateStatistics:
@@ -404,23 +390,23 @@ class UpdateIntake:
 
     @property
     def _dropped(self) -> int:
-        return self._assembler.dropped + self._chain.dropped
+        return self.chunks.dropped + self.chain.dropped
 
     def _newer(self, headers: UpdateHeaders, part: bytes) -> ModelUpdate | None:
         if headers.rank <= self._rank:
             self._older += headers.is_last
             return None
         is_wanted = self._wanted is None or self._wanted(headers)
-        if not is_wanted and (headers.link is None or headers.link.base != self._chain.base):
+        if not is_wanted and (headers.link is None or headers.link.base != self.chain.base):
             if headers.is_last:
                 self._rank = headers.rank
-                self._chain.forget(headers.rank)
+                self.chain.forget(headers.rank)
             return None
-        value = part if headers.chunk is None else self._assembler.add(headers, part)
+        value = part if headers.chunk is None else self.chunks.add(headers, part)
         if value is None:
             return None
         update = self._whole(headers, value) if headers.link is None else self._changed(headers, value, is_wanted)
-        self._assembler.drop_up_to(self._rank)
+        self.chunks.drop_up_to(self._rank)
         if update is None or not is_wanted:
             return None
         self._updates += 1
@@ -431,18 +417,18 @@ class UpdateIntake:
         if not self._state:
             document = replace(document, parameters=without_state(document.parameters))
         update = update_of_document(document, headers.created_at_ms, headers.since_rollback, headers.rollback_to)
-        self._chain.begin(headers, update, value)
-        self._rank = max(headers.rank, self._chain.rank)
-        return self._chain.newest() if self._applies and self._rank > headers.rank else update
+        self.chain.begin(headers, update, value)
+        self._rank = max(headers.rank, self.chain.rank)
+        return self.chain.newest() if self._applies and self._rank > headers.rank else update
 
     def _changed(self, headers: UpdateHeaders, value: bytes, is_wanted: bool) -> ModelUpdate | None:
-        waited = self._chain.waits
-        if not self._chain.add(headers, value):
+        waited = self.chain.waits
+        if not self.chain.add(headers, value):
             if not waited and self._applies:
                 self.tell_gap()
             return None
-        self._rank = self._chain.rank
-        return self._chain.newest() if self._applies and is_wanted else None
+        self._rank = self.chain.rank
+        return self.chain.newest() if self._applies and is_wanted else None
 
 
 def update_of_document(
