@@ -148,8 +148,6 @@ class NetworkLearner(Learner[FeatureMiniBatch, PulledParameters, Sequence[Array]
     seed: int
     steps: TrainingSteps | None = None
     """The steps over bounded data; None on a stream, whose records are prepared rows."""
-    name: str = "network"
-    """The beginning of the names of the matrices."""
     publishes_state: bool = False
     """Whether versions carry the state of the optimizers."""
     admission: Admission | None = None
@@ -165,7 +163,7 @@ class NetworkLearner(Learner[FeatureMiniBatch, PulledParameters, Sequence[Array]
     @cached_property
     def layouts(self) -> Sequence[ParameterLayout]:
         """Return the place of the parameters in the matrices."""
-        return layouts(self.graph.parameters, self.name, way=self.graph.drawn_as)
+        return layouts(self.graph.parameters, way=self.graph.drawn_as)
 
     @property
     def matrix(self) -> str:  # type: ignore[override]
@@ -482,7 +480,7 @@ class ParameterLayout:
     >>> from streamiter.networks.layers.layer import Parameter
     >>> weight = Parameter("wide.weight", (3, 1), True, SGD(0.1), "weight", 2, 1)
     >>> factors = Parameter("embedding.weight", (3, 2), True, SGD(0.1), "weight", 2, 4)
-    >>> [layout] = layouts([weight, factors], "network")
+    >>> [layout] = layouts([weight, factors])
     >>> layout.matrix, layout.columns, layout.columns_of(np.array([0, 2])).tolist()
     ('network.features.0', 9, [0, 1, 2, 6, 7, 8])
     >>> {name: array.tolist() for name, array in layout.arrays(np.arange(6.0), features=2).items()}
@@ -561,8 +559,8 @@ class ParameterLayout:
         return np.concatenate(tables, axis=1).reshape(-1)
 
 
-def layouts(parameters: Iterable[Parameter], name: str, *, way: str | None = None) -> list[ParameterLayout]:
-    """Return a layout for each optimizer and kind of parameter; ``name`` is in front of the names of the matrices.
+def layouts(parameters: Iterable[Parameter], *, way: str | None = None) -> list[ParameterLayout]:
+    """Return a layout for each optimizer and kind of parameter.
 
     ``way`` says how values of features are drawn; None: all are stored.
     """
@@ -573,18 +571,18 @@ def layouts(parameters: Iterable[Parameter], name: str, *, way: str | None = Non
             groups.append([parameter])
         else:
             group.append(parameter)
-    return [_layout(group, number, name, way) for number, group in enumerate(groups)]
+    return [_layout(group, number, way) for number, group in enumerate(groups)]
 
 
 def _are_alike(one: Parameter, other: Parameter) -> bool:
     return one.by_feature == other.by_feature and one.optimizer == other.optimizer
 
 
-def _layout(group: Sequence[Parameter], number: int, name: str, way: str | None) -> ParameterLayout:
+def _layout(group: Sequence[Parameter], number: int, way: str | None) -> ParameterLayout:
     first = group[0]
     by_feature = first.by_feature
     return ParameterLayout(
-        matrix=f"{name}.{'features' if by_feature else 'layers'}.{number}",
+        matrix=f"network.{'features' if by_feature else 'layers'}.{number}",
         optimizer=first.optimizer,
         by_feature=by_feature,
         names=tuple(parameter.name for parameter in group),
