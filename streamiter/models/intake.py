@@ -30,6 +30,7 @@ from streamiter.models.documents import (
 from streamiter.models.update import (
     NO_RANK,
     UPDATE_BYTES_MAX,
+    ChainLink,
     ModelUpdate,
     Rank,
     UpdateHeaders,
@@ -54,6 +55,7 @@ _SHORT_BYTES: Final = 1 << 20
 
 class _Change(NamedTuple):
     headers: UpdateHeaders
+    link: ChainLink
     value: bytes
 
 
@@ -123,14 +125,14 @@ class ChainAssembler:
         return bool(self._waiting)
 
     @property
-    def first_waiting(self) -> UpdateHeaders | None:
-        """The headers of the first change that waits for one before it, or for its base."""
-        return min((change.headers for change in self._all_waiting()), key=lambda each: each.rank, default=None)
+    def first_waiting(self) -> _Change | None:
+        """The first change that waits for one before it, or for its base."""
+        return min(self._all_waiting(), key=lambda change: change.headers.rank, default=None)
 
     @property
     def waits_for_base(self) -> bool:
         """Whether a change waits whose base has not arrived."""
-        return any(_base_of(change) > self.base for change in self._all_waiting())
+        return any(change.link.base > self.base for change in self._all_waiting())
 
     def begin(self, headers: UpdateHeaders, update: ModelUpdate, value: bytes) -> None:
         """Take a whole update, which replaces the chain. Raises ``ValueError`` if it is damaged."""
@@ -151,7 +153,7 @@ class ChainAssembler:
         """Forget the chain, and the waiting changes whose base is before ``rank``."""
         self._applied, self._checksum, self._in_order = None, None, []
         self.base = self.rank = NO_RANK
-        for change in [change for change in self._all_waiting() if _base_of(change) < rank]:
+        for change in [change for change in self._all_waiting() if change.link.base < rank]:
             self._drop(change)
 
     def add(self, headers: UpdateHeaders, value: bytes) -> bool:
@@ -159,11 +161,12 @@ class ChainAssembler:
 
         Raises ``ValueError`` if it names the last update of the chain, and has not its checksum.
         """
-        assert headers.link is not None
-        before, change = self.rank, _Change(headers, value)
-        if headers.rank <= headers.link.follows:
-            raise ValueError(f"expected it to follow an earlier update, given {shown_rank(headers.link.follows)}")
-        if headers.link.follows == self.rank != NO_RANK:
+        link, before = headers.link, self.rank
+        assert link is not None
+        change = _Change(headers, link, value)
+        if headers.rank <= link.follows:
+            raise ValueError(f"expected it to follow an earlier update, given {shown_rank(link.follows)}")
+        if link.follows == self.rank != NO_RANK:
             if not self._continues(change):
                 raise ValueError(
                     f"it is a change of another update {shown_rank(self.rank)}, or damaged: expected the checksum "
@@ -188,7 +191,7 @@ class ChainAssembler:
         self._in_order = []
         try:
             operations = []
-            for headers, value in changes:
+            for headers, _, value in changes:
                 document = checked_document(headers, value)
                 checked_parameters({"changes": document.changes}, "value")
                 operations += document.changes
@@ -223,7 +226,7 @@ class ChainAssembler:
         return [change for following in self._waiting.values() for change in following.values()]
 
     def _wait(self, change: _Change) -> None:
-        following = self._waiting.setdefault(_followed_by(change), {})
+        following = self._waiting.setdefault(change.link.follows, {})
         if (key := (change.headers.rank, change.headers.chain)) not in following:
             following[key] = change
             self._waiting_bytes += len(change.value)
@@ -235,22 +238,11 @@ class ChainAssembler:
         self.dropped += 1
 
     def _forget_waiting(self, change: _Change) -> None:
-        following = self._waiting[_followed_by(change)]
+        following = self._waiting[change.link.follows]
         del following[change.headers.rank, change.headers.chain]
         self._waiting_bytes -= len(change.value)
         if not following:
-            del self._waiting[_followed_by(change)]
-
-
-def _base_of(change: _Change) -> Rank:
-    assert change.headers.link is not None
-    return change.headers.link.base
-
-
-def _followed_by(change: _Change) -> Rank:
-    """Return the rank of the update that the change applies to."""
-    assert change.headers.link is not None
-    return change.headers.link.follows
+            del self._waiting[change.link.follows]
 
 
 Wanted = Callable[[UpdateHeaders], bool]
@@ -371,13 +363,12 @@ class UpdateIntake:
 
     def tell_gap(self) -> None:
         """Log a warning if a change waits for updates before it, and keep the text as the last error."""
-        headers = self.chain.first_waiting
-        if headers is None or headers.link is None:
+        if (change := self.chain.first_waiting) is None:
             return
         given = "none of its chain" if self.chain.base == NO_RANK else shown_rank(self.chain.rank)
         self._last_error = (
-            f"update {shown_rank(headers.rank)} of model {self._model!r} of {self._topic.url} is a change of update "
-            f"{shown_rank(headers.link.follows)}, and the last one read is {given}; it waits for the updates between "
+            f"update {shown_rank(change.headers.rank)} of model {self._model!r} of {self._topic.url} is a change of "
+            f"update {shown_rank(change.link.follows)}, and the last one read is {given}; it waits for the updates between "
             "them, or for the next whole one"
         )
         _log.warning("%s", self._last_error)

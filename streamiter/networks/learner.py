@@ -230,7 +230,7 @@ class NetworkLearner(Learner[FeatureMiniBatch, PulledParameters, Sequence[Array]
             parameter.values = pulled[parameter.name]
         loss = finite_loss(graph)
         graph.backward()
-        gradients = {parameter.name: _gradient_of(parameter) for parameter in graph.gradients()}
+        gradients = {made.name: made.gradient for made in graph.gradients() if made.gradient is not None}
         graph.update()
         features = self._features_of(mini_batch)
         contribution = [layout.row_of(gradients, features) for layout in self.layouts]
@@ -308,11 +308,6 @@ def _diverged(what: str, arrays: Mapping[str, Array]) -> Diverged:
     """Return the error that names the first array with a number that is not finite, and that number."""
     name, array = next((name, array) for name, array in arrays.items() if not np.isfinite(array).all())
     return Diverged(f"{what} {name!r}: expected finite numbers, given {array[~np.isfinite(array)][0]}")
-
-
-def _gradient_of(parameter: Parameter) -> Array:
-    assert parameter.gradient is not None
-    return parameter.gradient
 
 
 def _first_rows(
