@@ -368,8 +368,8 @@ class UpdateIntake:
         given = "none of its chain" if self.chain.base == NO_RANK else shown_rank(self.chain.rank)
         self._last_error = (
             f"update {shown_rank(change.headers.rank)} of model {self._model!r} of {self._topic.url} is a change of "
-            f"update {shown_rank(change.link.follows)}, and the last one read is {given}; it waits for the updates between "
-            "them, or for the next whole one"
+            f"update {shown_rank(change.link.follows)}, and the last one read is {given}; it waits for the updates "
+            "between them, or for the next whole one"
         )
         _log.warning("%s", self._last_error)
 
