@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Final, Literal, Unpack
+from typing import Final, Literal, NamedTuple, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -45,6 +45,8 @@ from streamiter.learn.server_training import (
     count_of,
 )
 from streamiter.operators.definitions import Definition, settings_in_words
+from streamiter.parameter_server.calls import Call
+from streamiter.parameter_server.client import Client
 from streamiter.parameter_server.consistency import Consistency
 from streamiter.parameter_server.matrix import DType, Matrix
 from streamiter.parameter_server.optimizers import FTRL, Optimizer, checked_optimizer
@@ -55,10 +57,6 @@ from streamiter.parameter_server.storage.block import Block
 from streamiter.values.numbers import Floats, Indices, one_of
 from streamiter.values.records import Batch
 from streamiter.values.sparse_rows import SparseRows
-
-if TYPE_CHECKING:
-    from streamiter.parameter_server.calls import Call
-    from streamiter.parameter_server.client import Client
 
 
 class LinearMiniBatch(RowsRecord):
@@ -300,44 +298,31 @@ def _check_kinds(loss: object, labels: object, extract: object) -> None:
         check_user_function(extract, f"{_LINEAR}(extract=)", ["records"], expected=expected)
 
 
-@dataclass(frozen=True)
-class CentroidRows:
+class CentroidRows(NamedTuple):
     """The numbers of the rows of the matrix. A column is a cluster, so that a block of columns has whole clusters.
 
-    >>> rows = CentroidRows(coordinates=2)
-    >>> rows.centroids, rows.weights, rows.sums, rows.counts
-    (range(0, 2), 2, range(3, 5), 5)
+    >>> CentroidRows.of(coordinates=2)
+    CentroidRows(centroids=range(0, 2), weights=2, sums=range(3, 5), counts=5, gathered=range(3, 6), every=range(0, 6))
     """
 
-    coordinates: int
+    centroids: range
+    """The centroids, a row for each coordinate."""
+    weights: int
+    """The weight of each centroid: the number of its points; older points count less."""
+    sums: range
+    """The sums of the points since the last move, a row for each coordinate."""
+    counts: int
+    """The number of the points in the sums."""
+    gathered: range
+    """Sums and counts, the rows that workers add to."""
+    every: range
 
-    @property
-    def centroids(self) -> range:
-        """The centroids, a row for each coordinate."""
-        return range(self.coordinates)
-
-    @property
-    def weights(self) -> int:
-        """The weight of each centroid: the number of its points; older points count less."""
-        return self.coordinates
-
-    @property
-    def sums(self) -> range:
-        """The sums of the points since the last move, a row for each coordinate."""
-        return range(self.coordinates + 1, 2 * self.coordinates + 1)
-
-    @property
-    def counts(self) -> int:
-        """The number of the points in the sums."""
-        return 2 * self.coordinates + 1
-
-    @property
-    def gathered(self) -> range:
-        """Sums and counts, the rows that workers add to."""
-        return range(self.sums.start, self.counts + 1)
-
-    def __len__(self) -> int:
-        return self.counts + 1
+    @staticmethod
+    def of(coordinates: int) -> CentroidRows:
+        """Return the rows for points with this number of coordinates."""
+        first, last = coordinates + 1, 2 * coordinates + 1
+        gathered = range(first, last + 1)
+        return CentroidRows(range(coordinates), coordinates, gathered[:-1], last, gathered, range(last + 1))
 
 
 @dataclass(frozen=True)
@@ -357,7 +342,7 @@ class MoveCentroids(UpdateFunction):
     decay: float = 0.0
 
     def rows(self, matrix: Matrix) -> Sequence[int]:
-        return range(len(CentroidRows(self.coordinates)))
+        return CentroidRows.of(self.coordinates).every
 
     def check(self, matrix: Matrix) -> None:
         if matrix.sparse or matrix.dtype == "int64":
@@ -367,7 +352,7 @@ class MoveCentroids(UpdateFunction):
             )
 
     def partition_update(self, block: Block, part: object) -> None:
-        rows = CentroidRows(self.coordinates)
+        rows = CentroidRows.of(self.coordinates)
         weights, counts = block.dense_row(rows.weights), block.dense_row(rows.counts)
         weights *= self.decay
         has_points = counts > 0
@@ -399,7 +384,7 @@ class CentroidLearner(Learner[Floats, Floats, Floats]):
 
     @property
     def _rows(self) -> CentroidRows:
-        return CentroidRows(self.initial.shape[1])
+        return CentroidRows.of(self.initial.shape[1])
 
     def definition(self) -> Definition:
         clusters, coordinates = self.initial.shape
@@ -409,11 +394,11 @@ class CentroidLearner(Learner[Floats, Floats, Floats]):
         return MoveCentroids(self.matrix, self.initial.shape[1], self.decay)
 
     async def create(self, client: Client) -> None:
-        start = np.zeros((len(self._rows), len(self.initial)))
+        start = np.zeros((len(self._rows.every), len(self.initial)))
         start[: self.initial.shape[1]] = self.initial.T
         await client.create_matrix(
             self.matrix,
-            rows=len(self._rows),
+            rows=len(self._rows.every),
             columns=len(self.initial),
             dtype=self.dtype,
             consistency=self.consistency,

@@ -14,7 +14,7 @@ import asyncio
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, NoReturn, TypedDict, TypeVar, final
+from typing import Any, Final, Generic, NamedTuple, NoReturn, TypedDict, TypeVar, final
 
 from streamiter.engine.graph.graph import SINGLE_INPUT
 from streamiter.engine.inbox.port_progress import InputEnded
@@ -29,17 +29,14 @@ from streamiter.operators.declared_state import COPIED, DeclaredOperator, Shared
 from streamiter.operators.definitions import Definition
 from streamiter.operators.operator import BoundaryOutput, Context, Operator
 from streamiter.operators.output import Output, RejectionPolicy
+from streamiter.parameter_server.calls import Call
+from streamiter.parameter_server.client import Client
 from streamiter.parameter_server.consistency import BSP, Consistency
 from streamiter.parameter_server.matrix import DTYPES, DType
 from streamiter.parameter_server.server import ParameterServer
 from streamiter.topics.topic import Topic
 from streamiter.values.numbers import whole_number
 from streamiter.values.records import Batch, Control, EndOfInput, OutputTag, slice_batch
-
-if TYPE_CHECKING:
-    from streamiter.parameter_server.calls import Call
-    from streamiter.parameter_server.client import Client
-
 
 # The same limit as for replayed streams: about ten million small rows. For a few workers this is a small part of a
 # machine's memory.

@@ -30,6 +30,7 @@ from streamiter.models.documents import (
 from streamiter.models.update import (
     NO_RANK,
     UPDATE_BYTES_MAX,
+    ChainLink,
     ModelUpdate,
     Rank,
     UpdateHeaders,
@@ -54,6 +55,7 @@ _SHORT_BYTES: Final = 1 << 20
 
 class _Change(NamedTuple):
     headers: UpdateHeaders
+    link: ChainLink
     value: bytes
 
 
@@ -123,14 +125,14 @@ class ChainAssembler:
         return bool(self._waiting)
 
     @property
-    def first_waiting(self) -> UpdateHeaders | None:
-        """The headers of the first change that waits for one before it, or for its base."""
-        return min((change.headers for change in self._all_waiting()), key=lambda each: each.rank, default=None)
+    def first_waiting(self) -> _Change | None:
+        """The first change that waits for one before it, or for its base."""
+        return min(self._all_waiting(), key=lambda change: change.headers.rank, default=None)
 
     @property
     def waits_for_base(self) -> bool:
         """Whether a change waits whose base has not arrived."""
-        return any(_base_of(change) > self.base for change in self._all_waiting())
+        return any(change.link.base > self.base for change in self._all_waiting())
 
     def begin(self, headers: UpdateHeaders, update: ModelUpdate, value: bytes) -> None:
         """Take a whole update, which replaces the chain. Raises ``ValueError`` if it is damaged."""
@@ -151,7 +153,7 @@ class ChainAssembler:
         """Forget the chain, and the waiting changes whose base is before ``rank``."""
         self._applied, self._checksum, self._in_order = None, None, []
         self.base = self.rank = NO_RANK
-        for change in [change for change in self._all_waiting() if _base_of(change) < rank]:
+        for change in [change for change in self._all_waiting() if change.link.base < rank]:
             self._drop(change)
 
     def add(self, headers: UpdateHeaders, value: bytes) -> bool:
@@ -159,11 +161,12 @@ class ChainAssembler:
 
         Raises ``ValueError`` if it names the last update of the chain, and has not its checksum.
         """
-        assert headers.link is not None
-        before, change = self.rank, _Change(headers, value)
-        if headers.rank <= headers.link.follows:
-            raise ValueError(f"expected it to follow an earlier update, given {shown_rank(headers.link.follows)}")
-        if headers.link.follows == self.rank != NO_RANK:
+        link, before = headers.link, self.rank
+        assert link is not None
+        change = _Change(headers, link, value)
+        if headers.rank <= link.follows:
+            raise ValueError(f"expected it to follow an earlier update, given {shown_rank(link.follows)}")
+        if link.follows == self.rank != NO_RANK:
             if not self._continues(change):
                 raise ValueError(
                     f"it is a change of another update {shown_rank(self.rank)}, or damaged: expected the checksum "
@@ -188,7 +191,7 @@ class ChainAssembler:
         self._in_order = []
         try:
             operations = []
-            for headers, value in changes:
+            for headers, _, value in changes:
                 document = checked_document(headers, value)
                 checked_parameters({"changes": document.changes}, "value")
                 operations += document.changes
@@ -223,7 +226,7 @@ class ChainAssembler:
         return [change for following in self._waiting.values() for change in following.values()]
 
     def _wait(self, change: _Change) -> None:
-        following = self._waiting.setdefault(_followed_by(change), {})
+        following = self._waiting.setdefault(change.link.follows, {})
         if (key := (change.headers.rank, change.headers.chain)) not in following:
             following[key] = change
             self._waiting_bytes += len(change.value)
@@ -235,22 +238,11 @@ class ChainAssembler:
         self.dropped += 1
 
     def _forget_waiting(self, change: _Change) -> None:
-        following = self._waiting[_followed_by(change)]
+        following = self._waiting[change.link.follows]
         del following[change.headers.rank, change.headers.chain]
         self._waiting_bytes -= len(change.value)
         if not following:
-            del self._waiting[_followed_by(change)]
-
-
-def _base_of(change: _Change) -> Rank:
-    assert change.headers.link is not None
-    return change.headers.link.base
-
-
-def _followed_by(change: _Change) -> Rank:
-    """Return the rank of the update that the change applies to."""
-    assert change.headers.link is not None
-    return change.headers.link.follows
+            del self._waiting[change.link.follows]
 
 
 Wanted = Callable[[UpdateHeaders], bool]
@@ -301,11 +293,11 @@ class UpdateIntake:
         is not wanted are not read, so a reader of a change wants its base, too."""
         self._applies = applies
         """Whether to apply changes one by one; a search applies all of them at its end, by ``caught_up``."""
-        self._chain = ChainAssembler(state=state)
+        self.chain = ChainAssembler(state=state)
         self._topic = topic
         self._model = model
         self._model_header = model.encode()
-        self._assembler = ChunkAssembler()
+        self.chunks = ChunkAssembler()
         self._dropped_before = 0
         self._rank = NO_RANK
         self._updates = 0
@@ -344,7 +336,7 @@ class UpdateIntake:
         """Whether :meth:`take` of this record may hold the processor for more than about a millisecond."""
         if not self.is_of_model(record):
             return False
-        return is_chunk(record.headers) or (is_change(record.headers) and self._chain.base_bytes > _SHORT_BYTES)
+        return is_chunk(record.headers) or (is_change(record.headers) and self.chain.base_bytes > _SHORT_BYTES)
 
     def _unreadable_for(self, place: str, why: Exception) -> DecodeError:
         self._unreadable += 1
@@ -359,42 +351,27 @@ class UpdateIntake:
         self._dropped_before = self._dropped
         self.tell_gap()
 
-    def forget_chain(self) -> None:
-        """Keep nothing of the chain so far: no change of it is wanted."""
-        self._chain.forget(NO_RANK)
-
     def caught_up(self) -> ModelUpdate | None:
         """Return the update after all changes that are in order; None if nothing, or no chain, was taken.
 
         Raises :class:`~streamiter.errors.DecodeError` for a change that cannot be read.
         """
         try:
-            return None if self._chain.base == NO_RANK else self._chain.newest()
+            return None if self.chain.base == NO_RANK else self.chain.newest()
         except (ValueError, ModelError) as error:
             raise self._unreadable_for(f"after update {shown_rank(self._rank)}", error) from error
 
     def tell_gap(self) -> None:
         """Log a warning if a change waits for updates before it, and keep the text as the last error."""
-        headers = self._chain.first_waiting
-        if headers is None or headers.link is None:
+        if (change := self.chain.first_waiting) is None:
             return
-        given = "none of its chain" if self._chain.base == NO_RANK else shown_rank(self._chain.rank)
+        given = "none of its chain" if self.chain.base == NO_RANK else shown_rank(self.chain.rank)
         self._last_error = (
-            f"update {shown_rank(headers.rank)} of model {self._model!r} of {self._topic.url} is a change of update "
-            f"{shown_rank(headers.link.follows)}, and the last one read is {given}; it waits for the updates between "
-            "them, or for the next whole one"
+            f"update {shown_rank(change.headers.rank)} of model {self._model!r} of {self._topic.url} is a change of "
+            f"update {shown_rank(change.link.follows)}, and the last one read is {given}; it waits for the updates "
+            "between them, or for the next whole one"
         )
         _log.warning("%s", self._last_error)
-
-    @property
-    def waits_for_base(self) -> bool:
-        """Whether a change was taken whose base was not."""
-        return self._chain.waits_for_base
-
-    @property
-    def closed_chunks(self) -> int:
-        """The number of chunks of incomplete updates whose last chunk has arrived."""
-        return self._assembler.closed_chunks
 
     @property
     def statistics(self) -> UpdateStatistics:
@@ -404,23 +381,23 @@ class UpdateIntake:
 
     @property
     def _dropped(self) -> int:
-        return self._assembler.dropped + self._chain.dropped
+        return self.chunks.dropped + self.chain.dropped
 
     def _newer(self, headers: UpdateHeaders, part: bytes) -> ModelUpdate | None:
         if headers.rank <= self._rank:
             self._older += headers.is_last
             return None
         is_wanted = self._wanted is None or self._wanted(headers)
-        if not is_wanted and (headers.link is None or headers.link.base != self._chain.base):
+        if not is_wanted and (headers.link is None or headers.link.base != self.chain.base):
             if headers.is_last:
                 self._rank = headers.rank
-                self._chain.forget(headers.rank)
+                self.chain.forget(headers.rank)
             return None
-        value = part if headers.chunk is None else self._assembler.add(headers, part)
+        value = part if headers.chunk is None else self.chunks.add(headers, part)
         if value is None:
             return None
         update = self._whole(headers, value) if headers.link is None else self._changed(headers, value, is_wanted)
-        self._assembler.drop_up_to(self._rank)
+        self.chunks.drop_up_to(self._rank)
         if update is None or not is_wanted:
             return None
         self._updates += 1
@@ -431,18 +408,18 @@ class UpdateIntake:
         if not self._state:
             document = replace(document, parameters=without_state(document.parameters))
         update = update_of_document(document, headers.created_at_ms, headers.since_rollback, headers.rollback_to)
-        self._chain.begin(headers, update, value)
-        self._rank = max(headers.rank, self._chain.rank)
-        return self._chain.newest() if self._applies and self._rank > headers.rank else update
+        self.chain.begin(headers, update, value)
+        self._rank = max(headers.rank, self.chain.rank)
+        return self.chain.newest() if self._applies and self._rank > headers.rank else update
 
     def _changed(self, headers: UpdateHeaders, value: bytes, is_wanted: bool) -> ModelUpdate | None:
-        waited = self._chain.waits
-        if not self._chain.add(headers, value):
+        waited = self.chain.waits
+        if not self.chain.add(headers, value):
             if not waited and self._applies:
                 self.tell_gap()
             return None
-        self._rank = self._chain.rank
-        return self._chain.newest() if self._applies and is_wanted else None
+        self._rank = self.chain.rank
+        return self.chain.newest() if self._applies and is_wanted else None
 
 
 def update_of_document(

@@ -186,7 +186,7 @@ class ModelUpdates:
         tail = await search.run()
         self._intake = search.intake
         if self._wanted is not None:
-            self._intake.forget_chain()
+            self._intake.chain.forget(NO_RANK)  # No change of it is wanted.
         self._intake.restart(self._wanted, tail.update, tail.error)
         if tail.update is not None:
             self._found.append(tail.update)
@@ -392,11 +392,11 @@ class TailSearch:
     def _is_searched(self, partition: _PartitionTail) -> bool:
         if partition.reading.is_at_beginning:
             return True
-        if self.intake.waits_for_base or self._update is None or partition.oldest_ms is None:
+        if self.intake.chain.waits_for_base or self._update is None or partition.oldest_ms is None:
             return False
         if partition.oldest_ms >= self._update[0][0]:
             return False
-        chunks = self.intake.closed_chunks
+        chunks = self.intake.chunks.closed_chunks
         if chunks:  # All chunks are before the last chunk, mixed with records of a few other writers.
             return partition.records >= _RECORDS + _INTERLEAVED_WRITERS * chunks
         return partition.records >= _RECORDS or partition.size_bytes >= _BYTES

@@ -213,27 +213,24 @@ class UpdateHeaders(msgspec.Struct, frozen=True):
 
     def encoded(self) -> Headers:
         """Return the headers as a record carries them: texts and decimal numbers; a field of None is left out."""
-        fields: list[tuple[str, str | int]] = [
-            ("model", self.model),
-            ("generation", self.generation),
-            ("version", self.version),
-            ("created_at", self.created_at_ms),
-            ("content_type", self.content_type),
-        ]
-        if self.format != _FORMAT:
-            fields.append(("format", self.format))
-        if self.epoch is not None:
-            fields.append(("epoch", self.epoch))
-        if self.chunk is not None:
-            fields += [("chunk_index", self.chunk.index), ("chunk_count", self.chunk.count)]
-            fields.append(("sha256", self.chunk.sha256))
-        if self.chain is not None:
-            fields.append(("chain", self.chain))
-        ranks = [("since_rollback", self.since_rollback), ("rollback_to", self.rollback_to)]
-        if self.link is not None:
-            ranks += [("base", self.link.base), ("follows", self.link.follows)]
-        fields += [(name, shown_rank(rank)) for name, rank in ranks if rank is not None]
-        return tuple((name, str(value).encode()) for name, value in fields)
+        fields = {
+            "model": self.model,
+            "generation": self.generation,
+            "version": self.version,
+            "created_at": self.created_at_ms,
+            "content_type": self.content_type,
+            "format": None if self.format == _FORMAT else self.format,
+            "epoch": self.epoch,
+            "chunk_index": self.chunk and self.chunk.index,
+            "chunk_count": self.chunk and self.chunk.count,
+            "sha256": self.chunk and self.chunk.sha256,
+            "chain": self.chain,
+            "since_rollback": self.since_rollback and shown_rank(self.since_rollback),
+            "rollback_to": self.rollback_to and shown_rank(self.rollback_to),
+            "base": self.link and shown_rank(self.link.base),
+            "follows": self.link and shown_rank(self.link.follows),
+        }
+        return tuple((name, str(value).encode()) for name, value in fields.items() if value is not None)
 
     @staticmethod
     def parse(headers: Headers) -> UpdateHeaders:

@@ -369,7 +369,7 @@ class FeatureMiniBatch(NamedTuple):
     """Rows with labels, and the features whose parameters they need.
 
     >>> data = LabelledRows(np.arange(14.0).reshape(7, 2), np.ones(7))
-    >>> steps = TrainingSteps(data, updates=3, workers=2, features=2)
+    >>> steps = TrainingSteps(data, updates=3, workers=2)
     >>> steps.per_epoch, [len(steps.mini_batch(step, worker=0)) for step in range(3)], steps.mini_batch(2, worker=1)
     (3, [2, 2, 1], None)
     >>> steps.mini_batch(0, worker=1).rows.tolist(), steps.mini_batch(0, worker=1).rows_in_step
@@ -390,13 +390,10 @@ class FeatureMiniBatch(NamedTuple):
         return len(self.labels)
 
 
-def prepared(data: LabelledRows, features: int, rows_in_step: int, times: Times | None = None) -> FeatureMiniBatch:
-    """Return the rows as a mini-batch."""
-    holder = PlaceHolder(features, np.float64)
-    if not isinstance(data.rows, SparseRows):
-        return FeatureMiniBatch(data.rows, None, data.labels, rows_in_step, times)
-    holder.feed_data(data.rows)
-    return FeatureMiniBatch(holder.rows, holder.indices, data.labels, rows_in_step, times)
+def prepared(data: LabelledRows, rows_in_step: int, times: Times | None = None) -> FeatureMiniBatch:
+    """Return the rows, which are as wide as the network, as a mini-batch."""
+    rows, indices = with_named_columns(data.rows) if isinstance(data.rows, SparseRows) else (data.rows, None)
+    return FeatureMiniBatch(rows, indices, data.labels, rows_in_step, times)
 
 
 def to_record(mini_batch: FeatureMiniBatch) -> dict[str, object]:
@@ -431,7 +428,6 @@ class TrainingSteps:
         data: LabelledRows,
         *,
         updates: int,
-        features: int,
         epochs: int = 1,
         workers: int = 1,
         settings: DataSettings | None = None,
@@ -440,7 +436,6 @@ class TrainingSteps:
         if not len(data):
             raise ModelError("training: expected rows to learn from, given none; lower validateratio, or add rows")
         self._data = data
-        self._features = features
         self._workers = workers
         self._settings = settings or DataSettings()
         self._seed = seed
@@ -484,7 +479,7 @@ class TrainingSteps:
             share = self._data[rows]
         else:
             share = self._data[np.arange(rows.start + worker, rows.stop, self._workers)]
-        return prepared(share, self._features, count)
+        return prepared(share, count)
 
     def _rows_of(self, step: int) -> slice | Indices:
         """Return the rows of all workers in a step."""

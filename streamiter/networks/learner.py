@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Any, Final, TypedDict, cast, final
+from typing import Any, Final, TypedDict, cast, final
 
 import numpy as np
 import numpy.typing as npt
@@ -32,20 +32,18 @@ from streamiter.operators.definitions import Definition, changes
 from streamiter.operators.operator import Context
 from streamiter.operators.output import Output
 from streamiter.parameter_server.admission import BYTES_MIN, Admission
+from streamiter.parameter_server.calls import Call
+from streamiter.parameter_server.client import Client
 from streamiter.parameter_server.consistency import Consistency
 from streamiter.parameter_server.optimizers import Optimizer
 from streamiter.parameter_server.psf.aggregates import PullSparse
 from streamiter.parameter_server.psf.optimize import ContinueUpdates, Optimize, UpdatesMade
 from streamiter.parameter_server.psf.rows import Put
+from streamiter.parameter_server.rows import Occurrences
 from streamiter.parameter_server.storage.cells import distinct
 from streamiter.topics.topic import Topic
 from streamiter.values.numbers import Array
-
-if TYPE_CHECKING:
-    from streamiter.parameter_server.calls import Call
-    from streamiter.parameter_server.client import Client
-    from streamiter.parameter_server.rows import Occurrences
-    from streamiter.values.sparse_rows import SparseRows
+from streamiter.values.sparse_rows import SparseRows
 
 
 @dataclass(frozen=True)
@@ -150,8 +148,6 @@ class NetworkLearner(Learner[FeatureMiniBatch, PulledParameters, Sequence[Array]
     seed: int
     steps: TrainingSteps | None = None
     """The steps over bounded data; None on a stream, whose records are prepared rows."""
-    name: str = "network"
-    """The beginning of the names of the matrices."""
     publishes_state: bool = False
     """Whether versions carry the state of the optimizers."""
     admission: Admission | None = None
@@ -167,7 +163,7 @@ class NetworkLearner(Learner[FeatureMiniBatch, PulledParameters, Sequence[Array]
     @cached_property
     def layouts(self) -> Sequence[ParameterLayout]:
         """Return the place of the parameters in the matrices."""
-        return layouts(self.graph.parameters, self.name, way=self.graph.drawn_as)
+        return layouts(self.graph.parameters, way=self.graph.drawn_as)
 
     @property
     def matrix(self) -> str:  # type: ignore[override]
@@ -234,7 +230,7 @@ class NetworkLearner(Learner[FeatureMiniBatch, PulledParameters, Sequence[Array]
             parameter.values = pulled[parameter.name]
         loss = finite_loss(graph)
         graph.backward()
-        gradients = {parameter.name: _gradient_of(parameter) for parameter in graph.gradients()}
+        gradients = {made.name: made.gradient for made in graph.gradients() if made.gradient is not None}
         graph.update()
         features = self._features_of(mini_batch)
         contribution = [layout.row_of(gradients, features) for layout in self.layouts]
@@ -312,11 +308,6 @@ def _diverged(what: str, arrays: Mapping[str, Array]) -> Diverged:
     """Return the error that names the first array with a number that is not finite, and that number."""
     name, array = next((name, array) for name, array in arrays.items() if not np.isfinite(array).all())
     return Diverged(f"{what} {name!r}: expected finite numbers, given {array[~np.isfinite(array)][0]}")
-
-
-def _gradient_of(parameter: Parameter) -> Array:
-    assert parameter.gradient is not None
-    return parameter.gradient
 
 
 def _first_rows(
@@ -484,7 +475,7 @@ class ParameterLayout:
     >>> from streamiter.networks.layers.layer import Parameter
     >>> weight = Parameter("wide.weight", (3, 1), True, SGD(0.1), "weight", 2, 1)
     >>> factors = Parameter("embedding.weight", (3, 2), True, SGD(0.1), "weight", 2, 4)
-    >>> [layout] = layouts([weight, factors], "network")
+    >>> [layout] = layouts([weight, factors])
     >>> layout.matrix, layout.columns, layout.columns_of(np.array([0, 2])).tolist()
     ('network.features.0', 9, [0, 1, 2, 6, 7, 8])
     >>> {name: array.tolist() for name, array in layout.arrays(np.arange(6.0), features=2).items()}
@@ -563,8 +554,8 @@ class ParameterLayout:
         return np.concatenate(tables, axis=1).reshape(-1)
 
 
-def layouts(parameters: Iterable[Parameter], name: str, *, way: str | None = None) -> list[ParameterLayout]:
-    """Return a layout for each optimizer and kind of parameter; ``name`` is in front of the names of the matrices.
+def layouts(parameters: Iterable[Parameter], *, way: str | None = None) -> list[ParameterLayout]:
+    """Return a layout for each optimizer and kind of parameter.
 
     ``way`` says how values of features are drawn; None: all are stored.
     """
@@ -575,18 +566,18 @@ def layouts(parameters: Iterable[Parameter], name: str, *, way: str | None = Non
             groups.append([parameter])
         else:
             group.append(parameter)
-    return [_layout(group, number, name, way) for number, group in enumerate(groups)]
+    return [_layout(group, number, way) for number, group in enumerate(groups)]
 
 
 def _are_alike(one: Parameter, other: Parameter) -> bool:
     return one.by_feature == other.by_feature and one.optimizer == other.optimizer
 
 
-def _layout(group: Sequence[Parameter], number: int, name: str, way: str | None) -> ParameterLayout:
+def _layout(group: Sequence[Parameter], number: int, way: str | None) -> ParameterLayout:
     first = group[0]
     by_feature = first.by_feature
     return ParameterLayout(
-        matrix=f"{name}.{'features' if by_feature else 'layers'}.{number}",
+        matrix=f"network.{'features' if by_feature else 'layers'}.{number}",
         optimizer=first.optimizer,
         by_feature=by_feature,
         names=tuple(parameter.name for parameter in group),

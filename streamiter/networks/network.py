@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, Self, overload
+from typing import Any, Final, Literal, Self, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -28,9 +28,7 @@ from streamiter.networks.layers.layer import Layer, LossLayer, Parameter, initia
 from streamiter.networks.settings import LayerConfiguration
 from streamiter.networks.sparse import no_features
 from streamiter.values.numbers import Array, check_memory, whole_number
-
-if TYPE_CHECKING:
-    from streamiter.values.sparse_rows import SparseRows
+from streamiter.values.sparse_rows import SparseRows
 
 
 class ConfigurationWarning(UserWarning):

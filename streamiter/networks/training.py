@@ -183,7 +183,6 @@ def train_network(
     steps = TrainingSteps(
         data.widened(features, _OWNER),
         updates=settings.train.num_update_per_epoch,
-        features=features,
         epochs=epochs,
         workers=workers,
         settings=settings.data,
@@ -445,7 +444,7 @@ def train_network_online(
         data = LabelledRows(data.rows, translated_labels(data.labels, network.configuration.data.trans_label))
         checks.check(_ONLINE_OWNER, data)
         times = None if admission is None or admission.time is None else _times_of(admission.time, records)
-        return to_record(prepared(data, checks.features, rows_in_step, times)) if len(data) else None
+        return to_record(prepared(data, rows_in_step, times)) if len(data) else None
 
     training = shared.steps(learner, mini_batch)
     return NetworkTraining(training.models, training.losses)

@@ -220,7 +220,7 @@ class ConsistencyModel(DeclaredState, Generic[A, G]):
         These adds end no iteration: the minimum clock depends on clocks only, which all shards receive, while each
         shard knows its own adds only.
         """
-        return [] if self.tracker.num_workers else self._adds.clear()
+        return [] if self.tracker.workers else self._adds.clear()
 
     def forget(self, request: G) -> None:
         """Drop a waiting get; do nothing if it is not kept."""
@@ -303,11 +303,6 @@ class ProgressTracker(DeclaredState):
     def workers(self) -> tuple[int, ...]:
         """The workers, in the order of joining."""
         return tuple(self._progress)
-
-    @property
-    def num_workers(self) -> int:
-        """The count of workers."""
-        return len(self._progress)
 
     @property
     def where(self) -> str:

@@ -171,7 +171,7 @@ def importable(request: Q) -> Q:
 
     Raises ConfigurationError for a function that cannot be imported, such as a lambda.
     """
-    if isinstance(request, (UpdateRequest, AggregateRequest)) and request.function is not None:
+    if isinstance(request, (UpdateRequest, AggregateRequest)):
         function: Any = request.function.require_importable().without_arrays()
         return replace(request, function=function)
     if isinstance(request, AddRequest) and request.update is not None:

@@ -156,7 +156,7 @@ class MatrixShard:
             self.model.add(request.worker, request.parts, request.observed)
             self._apply_parts(request.parts)
             if request.update is not None:
-                self._run_update(request.update)
+                self._run(request.update.function, request.update.parts)
         self._counts["adds"] += 1
         if request.get is not None:
             return self.get(request.get)
@@ -166,7 +166,7 @@ class MatrixShard:
         if request.update is not None:
             raise OutOfTurn(
                 f"matrix {self.matrix.name!r}: expected an add without update= under BSP, where adds wait for the "
-                f"clock, given {_name_of(request.update)}; give it as on_clock= when you make the matrix"
+                f"clock, given {request.update.function.name}; give it as on_clock= when you make the matrix"
             )
         self.model.add(request.worker, copied_add(request).parts, request.observed)
 
@@ -225,17 +225,12 @@ class MatrixShard:
         self._check_worker(request.worker)
         if request.only_check:
             function = request.function
-            assert function is not None
             with _named(function, self.matrix):
                 return [
                     function.partition_check(self._block_for(function, block), part) for block, part in request.parts
                 ]
-        self._run_update(request)
-        return None
-
-    def _run_update(self, request: UpdateRequest) -> None:
-        assert request.function is not None
         self._run(request.function, request.parts)
+        return None
 
     def _run(self, function: UpdateFunction, parts: Sequence[tuple[int, object]]) -> None:
         self._counts["updates"] += 1
@@ -246,7 +241,6 @@ class MatrixShard:
     def aggregate(self, request: AggregateRequest) -> list[Result]:
         """Run a get function on these blocks, and return their results."""
         self._check_worker(request.worker)
-        assert request.function is not None
         self._counts["aggregates"] += 1
         function = request.function
         with _named(function, self.matrix):
@@ -384,10 +378,6 @@ def _features(blocks: Iterable[ShardBlock]) -> dict[str, int]:
     """Return the counts of ``FeatureCounts`` of all blocks together."""
     counts = [block.counts() for block in blocks if isinstance(block, FeatureBlock)]
     return dict(zip(FeatureCounts._fields, map(sum, zip(*counts, strict=True)), strict=False))
-
-
-def _name_of(update: UpdateRequest) -> str:
-    return update.function.name if update.function is not None else "update="
 
 
 @contextlib.contextmanager

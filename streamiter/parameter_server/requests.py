@@ -9,7 +9,7 @@ In a message, a request has no arrays to be filled; they stay at the client.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Final, Generic, NamedTuple, TypedDict, TypeVar, final
 
 import numpy as np
@@ -68,7 +68,7 @@ class MatrixRequest(Request[R]):
 
     matrix: str
     worker: int
-    observed: int = -1
+    observed: int
     """The highest minimum clock of the matrix that the worker has been told of."""
 
 
@@ -76,7 +76,7 @@ class MatrixRequest(Request[R]):
 class GetRequest(MatrixRequest[GetReply]):
     """Read values. Reply: a :class:`GetReply`. Waits as the consistency says."""
 
-    parts: Sequence[GetPart] = ()
+    parts: Sequence[GetPart]
     with_own: bool = False
     """Whether the values contain the worker's own adds, even adds that are not applied yet."""
 
@@ -88,7 +88,7 @@ class AddRequest(MatrixRequest[int | GetReply]):
     Reply: the reply to ``get``; without ``get``, the minimum clock.
     """
 
-    parts: Sequence[AddPart] = ()
+    parts: Sequence[AddPart]
     update: UpdateRequest | None = None
     get: GetRequest | None = None
     owns_arrays: bool = False
@@ -104,9 +104,9 @@ class ClockRequest(MatrixRequest[int]):
 class UpdateRequest(MatrixRequest[list[Result] | None]):
     """Run a function that changes parameters on some blocks. Reply: None."""
 
-    parts: Sequence[tuple[int, Part]] = ()
+    parts: Sequence[tuple[int, Part]]
     """For each block its number and the function's part for the block."""
-    function: UpdateFunction | None = None
+    function: UpdateFunction
     only_check: bool = False
     """Only check whether the function can run. Reply: a list of the results of the blocks' checks."""
 
@@ -115,9 +115,9 @@ class UpdateRequest(MatrixRequest[list[Result] | None]):
 class AggregateRequest(MatrixRequest[list[Result]]):
     """Run a function that computes a result on some blocks. Reply: a list of the blocks' results."""
 
-    parts: Sequence[tuple[int, Part]] = ()
+    parts: Sequence[tuple[int, Part]]
     """For each block its number and the function's part for the block."""
-    function: GetFunction | None = None
+    function: GetFunction
 
 
 # -- matrices and workers ------------------------------------------------------------------------------------
@@ -158,7 +158,7 @@ class RaiseRequest(Request[None]):
     """Raise the clocks of a worker that has just joined. Reply: None."""
 
     worker: int
-    clocks: dict[str, int] = field(default_factory=dict)
+    clocks: dict[str, int]
     """The new clocks, by matrix."""
 
 

@@ -18,7 +18,7 @@ import contextlib
 import functools
 import os
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import Field, fields
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -73,7 +73,12 @@ def connector_for(url: str) -> Connector:
 
 def check_options(subject: str, options: Mapping[str, object], known: Iterable[str]) -> None:
     """Raise ``ConfigurationError`` for options that a connector does not have."""
-    listed = list(known)
+    if problems := _unknown(subject, options, list(known)):
+        raise ConfigurationError("\n".join(problems))
+
+
+def _unknown(subject: str, options: Mapping[str, object], listed: Sequence[str]) -> list[str]:
+    """Return what is wrong with options that a connector does not have."""
     known_ones = f"the options are {', '.join(listed)}" if listed else "there are no options"
     problems = []
     for name in options:
@@ -82,8 +87,7 @@ def check_options(subject: str, options: Mapping[str, object], known: Iterable[s
             shown = repr(name) if name.isidentifier() else "(not shown, since it is no name)"
             meant = did_you_mean(name, listed) if name.isidentifier() else ""
             problems.append(f"{subject}: unknown option {shown}; {known_ones}{meant}")
-    if problems:
-        raise ConfigurationError("\n".join(problems))
+    return problems
 
 
 def split_url(url: str) -> SplitResult:
@@ -366,7 +370,7 @@ def options_from(kind: type[T], given: Mapping[str, object], subject: str) -> T:
     - ``is_secret``. Then ``with_secrets`` finds the secret, and errors show no text that was given for any option,
       because a secret may have been given for the wrong one.
 
-    Raises ``ConfigurationError`` with all wrong values, each with ``subject`` and the name of the option.
+    Raises ``ConfigurationError`` with all unknown options and wrong values, each with ``subject`` and its name.
 
     >>> from dataclasses import dataclass, field
     >>> @dataclass
@@ -382,8 +386,9 @@ def options_from(kind: type[T], given: Mapping[str, object], subject: str) -> T:
     """
     known: dict[str, Field[Any]] = {each.name: each for each in fields(kind)}  # type: ignore[arg-type]
     secrets = [name for name, each in known.items() if each.metadata.get("is_secret")]
-    check_options(subject, given, sorted({*known, *secret_option_names(secrets)}))
-    values, problems = {}, []
+    listed = sorted({*known, *secret_option_names(secrets)})
+    values, problems = {}, _unknown(subject, given, listed)
+    given = {name: value for name, value in given.items() if name in listed}
     for name, value in with_secrets(given, secrets, subject).items():
         if value is not None:
             try:

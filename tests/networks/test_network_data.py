@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from networks.training_support import FEATURES, rows
+from networks.training_support import rows
 
 from streamiter import topic
 from streamiter.errors import JobFailed, ModelError
@@ -123,12 +123,7 @@ def test_an_epoch_has_each_row_once_in_steps_of_one_size(
 ) -> None:
     """Rows that are dropped at the end of every epoch are never learned from."""
     made = TrainingSteps(
-        numbered(count),
-        updates=updates,
-        features=2,
-        workers=workers,
-        settings=DataSettings(use_shuffle=shuffles),
-        seed=seed,
+        numbered(count), updates=updates, workers=workers, settings=DataSettings(use_shuffle=shuffles), seed=seed
     )
     batch = -(-count // updates)
     epochs = [
@@ -149,14 +144,12 @@ def test_an_epoch_has_each_row_once_in_steps_of_one_size(
 
 def test_sampled_steps_have_a_share_of_all_rows_each() -> None:
     """Spark on Angel samples mini-batches in this way, and the published DeepFM is configured for it."""
-    made = TrainingSteps(numbered(100), updates=4, features=2, settings=DataSettings(sample_ratio=0.3), seed=1)
+    made = TrainingSteps(numbered(100), updates=4, settings=DataSettings(sample_ratio=0.3), seed=1)
     steps = [labels_of(made, step, 1) for step in range(8)]
     assert made.per_epoch == 4
     assert all(len(set(step)) == 30 for step in steps)
     assert len({tuple(step) for step in steps}) == 8
-    again = TrainingSteps(
-        numbered(100), updates=4, features=2, workers=3, settings=DataSettings(sample_ratio=0.3), seed=1
-    )
+    again = TrainingSteps(numbered(100), updates=4, workers=3, settings=DataSettings(sample_ratio=0.3), seed=1)
     assert [sorted(labels_of(again, step, 3)) for step in reversed(range(8))] == steps[::-1]
 
 
@@ -166,17 +159,17 @@ def test_sampled_steps_have_a_share_of_all_rows_each() -> None:
 def test_kinds_are_drawn_in_the_configured_ratio(ratio: float, positive: int, negative: int) -> None:
     """With one click in a thousand rows, a network learns to predict no clicks."""
     data = LabelledRows(np.zeros((100, 2)), np.where(np.arange(100) % 5 == 0, 1.0, -1.0))
-    made = TrainingSteps(data, updates=1, features=2, settings=DataSettings(pos_neg_ratio=ratio), seed=1)
+    made = TrainingSteps(data, updates=1, settings=DataSettings(pos_neg_ratio=ratio), seed=1)
     labels = labels_of(made, 0, 1)
     assert (labels.count(1.0), labels.count(-1.0)) == (positive, negative)
     one_kind = LabelledRows(np.zeros((3, 2)), np.ones(3))
     with pytest.raises(ModelError, match=r"rows of both kinds for posnegratio 1, given 3 with a label above 0"):
-        TrainingSteps(one_kind, updates=1, features=2, settings=DataSettings(pos_neg_ratio=1.0))
+        TrainingSteps(one_kind, updates=1, settings=DataSettings(pos_neg_ratio=1.0))
 
 
 def test_a_mini_batch_is_plain_data_and_back() -> None:
     """A mini-batch is stored in channels, and in checkpoints of channels."""
-    made = prepared(rows(5), FEATURES, rows_in_step=9)
+    made = prepared(rows(5), rows_in_step=9)
     again = from_record(to_record(made))
     assert again.rows == made.rows
     assert (again.indices == made.indices).all()  # type: ignore[union-attr]

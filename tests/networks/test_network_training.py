@@ -161,7 +161,7 @@ async def test_only_the_parameters_of_the_mini_batch_are_pulled() -> None:
     made, client = network(data={"indexrange": 1_000_000}), ParameterServer(shards=2).client(worker=0)
     learner = NetworkLearner(network=made, consistency=ASP(), start=None, seed=7)
     await learner.create(client)
-    mini_batch = prepared(rows(3).widened(1_000_000, "test"), 1_000_000, 3)
+    mini_batch = prepared(rows(3).widened(1_000_000, "test"), 3)
     pulled, start = await learner.pull(client, mini_batch), made.initial_parameters(seed=7)
     assert mini_batch.indices is not None
     assert 4 <= len(mini_batch.indices) <= 12

@@ -95,7 +95,7 @@ async def test_a_read_after_a_barrier_searches_few_of_the_workers_own_adds() -> 
         await quick.add("w", row=1, values=1.0)
         for number in range(1_000):
             await quick.add("w", row=0, columns=[number % 3, 999], values=1.0)
-            assert len(shard._holding._own_adds(GetRequest("w", 0))) <= 70
+            assert len(shard._holding._own_adds(GetRequest("w", 0, -1, ()))) <= 70
             if number % 100 == 7:
                 assert (await quick.get("w", row=0, columns=[999])).tolist() == [number + 1.0]
         assert shard._holding.held > 0
@@ -152,7 +152,7 @@ class Case:
 
     def iterate(self, worker: int) -> bool:
         """Add 1, clock, and pass a barrier at every second clock; return whether no call waits."""
-        replies = [self.add(worker), self.shard.handle(ClockRequest("w", worker))]
+        replies = [self.add(worker), self.shard.handle(ClockRequest("w", worker, -1))]
         self.clocks[worker] += 1
         if self.clocks[worker] % EVERY == 0:
             replies.append(self.shard.handle(PassBarrier(worker, self.clocks[worker] // EVERY)))

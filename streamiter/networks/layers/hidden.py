@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
+from streamiter.networks.data import PlaceHolder
 from streamiter.networks.layers.inputs import column_sums
 from streamiter.networks.layers.layer import Layer
+from streamiter.networks.settings import LayerConfiguration
 from streamiter.values.numbers import Array
-
-if TYPE_CHECKING:
-    from streamiter.networks.data import PlaceHolder
-    from streamiter.networks.settings import LayerConfiguration
 
 
 def products_of_others(factors: Sequence[Array]) -> list[Array]:

@@ -8,17 +8,14 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from streamiter.learn.rows import BadRows
+from streamiter.networks.data import PlaceHolder
 from streamiter.networks.layers.layer import Layer
+from streamiter.networks.settings import LayerConfiguration
 from streamiter.values.numbers import Array, Indices
-
-if TYPE_CHECKING:
-    from streamiter.networks.data import PlaceHolder
-    from streamiter.networks.settings import LayerConfiguration
 
 
 def column_sums(values: Array) -> Array:

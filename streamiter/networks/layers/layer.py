@@ -12,20 +12,17 @@ import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Literal
+from typing import Final, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from streamiter.errors import ModelError
+from streamiter.networks.data import PlaceHolder
 from streamiter.networks.functions import NetworkLoss, Predictions, TransferFunction
+from streamiter.networks.settings import LayerConfiguration
 from streamiter.parameter_server.optimizers import Optimizer
 from streamiter.values.numbers import Array, whole_number
-
-if TYPE_CHECKING:
-    from streamiter.networks.data import PlaceHolder
-    from streamiter.networks.settings import LayerConfiguration
-
 
 Initial = Literal["weight", "zero"]
 """The initial values of a parameter: drawn for weights, zeros for biases."""

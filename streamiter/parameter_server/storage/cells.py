@@ -52,10 +52,6 @@ class Cells(abc.ABC):
         """Overwrite values; a column that is named twice gets the last one. Return False as ``add`` does."""
 
     @abc.abstractmethod
-    def count_absent(self, columns: BlockColumns) -> int:
-        """Return how many different vectors of these columns ``count_different`` does not count."""
-
-    @abc.abstractmethod
     def reset(self, default: AnyScalar) -> None:
         """Set the default and all columns to this value."""
 
@@ -66,10 +62,6 @@ class Cells(abc.ABC):
     @abc.abstractmethod
     def parts(self) -> Iterator[tuple[BlockColumns, Numbers]]:
         """Yield the columns that differ from the default and their values, in no order, a part at a time."""
-
-    def count_different(self) -> int:
-        """Return the count of vectors with a column that differs from the default."""
-        return sum(len(columns) for columns, _ in self.parts())
 
     @abc.abstractmethod
     def copy(self) -> Self:
@@ -200,6 +192,7 @@ class HashedCells(Cells):
         return True
 
     def count_absent(self, columns: BlockColumns) -> int:
+        """Return how many different vectors of these columns ``count_different`` does not count."""
         firsts = columns if self._vector == 1 else columns - columns % self._vector
         slots, absent = self._find(firsts)
         if self._draw is None:  # An empty slot has the default, as a slot that was reset.
@@ -208,6 +201,7 @@ class HashedCells(Cells):
         return len(distinct(firsts[absent]))
 
     def count_different(self) -> int:
+        """Return the count of vectors with a column that differs from the default."""
         if self._draw is not None:
             return self._taken
         if self._vector == 1:
@@ -389,10 +383,6 @@ class FilledCells(Cells):
     def add_all(self, values: Numbers) -> None:
         """Add values to all columns."""
         np.add(self._values, values, out=self._values)
-
-    def count_absent(self, columns: BlockColumns) -> int:
-        del columns
-        return 0
 
     def reset(self, default: AnyScalar) -> None:
         self.default = default

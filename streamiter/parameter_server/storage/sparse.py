@@ -213,6 +213,7 @@ class SparseBlock(ShardBlock):
 
     def _enlarged(self, row: int, cells: Cells, columns: BlockColumns) -> Cells:
         """Return larger cells with room for these columns; columns whose values equal the default are dropped."""
+        assert isinstance(cells, HashedCells)  # Filled ones have room for all columns.
         larger = self._made(row, cells.count_different() + cells.count_absent(columns), cells.default)
         for some_columns, values in cells.parts():
             larger.put(some_columns, values)

@@ -8,16 +8,21 @@ from importlib import import_module
 from typing import Any
 
 
-def lazy_names(package: str, modules: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return ``__getattr__`` and ``__dir__`` of a package, from its modules and their names, separated by spaces.
+def lazy_names(
+    package: str, modules: Mapping[str, str], needing_extras: Mapping[str, str] | None = None
+) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+    """Return ``__getattr__``, ``__dir__`` and ``__all__`` of a package, from its modules and their names.
 
-    A module whose only name is its own is a public module of the package.
+    Names are separated by spaces. A module whose only name is its own is a public module of the package. The names
+    ``needing_extras`` are not in ``__all__``: ``import *`` must not need an extra.
 
-    >>> get, _ = lazy_names("streamiter", {"streamiter.values.records": "Columns OutputTag"})
-    >>> get("OutputTag").__name__
-    'OutputTag'
+    >>> get, _, names = lazy_names("streamiter", {"streamiter.values.records": "Columns OutputTag"})
+    >>> get("OutputTag").__name__, names
+    ('OutputTag', ['Columns', 'OutputTag'])
     """
     module_of = {name: module for module, names in modules.items() for name in names.split()}
+    public = sorted(module_of)
+    module_of |= {name: module for module, names in (needing_extras or {}).items() for name in names.split()}
 
     def get(name: str) -> Any:
         if name == "__version__":
@@ -33,4 +38,4 @@ def lazy_names(package: str, modules: Mapping[str, str]) -> tuple[Callable[[str]
         setattr(sys.modules[package], name, value)
         return value
 
-    return get, lambda: sorted({*vars(sys.modules[package]), *module_of})
+    return get, lambda: sorted({*vars(sys.modules[package]), *module_of}), public

@@ -294,7 +294,7 @@ def test_functions_reach_another_process_as_plain_data(function: Any) -> None:
     """A function lost a setting on its way, or was pickled."""
     kind: Callable[..., Any] = UpdateRequest if isinstance(function, update_cases.UpdateFunction) else AggregateRequest
     parts: Sequence[Any] = [(0, None), (3, np.arange(3.0))]
-    request = importable(kind("w", 0, function=function, parts=parts))
+    request = importable(kind("w", 0, -1, function=function, parts=parts))
     plain = PlainData()
     arrived = from_plain(plain.decode(plain.encode(to_plain(request))))
     assert type(arrived) is kind
