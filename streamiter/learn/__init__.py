@@ -27,94 +27,60 @@ Each room or module imports only from those in the rows below it:
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from streamiter.learn.clusters.centroids import OnlineKMeans as OnlineKMeans
-    from streamiter.learn.clusters.clustering import KMeans as KMeans, k_means as k_means
-    from streamiter.learn.clusters.online_centroids import online_k_means as online_k_means
-    from streamiter.learn.gradients.features import (
-        FeatureHasher as FeatureHasher,
-        StandardScaler as StandardScaler,
-        online_standard_scaler as online_standard_scaler,
-        scaled as scaled,
-    )
-    from streamiter.learn.gradients.gradient import Gradient as Gradient
-    from streamiter.learn.gradients.linear import LinearModel as LinearModel
+    from streamiter.learn.clusters.centroids import OnlineKMeans
+    from streamiter.learn.clusters.clustering import KMeans, k_means
+    from streamiter.learn.clusters.online_centroids import online_k_means
+    from streamiter.learn.gradients.features import FeatureHasher, StandardScaler, online_standard_scaler, scaled
+    from streamiter.learn.gradients.gradient import Gradient
+    from streamiter.learn.gradients.linear import LinearModel
     from streamiter.learn.gradients.regression import (
-        Fit as Fit,
-        LinearRegression as LinearRegression,
-        LogisticRegression as LogisticRegression,
-        OfflineTraining as OfflineTraining,
-        train_offline as train_offline,
+        Fit,
+        LinearRegression,
+        LogisticRegression,
+        OfflineTraining,
+        train_offline,
     )
-    from streamiter.learn.item_sets import ItemSet as ItemSet, apriori as apriori
-    from streamiter.learn.late_labels.delayed_labels import DelayedLabels as DelayedLabels
-    from streamiter.learn.losses import (
-        HingeLoss as HingeLoss,
-        HuberLoss as HuberLoss,
-        LogLoss as LogLoss,
-        PoissonLoss as PoissonLoss,
-        QuantileLoss as QuantileLoss,
-        SquaredLoss as SquaredLoss,
-    )
-    from streamiter.learn.model_owner import PublishSchedule as PublishSchedule
-    from streamiter.learn.negatives import sampled_negatives as sampled_negatives
-    from streamiter.learn.on_parameter_server import (
-        k_means_on_parameter_server as k_means_on_parameter_server,
-        train_on_parameter_server as train_on_parameter_server,
-    )
-    from streamiter.learn.online.comparison import (
-        ComparedMetrics as ComparedMetrics,
-        ComparisonTable as ComparisonTable,
-        OnlineComparison as OnlineComparison,
-        compare_online as compare_online,
-    )
-    from streamiter.learn.online.foreign_models import ForeignModel as ForeignModel
-    from streamiter.learn.online.train_online import OnlineTraining as OnlineTraining, train_online as train_online
-    from streamiter.learn.quality.drift import (
-        ADWIN as ADWIN,
-        DriftEvent as DriftEvent,
-        DriftWatch as DriftWatch,
-        PageHinkley as PageHinkley,
-    )
-    from streamiter.learn.quality.field_watch import (
-        FieldReport as FieldReport,
-        FieldWatch as FieldWatch,
-        compare_profiles as compare_profiles,
-    )
-    from streamiter.learn.quality.validation import (
-        PredictedRows as PredictedRows,
-        ProgressiveValidation as ProgressiveValidation,
-    )
-    from streamiter.learn.ready_made.adaptive import AdaptiveLinearModel as AdaptiveLinearModel
-    from streamiter.learn.ready_made.embeddings import Embeddings as Embeddings
-    from streamiter.learn.rows import BadRows as BadRows, Examples as Examples
-    from streamiter.learn.scikit_learn import OnlineClassifier as OnlineClassifier, OnlineRegressor as OnlineRegressor
-    from streamiter.learn.server_training import (
-        ParameterServerTraining as ParameterServerTraining,
-        ParameterServerWorker as ParameterServerWorker,
-    )
-    from streamiter.learn.trees.decision_tree import DecisionTree as DecisionTree
+    from streamiter.learn.item_sets import ItemSet, apriori
+    from streamiter.learn.late_labels.delayed_labels import DelayedLabels
+    from streamiter.learn.losses import HingeLoss, HuberLoss, LogLoss, PoissonLoss, QuantileLoss, SquaredLoss
+    from streamiter.learn.model_owner import PublishSchedule
+    from streamiter.learn.negatives import sampled_negatives
+    from streamiter.learn.on_parameter_server import k_means_on_parameter_server, train_on_parameter_server
+    from streamiter.learn.online.comparison import ComparedMetrics, ComparisonTable, OnlineComparison, compare_online
+    from streamiter.learn.online.foreign_models import ForeignModel
+    from streamiter.learn.online.train_online import OnlineTraining, train_online
+    from streamiter.learn.quality.drift import ADWIN, DriftEvent, DriftWatch, PageHinkley
+    from streamiter.learn.quality.field_watch import FieldReport, FieldWatch, compare_profiles
+    from streamiter.learn.quality.validation import PredictedRows, ProgressiveValidation
+    from streamiter.learn.ready_made.adaptive import AdaptiveLinearModel
+    from streamiter.learn.ready_made.embeddings import Embeddings
+    from streamiter.learn.rows import BadRows, Examples
+    from streamiter.learn.scikit_learn import OnlineClassifier as OnlineClassifier
+    from streamiter.learn.scikit_learn import OnlineRegressor as OnlineRegressor
+    from streamiter.learn.server_training import ParameterServerTraining, ParameterServerWorker
+    from streamiter.learn.trees.decision_tree import DecisionTree
     from streamiter.parameter_server.optimizers import (
-        FTRL as FTRL,
-        SGD as SGD,
-        AdaDelta as AdaDelta,
-        AdaGrad as AdaGrad,
-        Adam as Adam,
-        Constant as Constant,
-        Correction as Correction,
-        GradientDescent as GradientDescent,
-        Inverse as Inverse,
-        InverseSquareRoot as InverseSquareRoot,
-        LearningRate as LearningRate,
-        Momentum as Momentum,
-        Optimizer as Optimizer,
-        RMSProp as RMSProp,
-        WarmRestarts as WarmRestarts,
+        FTRL,
+        SGD,
+        AdaDelta,
+        AdaGrad,
+        Adam,
+        Constant,
+        Correction,
+        GradientDescent,
+        Inverse,
+        InverseSquareRoot,
+        LearningRate,
+        Momentum,
+        Optimizer,
+        RMSProp,
+        WarmRestarts,
     )
-    from streamiter.values.sparse_rows import SparseRows as SparseRows
+    from streamiter.values.sparse_rows import SparseRows
 else:
     from streamiter.values.helpers.lazy import lazy_names
 
-    __getattr__, __dir__, __all__ = lazy_names(
+    __getattr__, __dir__ = lazy_names(
         __name__,
         {
             "streamiter.learn.ready_made.adaptive": "AdaptiveLinearModel",
@@ -140,11 +106,82 @@ else:
             "streamiter.learn.gradients.regression": "Fit LinearRegression LogisticRegression OfflineTraining "
             "train_offline",
             "streamiter.learn.rows": "BadRows Examples",
+            # They need scikit-learn, so they are not in `__all__`.
+            "streamiter.learn.scikit_learn": "OnlineClassifier OnlineRegressor",
             "streamiter.learn.server_training": "ParameterServerTraining ParameterServerWorker",
             "streamiter.learn.quality.validation": "PredictedRows ProgressiveValidation",
             "streamiter.parameter_server.optimizers": "FTRL SGD AdaDelta AdaGrad Adam Constant Correction "
             "GradientDescent Inverse InverseSquareRoot LearningRate Momentum Optimizer RMSProp WarmRestarts",
             "streamiter.values.sparse_rows": "SparseRows",
         },
-        needing_extras={"streamiter.learn.scikit_learn": "OnlineClassifier OnlineRegressor"},
     )
+
+__all__ = [
+    "ADWIN",
+    "FTRL",
+    "SGD",
+    "AdaDelta",
+    "AdaGrad",
+    "Adam",
+    "AdaptiveLinearModel",
+    "BadRows",
+    "ComparedMetrics",
+    "ComparisonTable",
+    "Constant",
+    "Correction",
+    "DecisionTree",
+    "DelayedLabels",
+    "DriftEvent",
+    "DriftWatch",
+    "Embeddings",
+    "Examples",
+    "FeatureHasher",
+    "FieldReport",
+    "FieldWatch",
+    "Fit",
+    "ForeignModel",
+    "Gradient",
+    "GradientDescent",
+    "HingeLoss",
+    "HuberLoss",
+    "Inverse",
+    "InverseSquareRoot",
+    "ItemSet",
+    "KMeans",
+    "LearningRate",
+    "LinearModel",
+    "LinearRegression",
+    "LogLoss",
+    "LogisticRegression",
+    "Momentum",
+    "OfflineTraining",
+    "OnlineComparison",
+    "OnlineKMeans",
+    "OnlineTraining",
+    "Optimizer",
+    "PageHinkley",
+    "ParameterServerTraining",
+    "ParameterServerWorker",
+    "PoissonLoss",
+    "PredictedRows",
+    "ProgressiveValidation",
+    "PublishSchedule",
+    "QuantileLoss",
+    "RMSProp",
+    "SparseRows",
+    "SquaredLoss",
+    "StandardScaler",
+    "WarmRestarts",
+    "apriori",
+    "compare_online",
+    "compare_profiles",
+    "k_means",
+    "k_means_on_parameter_server",
+    "online_k_means",
+    "online_standard_scaler",
+    "sampled_negatives",
+    "scaled",
+    "train_offline",
+    "train_on_parameter_server",
+    "train_online",
+]

@@ -14,81 +14,102 @@ Each module imports from the modules before it: ``documents`` (parameters, the v
 
 from typing import TYPE_CHECKING
 
+from streamiter.models.documents import Parameters, UpdateFormat
+from streamiter.models.intake import UpdateStatistics
+from streamiter.models.reader import ModelUpdates, OnError, UpdateStart, last_update, model_updates
+from streamiter.models.served import NoModel, Prediction, ServedModel, ServedModelStatistics
+from streamiter.models.update import ChunkSet, ModelSnapshot, ModelUpdate
+
 if TYPE_CHECKING:
     from streamiter.models.differences import (
-        ModelDifference as ModelDifference,
-        ScaleChange as ScaleChange,
-        WeightChange as WeightChange,
-        model_comparison as model_comparison,
-        model_difference as model_difference,
+        ModelDifference,
+        ScaleChange,
+        WeightChange,
+        model_comparison,
+        model_difference,
     )
-    from streamiter.models.documents import Parameters as Parameters, UpdateFormat as UpdateFormat
-    from streamiter.models.intake import UpdateStatistics as UpdateStatistics
-    from streamiter.models.linear_predictor import LinearPredictor as LinearPredictor
+    from streamiter.models.linear_predictor import LinearPredictor
     from streamiter.models.publisher import (
-        EncoderState as EncoderState,
-        InitialModel as InitialModel,
-        ModelPublisher as ModelPublisher,
-        ModelUpdateEncoder as ModelUpdateEncoder,
-        RunStart as RunStart,
-        initial_model as initial_model,
-        next_run as next_run,
+        EncoderState,
+        InitialModel,
+        ModelPublisher,
+        ModelUpdateEncoder,
+        RunStart,
+        initial_model,
+        next_run,
     )
-    from streamiter.models.ranking import Candidates as Candidates, RankedCandidate as RankedCandidate
-    from streamiter.models.reader import (
-        ModelUpdates as ModelUpdates,
-        OnError as OnError,
-        UpdateStart as UpdateStart,
-        last_update as last_update,
-        model_updates as model_updates,
-    )
-    from streamiter.models.rollbacks import (
-        Rollbacks as Rollbacks,
-        RollbackWatch as RollbackWatch,
-        import_model as import_model,
-        promote as promote,
-    )
-    from streamiter.models.served import (
-        NoModel as NoModel,
-        Prediction as Prediction,
-        ServedModel as ServedModel,
-        ServedModelStatistics as ServedModelStatistics,
-    )
-    from streamiter.models.update import (
-        ChunkSet as ChunkSet,
-        ModelSnapshot as ModelSnapshot,
-        ModelUpdate as ModelUpdate,
-    )
+    from streamiter.models.ranking import Candidates, RankedCandidate
+    from streamiter.models.rollbacks import Rollbacks, RollbackWatch, import_model, promote
     from streamiter.models.versions import (
-        ModelVersion as ModelVersion,
-        NoSuchVersion as NoSuchVersion,
-        exported as exported,
-        find_update as find_update,
-        model_names as model_names,
-        model_versions as model_versions,
-        read_model as read_model,
-        roll_back as roll_back,
+        ModelVersion,
+        NoSuchVersion,
+        exported,
+        find_update,
+        model_names,
+        model_versions,
+        read_model,
+        roll_back,
     )
 else:
     from streamiter.values.helpers.lazy import lazy_names
 
     # What publishes is a step of the engine.
-    __getattr__, __dir__, __all__ = lazy_names(
+    __getattr__, __dir__ = lazy_names(
         __name__,
         {
             "streamiter.models.differences": "ModelDifference ScaleChange WeightChange model_comparison "
             "model_difference",
-            "streamiter.models.documents": "Parameters UpdateFormat",
-            "streamiter.models.intake": "UpdateStatistics",
             "streamiter.models.linear_predictor": "LinearPredictor",
             "streamiter.models.publisher": "EncoderState InitialModel ModelPublisher ModelUpdateEncoder RunStart "
             "initial_model next_run",
             "streamiter.models.ranking": "Candidates RankedCandidate",
-            "streamiter.models.reader": "ModelUpdates OnError UpdateStart last_update model_updates",
             "streamiter.models.rollbacks": "Rollbacks RollbackWatch import_model promote",
-            "streamiter.models.served": "NoModel Prediction ServedModel ServedModelStatistics",
-            "streamiter.models.update": "ChunkSet ModelSnapshot ModelUpdate",
             "streamiter.models.versions": "ModelVersion NoSuchVersion exported find_update model_names model_versions "
             "read_model roll_back",
         },
     )
+
+__all__ = [
+    "Candidates",
+    "ChunkSet",
+    "EncoderState",
+    "InitialModel",
+    "LinearPredictor",
+    "ModelDifference",
+    "ModelPublisher",
+    "ModelSnapshot",
+    "ModelUpdate",
+    "ModelUpdateEncoder",
+    "ModelUpdates",
+    "ModelVersion",
+    "NoModel",
+    "NoSuchVersion",
+    "OnError",
+    "Parameters",
+    "Prediction",
+    "RankedCandidate",
+    "RollbackWatch",
+    "Rollbacks",
+    "RunStart",
+    "ScaleChange",
+    "ServedModel",
+    "ServedModelStatistics",
+    "UpdateFormat",
+    "UpdateStart",
+    "UpdateStatistics",
+    "WeightChange",
+    "exported",
+    "find_update",
+    "import_model",
+    "initial_model",
+    "last_update",
+    "model_comparison",
+    "model_difference",
+    "model_names",
+    "model_updates",
+    "model_versions",
+    "next_run",
+    "promote",
+    "read_model",
+    "roll_back",
+]

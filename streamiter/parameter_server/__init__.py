@@ -7,17 +7,17 @@ those of ``streamiter.errors``: a ``ConfigurationError`` for settings, a ``Param
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from streamiter.parameter_server import psf as psf
-    from streamiter.parameter_server.admission import Admission as Admission
-    from streamiter.parameter_server.client import Client as Client
-    from streamiter.parameter_server.consistency import ASP as ASP, BSP as BSP, SSP as SSP, Consistency as Consistency
-    from streamiter.parameter_server.matrix import Matrix as Matrix
-    from streamiter.parameter_server.server import ParameterServer as ParameterServer
+    from streamiter.parameter_server import psf
+    from streamiter.parameter_server.admission import Admission
+    from streamiter.parameter_server.client import Client
+    from streamiter.parameter_server.consistency import ASP, BSP, SSP, Consistency
+    from streamiter.parameter_server.matrix import Matrix
+    from streamiter.parameter_server.server import ParameterServer
 else:
     from streamiter.values.helpers.lazy import lazy_names
 
     # Learners without a server import the optimizers from here.
-    __getattr__, __dir__, __all__ = lazy_names(
+    __getattr__, __dir__ = lazy_names(
         __name__,
         {
             "streamiter.parameter_server.admission": "Admission",
@@ -28,3 +28,5 @@ else:
             "streamiter.parameter_server.server": "ParameterServer",
         },
     )
+
+__all__ = ["ASP", "BSP", "SSP", "Admission", "Client", "Consistency", "Matrix", "ParameterServer", "psf"]

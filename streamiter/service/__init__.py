@@ -26,7 +26,7 @@ else:
     from streamiter.values.helpers.lazy import lazy_names
 
     # The file is read, checked and proposed without the HTTP server, which is an extra.
-    __getattr__, __dir__, _ = lazy_names(
+    __getattr__, __dir__ = lazy_names(
         __name__,
         {"streamiter.service.service": "OnlineLearningService", "streamiter.service.surfaces": "ServiceReplica"},
     )

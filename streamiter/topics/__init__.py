@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 else:
     from streamiter.values.helpers.lazy import lazy_names
 
-    __getattr__, __dir__, _ = lazy_names(
+    __getattr__, __dir__ = lazy_names(
         __name__,
         {
             "streamiter.topics.formats": "Json Raw Text Typed WithMetadata",

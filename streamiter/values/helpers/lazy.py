@@ -8,21 +8,16 @@ from importlib import import_module
 from typing import Any
 
 
-def lazy_names(
-    package: str, modules: Mapping[str, str], needing_extras: Mapping[str, str] | None = None
-) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
-    """Return ``__getattr__``, ``__dir__`` and ``__all__`` of a package, from its modules and their names.
+def lazy_names(package: str, modules: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Return ``__getattr__`` and ``__dir__`` of a package, from its modules and their names, separated by spaces.
 
-    Names are separated by spaces. A module whose only name is its own is a public module of the package. The names
-    ``needing_extras`` are not in ``__all__``: ``import *`` must not need an extra.
+    A module whose only name is its own is a public module of the package.
 
-    >>> get, _, names = lazy_names("streamiter", {"streamiter.values.records": "Columns OutputTag"})
-    >>> get("OutputTag").__name__, names
-    ('OutputTag', ['Columns', 'OutputTag'])
+    >>> get, _ = lazy_names("streamiter", {"streamiter.values.records": "Columns OutputTag"})
+    >>> get("OutputTag").__name__
+    'OutputTag'
     """
     module_of = {name: module for module, names in modules.items() for name in names.split()}
-    public = sorted(module_of)
-    module_of |= {name: module for module, names in (needing_extras or {}).items() for name in names.split()}
 
     def get(name: str) -> Any:
         if name == "__version__":
@@ -38,4 +33,4 @@ def lazy_names(
         setattr(sys.modules[package], name, value)
         return value
 
-    return get, lambda: sorted({*vars(sys.modules[package]), *module_of}), public
+    return get, lambda: sorted({*vars(sys.modules[package]), *module_of})
