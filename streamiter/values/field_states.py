@@ -14,13 +14,13 @@ import numpy as np
 import numpy.typing as npt
 
 from streamiter.values.field_kinds import BLANK, COMMA, DATE, NO_VALUE, OTHER, PADDED, PLAIN_NUMBER, Kind
+from streamiter.values.numbers import Truths
 
 TEXTS_THAT_DECIDE: Final = 100
 """How many texts of a field decide what it is. Fewer would often have no text of a rare other kind."""
 OTHERS_MAX: Final = 10
 """How many of them may be other texts in a field of numbers or times: a word for a missing value, or damaged ones."""
 
-Truths = npt.NDArray[np.bool_]
 Codes = npt.NDArray[np.uint8]
 
 

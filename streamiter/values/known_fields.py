@@ -38,14 +38,13 @@ from streamiter.values.field_states import (
     AsRead,
     FieldState,
     FieldValues,
-    Truths,
     as_known,
     as_learned,
     first_of,
     of_plain_values,
 )
 from streamiter.values.named_rows import ABSENT, NamedRows, is_missing, place_of_missing, place_of_text
-from streamiter.values.numbers import Floats
+from streamiter.values.numbers import Floats, Truths
 
 _log = logging.getLogger("streamiter.learn")
 

@@ -33,6 +33,9 @@ Integers = npt.NDArray[np.int64]
 Indices = npt.NDArray[np.intp]
 """An array of positions in another array."""
 
+Truths = npt.NDArray[np.bool_]
+"""An array of truth values."""
+
 NUMBERS: Final[tuple[type[Any], ...]] = (int, float, np.integer, np.floating, np.bool_)
 """The types of numbers and truth values in a row."""
 

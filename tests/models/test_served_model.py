@@ -162,7 +162,9 @@ async def test_bad_updates_leave_the_last_good_model_in_service(make_topic: Make
         assert "expected an update of model 'ctr'" in (served.statistics().last_error or "")
         await write(topic, encoder(1, 3).encode([{"centroids": np.ones(1)}]))  # readable, but not linear
         await until(lambda: served.statistics().failed == 2)
-        assert "update 1.3: parameters 'centroids': expected 'weights'" in (served.statistics().last_error or "")
+        assert "update 1.3: expected the parameters of a linear model, given centroids" in (
+            served.statistics().last_error or ""
+        )
         assert served.predict([5.0]).version == 1
         served.check()  # the server still follows the topic
         await write(topic, update_of((1, 2)), update_of((1, 4)))

@@ -6,7 +6,6 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypedDict, cast, final
 
 import numpy as np
-import numpy.typing as npt
 
 from streamiter.learn.labels import Label
 from streamiter.learn.late_labels.delayed_labels import DelayedLabels
@@ -23,14 +22,13 @@ from streamiter.operators.functions import field_column, field_read_by, field_va
 from streamiter.operators.output import Output
 from streamiter.operators.timed.in_order import BEFORE_FIELD, TIME_FIELD
 from streamiter.values.named_rows import NamedRows, named_matrix
-from streamiter.values.numbers import Array, Floats, Indices
+from streamiter.values.numbers import Array, Floats, Indices, Truths
 from streamiter.values.records import Batch, Columns, take
 from streamiter.values.sparse_rows import SparseRows
 from streamiter.values.times import Times
 
 Keys = Sequence[Hashable] | Array
 """A key of each event; an array has texts or whole numbers."""
-Truths = npt.NDArray[np.bool_]
 
 
 @final

@@ -11,7 +11,7 @@ from typing import Any, Final, cast
 import numpy as np
 import numpy.typing as npt
 
-from streamiter.learn.late_labels.label_join_arrays import Words
+from streamiter.learn.late_labels.label_join_arrays import KeyWords
 from streamiter.values.helpers.compiled import is_compiling
 from streamiter.values.numbers import Array, Integers
 
@@ -50,8 +50,8 @@ class KeyPlaces:
         self._kind: str | None = "" if is_compiling() else None
         """The kind of numpy that the keys of the table have; "": not decided; None: all keys stay in the dict."""
         self._compiled: ModuleType
-        self._words: Words = np.zeros((0, 1), np.uint64)
-        self._hashes: Words = np.zeros(0, np.uint64)
+        self._words: KeyWords = np.zeros((0, 1), np.uint64)
+        self._hashes: KeyWords = np.zeros(0, np.uint64)
         self._table: Integers = np.zeros(0, np.int64)
         """The place of each key, at its hash or behind it; -1 where there is none."""
 
@@ -124,7 +124,7 @@ class KeyPlaces:
 
     # ---- the table
 
-    def _words_of(self, keys: Sequence[Hashable] | Array) -> Words | None:
+    def _words_of(self, keys: Sequence[Hashable] | Array) -> KeyWords | None:
         """Return keys for the table as words; None for those that are, or must be, in the dict."""
         if self._kind is None or (self._by_key is not None and len(keys) < _TOGETHER):
             return None
@@ -187,7 +187,7 @@ def _array_of_keys(keys: Sequence[Hashable] | Array) -> Array | None:
     return None if "\0" in "".join(cast(list[str], keys)) else np.array(keys)
 
 
-def _words_of_array(array: Array) -> Words:
+def _words_of_array(array: Array) -> KeyWords:
     if array.dtype.kind == "i":
         return array.astype(np.int64).view(np.uint64)[:, None]
     width = max(1, -(-array.itemsize // 8))

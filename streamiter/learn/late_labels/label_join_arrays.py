@@ -27,7 +27,7 @@ import numpy.typing as npt
 from streamiter.values.numbers import Floats, Integers
 from streamiter.values.times import MAX_TIME
 
-Words = npt.NDArray[np.uint64]
+KeyWords = npt.NDArray[np.uint64]
 """Keys of one kind: a row of 64-bit words for each, filled up with zeros."""
 
 # ---- the columns of a slot

@@ -58,7 +58,7 @@ from streamiter.learn.late_labels.label_join_arrays import (
     WATERMARK,
     WITHIN,
     Arrays,
-    Words,
+    KeyWords,
 )
 from streamiter.values.helpers.compiled import compiled
 from streamiter.values.numbers import Integers
@@ -301,7 +301,7 @@ _HALF: Final = np.uint64(32)
 
 
 @compiled
-def _hash_of_words(words: Words, row: int) -> np.uint64:
+def _hash_of_words(words: KeyWords, row: int) -> np.uint64:
     """Return a hash, on which zeros at the end have no influence."""
     length, value = words.shape[1], np.uint64(0)
     while length and words[row, length - 1] == 0:
@@ -313,7 +313,7 @@ def _hash_of_words(words: Words, row: int) -> np.uint64:
 
 
 @compiled
-def _are_equal(one: Words, row: int, other: Words, place: int) -> bool:
+def _are_equal(one: KeyWords, row: int, other: KeyWords, place: int) -> bool:
     """Whether a row is equal to one that is as wide, or wider."""
     for column in range(other.shape[1]):
         if (one[row, column] if column < one.shape[1] else np.uint64(0)) != other[place, column]:
@@ -323,10 +323,10 @@ def _are_equal(one: Words, row: int, other: Words, place: int) -> bool:
 
 @compiled
 def find_places(
-    words: Words,
+    words: KeyWords,
     table: Integers,
-    hashes: Words,
-    known: Words,
+    hashes: KeyWords,
+    known: KeyWords,
     is_taken: npt.NDArray[np.bool_],
     free: Integers,
     free_count: int,
@@ -350,7 +350,7 @@ def find_places(
 
 
 @compiled
-def forget_places(places: Integers, table: Integers, hashes: Words) -> None:
+def forget_places(places: Integers, table: Integers, hashes: KeyWords) -> None:
     """Remove these places from the table, and move up what was behind them because they were there."""
     mask = len(table) - 1
     for place in places:
@@ -367,14 +367,14 @@ def forget_places(places: Integers, table: Integers, hashes: Words) -> None:
 
 
 @compiled
-def hash_places(known: Words, places: Integers, hashes: Words) -> None:
+def hash_places(known: KeyWords, places: Integers, hashes: KeyWords) -> None:
     """Fill in the hashes of the keys at these places."""
     for place in places:
         hashes[place] = _hash_of_words(known, place)
 
 
 @compiled
-def insert_places(places: Integers, table: Integers, hashes: Words) -> None:
+def insert_places(places: Integers, table: Integers, hashes: KeyWords) -> None:
     """Add places of different keys to a table with room."""
     mask = len(table) - 1
     for place in places:

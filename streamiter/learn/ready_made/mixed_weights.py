@@ -20,8 +20,7 @@ from streamiter.learn.ready_made.expert_weights import ExpertWeights, plain
 from streamiter.learn.ready_made.model_rows import ASSUMED, CONFIRMED, CORRECTED, ModelRows, RowSteps
 from streamiter.learn.ready_made.table_weights import TableWeights
 from streamiter.models.shapes import FINE_BINS, Shapes
-from streamiter.values.field_states import Truths
-from streamiter.values.numbers import Floats, Indices
+from streamiter.values.numbers import Floats, Indices, Truths
 
 # The logarithmic loss is 1-mixable. Of squared errors in units of the mixture's mean one, 1/4 was chosen, see
 # docs/decisions/058: with 1/8 and 1/2 mean losses differ by at most .3 %, and with 2 some are 4 % larger.
