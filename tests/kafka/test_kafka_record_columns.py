@@ -10,6 +10,7 @@ from random import Random
 from typing import Any
 
 import pytest
+from aiokafka.errors import CorruptRecordException  # type: ignore[import-untyped]
 from aiokafka.record.memory_records import MemoryRecords  # type: ignore[import-untyped]
 from aiokafka.record.util import calc_crc32c  # type: ignore[import-untyped]
 from support.examples import random_examples
@@ -122,6 +123,9 @@ def outcome(given: Fetched) -> tuple[list[TopicRecord], list[int], str]:
             assert (batch.first_offset, batch.next_offset) == (batch.offsets[0], partition.next_offset)
             assert {type(number) for number in [*batch.offsets, *batch.timestamps_ms]} == {int}
             records += batch.records()
+    except CorruptRecordException as error:
+        # Of damage with a right checksum aiokafka's parser reads bytes behind the record batch, so its text is chance.
+        return records, positions, type(error).__name__
     except Exception as error:
         return records, positions, f"{type(error).__name__}: {error}"
     positions += [partition.position, partition.lag, partition.fetched_bytes]
