@@ -92,7 +92,7 @@ class Reading:
         """Return labels as numbers, 0 for rows that are not learned from; None if another label is not known."""
         if not learns.all():
             targets = np.zeros(len(learns))
-            some = given[learns] if isinstance(given, np.ndarray) else list(compress(given, learns))
+            some = given[learns] if isinstance(given, np.ndarray) else list(compress(given, learns.tolist()))
             found = self.targets(some, np.ones(len(some), dtype=np.bool_))
             if found is None:
                 return None
@@ -311,7 +311,9 @@ class LabelReader(DeclaredState):
         width = len(reading.names) + self.has_open_class if reading.kind == "classes" else 1
         found = np.zeros((len(predictions.made), width))
         # Mostly there is one group: nothing has changed.
-        for earlier, given in set(zip(predictions.readings.tolist(), predictions.widths.tolist(), strict=True)):
+        starts = np.flatnonzero(np.diff(predictions.readings, prepend=-2) | np.diff(predictions.widths, prepend=0))
+        firsts = zip(predictions.readings[starts].tolist(), predictions.widths[starts].tolist(), strict=True)
+        for earlier, given in set(firsts):
             rows = np.flatnonzero((predictions.readings == earlier) & (predictions.widths == given))
             made = predictions.made[rows, :given]
             if 0 <= earlier < len(self.earlier):

@@ -145,7 +145,7 @@ class WatermarkGenerator(DeclaredState):
         self._taken[partition] = first + len(times)
         reached = np.maximum(np.maximum.accumulate(times), known) - self._bound_ms
         before = known if known == MIN_TIME else known - self._bound_ms
-        places = range(first, first + len(times))
+        places = np.arange(first, first + len(times))
         return order_of(reached, before=np.concatenate([[before], reached[:-1]]), part=part, place=places, known=times)
 
 

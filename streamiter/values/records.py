@@ -170,7 +170,7 @@ KNOWN: Final = 4
 ORDER_COLUMNS: Final = 5
 
 
-def order_of(reached: Times, *, before: Times | int, part: int, place: Times | range, known: Times) -> Order:
+def order_of(reached: Times, *, before: Times | int, part: int, place: Times, known: Times) -> Order:
     """Return the order of records from its columns; a single number counts for all records."""
     order = np.empty((len(reached), ORDER_COLUMNS), np.int64)
     for column, values in enumerate((reached, before, part, place, known)):

@@ -98,7 +98,7 @@ class RecordOrder(DeclaredState):
         self._push(batch)
 
     def _order_of(self, times: Times) -> Order:
-        places = range(self._arrivals, self._arrivals + len(times))
+        places = np.arange(self._arrivals, self._arrivals + len(times))
         return order_of(times, before=MIN_TIME, part=UNKNOWN_PART, place=places, known=times)
 
     def _push(self, batch: TimedBatch) -> None:
