@@ -33,9 +33,17 @@ from learn.online_support import Record
 
 from streamiter import Columns, Flow, Stream
 from streamiter.errors import GraphError
-from streamiter.learn import ForeignModel, LogisticRegression, SparseRows, compare_online, train_online
+from streamiter.learn import (
+    AdaptiveLinearModel,
+    ForeignModel,
+    LogisticRegression,
+    SparseRows,
+    compare_online,
+    train_online,
+)
 from streamiter.learn.online.gradient_workers import DelayedLabelsWorker, OnlineWorkerOptions
 from streamiter.operators import Source, SourceBatch
+from streamiter.operators.functions import field_values
 from streamiter.parameter_server.optimizers import SGD
 from streamiter.testing import VirtualClock
 from streamiter.topics import MemoryBroker, OutgoingBatch
@@ -362,3 +370,20 @@ def test_columns_are_learned_as_dicts_are(schedule: Any) -> None:
             found.append((trained.bits, trained.predictions.tobytes(), trained.targets.tobytes(), trained.late))
     assert found.count(found[0]) == len(found)
     assert found[0][-1] > 10
+    # With a model that is given, columns became dicts before the training.
+    seen, given_models = list[type](), []
+    for batches in (dicts, columns):
+
+        def features(rows: Any) -> Any:
+            seen.append(type(rows))
+            return np.array(field_values(itemgetter("x"), rows))[:, None]
+
+        flow, source = Flow("given"), type("Given", (Batches,), {"batches": batches})
+        labels = replace(by_field, features=features)
+        stream = timed(flow.from_source(source))
+        models = train_online(stream, AdaptiveLinearModel, labels=labels, mini_batch=500).models.collect()
+        flow.run()
+        given_models.append(frozen(models.items[-1].parameters))
+        assert set(seen) == {type(batches[0])}
+        seen.clear()
+    assert given_models[0] == given_models[1]

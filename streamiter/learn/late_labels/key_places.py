@@ -17,8 +17,9 @@ from streamiter.values.numbers import Array, Integers
 
 # For fewer keys than this, a call of compiled code and an array of texts cost more than a dict.
 _TOGETHER: Final = 256
-# A longer text would make the rows of all others as long as its own.
-_CHARACTERS_MAX: Final = 128
+# A longer text would make the rows of all others as long as its own. The digits of a SHA-256 hash have 64, and take as
+# many bytes here as such a text with its entry in a dict.
+_CHARACTERS_MAX: Final = 64
 
 
 class KeyPlaces:
