@@ -1,6 +1,7 @@
 """A service with a challenger: on a real broker, in answers, on the page's documents, and promoted by a command."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,6 +23,7 @@ from streamiter.learn.online.challengers import ComparedRows
 from streamiter.models import (
     ModelUpdate,
     NoSuchVersion,
+    RollbackWatch,
     ServedModel,
     find_update,
     import_model,
@@ -31,7 +33,7 @@ from streamiter.models import (
     promote,
     roll_back,
 )
-from streamiter.operators import Operator
+from streamiter.operators import Context, Operator, Output
 from streamiter.service import OnlineLearningService, ServiceReplica, read_settings
 from streamiter.service.observing.challenger import Challenger
 from streamiter.service.service import remedy_of
@@ -67,6 +69,38 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("streamiter.service.surfaces.SAMPLE_S", 0.05)
 
 
+class LastNumber(Operator):
+    """Keeps the number of the last row that was learned in this run of the flow."""
+
+    def __init__(self, last: list[int]) -> None:
+        self._last = last
+
+    def open(self, context: Context) -> None:
+        self._last.clear()
+
+    async def process(self, record: dict[str, Any], out: Output) -> None:
+        self._last[:] = [int(record["numbers"][-1])]
+
+
+@pytest.fixture
+def heard_of_rollback(monkeypatch: pytest.MonkeyPatch) -> Callable[[], Awaitable[None]]:
+    """Return what waits until the trainer has heard of a rollback, so that it learns all later rows after it."""
+    heard, keep = asyncio.Event(), RollbackWatch._keep
+
+    def kept(watch: RollbackWatch, update: ModelUpdate) -> None:
+        keep(watch, update)
+        if update.rollback_to is not None:
+            heard.set()
+
+    async def is_heard() -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            await heard.wait()
+        heard.clear()
+
+    monkeypatch.setattr(RollbackWatch, "_keep", kept)
+    return is_heard
+
+
 def told(service: Any) -> ComparedRows | None:
     """Return the comparison that the challenger's last version tells, once the service follows it."""
     challenger = service.observations.challenger
@@ -79,7 +113,7 @@ def learner(service: Any) -> str | None:
 
 
 async def test_a_challenger_is_compared_promoted_and_rolled_back(
-    kafka_broker: KafkaServer, topic_prefix: str, tmp_path: Path
+    kafka_broker: KafkaServer, topic_prefix: str, tmp_path: Path, heard_of_rollback: Callable[[], Awaitable[None]]
 ) -> None:
     """The champion lost its state with the challenger, or published its own versions over a promoted challenger."""
     place = Duel(tmp_path, topic_prefix, kafka_broker.bootstrap)
@@ -124,6 +158,7 @@ async def test_a_challenger_is_compared_promoted_and_rolled_back(
         assert learner(again) == place.other
         await until(lambda: (found := told(again)) and found.compared_rows == 2_300)
         await roll_back(updates, place.name, "1")
+        await heard_of_rollback()
         await place.write(rows(500, 5))
         await until(lambda: learner(again) == "" and again.observations.model.records == 3_000)  # type: ignore[union-attr]
         again_promoted = await promote(updates, place.name, place.other)
@@ -237,7 +272,9 @@ def test_what_to_do_is_told_when_the_settings_of_a_challenger_change() -> None:
     assert remedy_of(JobFailed("it failed", step="learn")) is None
 
 
-async def test_a_challenger_that_fails_stops_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_challenger_that_fails_stops_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, heard_of_rollback: Callable[[], Awaitable[None]]
+) -> None:
     """An error of the idea under trial ended the service, again and again, until somebody took it out of the file."""
     place, is_broken, step = Duel(tmp_path), asyncio.Event(), AdaptiveLinearModel.step
 
@@ -254,8 +291,10 @@ async def test_a_challenger_that_fails_stops_alone(tmp_path: Path, monkeypatch: 
         made = OnlineLearningService(read_settings(given))
         assert made.challenger is not None
         seen = made.challenger.predictions.union(made.training.predictions)
-        seen.map(lambda rows: None, name="a step of one's own")
+        seen.process(lambda: LastNumber(last), name="a step of one's own")
         return made
+
+    last: list[int] = []
 
     async def learned(service: OnlineLearningService, end: int, who: str = "") -> None:
         await place.write(events[end - 500 : end])
@@ -267,12 +306,12 @@ async def test_a_challenger_that_fails_stops_alone(tmp_path: Path, monkeypatch: 
         await until(lambda: told(first))
         is_broken.set()
         await learned(first, 1_000)
+        await until_ready(first)
         state = orjson.loads((await answers(first, "/api/state"))[1])
         assert "the vectors have diverged" in state["challenger"]["stopped"]
         assert "its challenger has stopped" in state["sentence"]
         metrics = (await answers(first, "/metrics"))[1]
         assert f'streamiter_challenger_stopped{{model="{place.other}"}} 1.0' in metrics
-        await until_ready(first)
         challenger = first.observations.challenger
         assert challenger is not None
         assert challenger.version_for({"user": "u1"}) is None, "its share is predicted by the champion"
@@ -298,8 +337,10 @@ async def test_a_challenger_that_fails_stops_alone(tmp_path: Path, monkeypatch: 
                     await asyncio.sleep(0.05)
         status, text = await answers(again, "/readyz")
         assert (status, "was promoted, and has stopped; roll back" in text) == (503, True)
+        await until(lambda: last == [1_999])
         newest = await find_update(updates, place.name, "1")
         await roll_back(updates, place.name, "1")
+        await heard_of_rollback()
         assert newest.records is not None
         await place.write(events[2_000:2_500])
         await until(lambda: learner(again) == "" and again.observations.model.records == newest.records + 500)  # type: ignore[union-attr]
