@@ -21,6 +21,7 @@ from streamiter.models.documents import Parameters, freeze_arrays
 from streamiter.models.intake import ChainAssembler, ChainPlace
 from streamiter.models.stored_rows import OTHER, PartPath, Put, RowNumbers, RowsDatabase, StoredRows
 from streamiter.models.update import ModelUpdate
+from streamiter.values.helpers.closing import undone_on_failure
 from streamiter.values.plain_data import PlainData
 
 _FORMAT: Final = 1
@@ -38,7 +39,7 @@ StoredParts = Callable[[Parameters], Sequence[PartPath]]
 """Returns the paths of the arrays whose rows belong on disk, and of those that are there."""
 
 
-Reading = tuple[dict[int, int], dict[int, str]]
+NextRecords = tuple[dict[int, int], dict[int, str]]
 """Where to continue in a topic: the next offset by partition, and the identities of the partitions."""
 
 
@@ -48,7 +49,7 @@ class KeptVersion(NamedTuple):
     update: ModelUpdate
     place: ChainPlace
     """Its place in its chain."""
-    reading: Reading | None
+    reading: NextRecords | None
     """Where the records behind it begin; None if that is not known."""
 
 
@@ -71,19 +72,20 @@ class ModelFolder:
         """Open the folder, and read what it has. Raises ``ModelError`` if it is damaged, or of another model."""
         self._opened = database = RowsDatabase(self._folder, self._subject)
         tables: list[int] = []
-        if (content := database.value(_VERSION)) is not None:
-            try:
-                tables = self._read(database, self._decoded(content))
-            except (PlainDataError, ValueError, LookupError, TypeError, AttributeError) as error:
-                raise database.error(f"a damaged version: {error}") from error
-        database.delete_others(tables)
+        with undone_on_failure(database.close):
+            if (content := database.value(_VERSION)) is not None:
+                try:
+                    tables = self._read(database, self._decoded(content))
+                except (PlainDataError, ValueError, LookupError, TypeError, AttributeError) as error:
+                    raise database.error(f"a damaged version: {error}") from error
+            database.delete_others(tables)
 
     def close(self) -> None:
         """Close the folder. Its version can no longer predict."""
         if self._opened is not None:
             self._opened.close()
 
-    def keep(self, update: ModelUpdate, chain: ChainAssembler, reading: Reading | None) -> ModelUpdate:
+    def keep(self, update: ModelUpdate, chain: ChainAssembler, reading: NextRecords | None) -> ModelUpdate:
         """Write a version, and return it with its rows on disk; ``reading`` is None while records before it matter."""
         database = self._opened
         assert database is not None

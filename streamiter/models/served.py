@@ -106,9 +106,9 @@ class ServedModel:
     is deleted, the last model continues to answer, :meth:`check` raises, and the end of the ``async with`` raises
     unless the error was raised before. At most ``waiting_max`` calls wait for the first model at a time.
 
-    With ``folder``, a path on a local disk, the vectors of embeddings are there, in RocksDB (extra ``[rocks]``), and not in
-    memory; predictions are the same to the last bit. After a restart, also after a crash, following continues with the
-    version in the folder. One process uses a folder at a time. At the end of the ``async with`` predictions end, too.
+    With ``folder``, a path on a local disk, the vectors of embeddings are there, in RocksDB (extra ``[rocks]``), not in
+    memory. Predictions are the same to the last bit. After a restart or a crash, following continues with the version
+    in the folder. One process uses a folder at a time. Predictions end with the ``async with``.
 
     ::
 

@@ -437,8 +437,8 @@ class ServedNetwork(ServedModel):
             await served.ready(timeout_s=10)
             print(served.predict(([3, 9, 18], [1.0, 1.0, 1.0])).value)
 
-    Rows and values are as for :class:`~streamiter.networks.NetworkPredictor`. With ``folder``, the rows of the features of
-    a sparse network are on disk, as for :class:`~streamiter.models.ServedModel`.
+    Rows and values are as for :class:`~streamiter.networks.NetworkPredictor`. With ``folder``, the rows of the features
+    of a sparse network are on disk, as for :class:`~streamiter.models.ServedModel`.
     """
 
     def __init__(

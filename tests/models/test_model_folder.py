@@ -279,6 +279,7 @@ async def test_a_folder_that_is_not_free_is_refused(tmp_path: Path) -> None:
             await ServedModel(topic, "ctr", folder=used).__aenter__()
     with pytest.raises(ModelError, match=r"'ctr' of memory://models; choose another folder, or delete this one"):
         await ServedModel(topic, "other", folder=used).__aenter__()
+    await assert_follows(ServedModel, topic, used, (1, 1))
     with pytest.raises(ModelError, match=r"given .*notes with other files; choose another folder"):
         await ServedModel(topic, "ctr", folder=tmp_path / "notes").__aenter__()
     with pytest.raises(ConfigurationError, match="expected folder= without predict= and load="):
