@@ -19,7 +19,7 @@ from streamiter.errors import ModelError, PlainDataError
 from streamiter.models.changes import Changes, Operation, applied
 from streamiter.models.documents import Parameters, freeze_arrays
 from streamiter.models.intake import ChainAssembler, ChainPlace
-from streamiter.models.stored_rows import OTHER, PartPath, Put, RowNumbers, RowsDatabase, StoredRows
+from streamiter.models.stored_rows import NO_TABLE, PartPath, RowsDatabase, RowWrite, StoredNumbers, StoredRows
 from streamiter.models.update import ModelUpdate
 from streamiter.values.helpers.closing import undone_on_failure
 from streamiter.values.plain_data import PlainData
@@ -89,7 +89,7 @@ class ModelFolder:
         """Write a version, and return it with its rows on disk; ``reading`` is None while records before it matter."""
         database = self._opened
         assert database is not None
-        numbers: dict[int, RowNumbers] = {}
+        numbers: dict[int, StoredNumbers] = {}
         parts: dict[PartPath, StoredRows] = {}
         operations = chain.unkept
         for path in self._stored_parts(update.parameters):
@@ -99,26 +99,26 @@ class ModelFolder:
                 same = numbers.setdefault(len(part), np.arange(len(part), dtype=np.int32))
                 part = database.add(part, same)
             parts[path] = part
-        puts: list[Put] = [put for part in parts.values() for put in part.puts()]
+        puts: list[RowWrite] = [put for part in parts.values() for put in part.puts()]
         parts = {path: part.written() for path, part in parts.items()}
         update = replace(update, parameters=_with_parts(update.parameters, parts))
         freeze_arrays([part.numbers for part in parts.values()])
         is_long = self._changes >= _CHANGES_MAX or self._changes_bytes >= self._whole_bytes
         if operations is None or (operations and is_long):
             content = self._encoded_whole(update.parameters, parts)
-            puts.append((OTHER + _WHOLE, content))
-            puts += [(OTHER + _change_name(number), None) for number in range(self._changes)]
+            puts.append((NO_TABLE + _WHOLE, content))
+            puts += [(NO_TABLE + _change_name(number), None) for number in range(self._changes)]
             changes, changes_bytes, whole_bytes = 0, 0, len(content)
         else:
             changes, changes_bytes, whole_bytes = self._changes, self._changes_bytes, self._whole_bytes
             if operations:
                 content = self._plain.encode([_without_values(each, parts) for each in operations])
-                puts.append((OTHER + _change_name(changes), content))
+                puts.append((NO_TABLE + _change_name(changes), content))
                 changes, changes_bytes = changes + 1, changes_bytes + len(content)
         if reading is None and self.kept is not None:
             reading = self.kept.reading
         kept = KeptVersion(update, chain.place, reading)
-        puts.append((OTHER + _VERSION, self._encoded_version(kept, changes)))
+        puts.append((NO_TABLE + _VERSION, self._encoded_version(kept, changes)))
         database.write(puts)
         self._changes, self._changes_bytes, self._whole_bytes = changes, changes_bytes, whole_bytes
         self.kept = kept

@@ -24,13 +24,13 @@ from streamiter.values.numbers import Array, Indices
 if TYPE_CHECKING:
     from rocksdict import Rdict
 
-RowNumbers = npt.NDArray[np.int32]
+StoredNumbers = npt.NDArray[np.int32]
 """The number of the row on disk, by place in the array."""
 
 PartPath = tuple[Any, ...]
 """The way to a part of parameters: names in dicts, places in lists."""
 
-Put = tuple[bytes, bytes | None]
+RowWrite = tuple[bytes, bytes | None]
 """A key and its value; None: it is deleted."""
 
 # Rows are written and read in blocks of so many bytes: a million rows of eight numbers are 31,250 blocks.
@@ -50,7 +50,7 @@ _BLOCKS_AT_ONCE: Final = 4096
 
 # A table has a number of four bytes, from 1 on; all other keys begin with the number 0.
 _NUMBER_BYTES: Final = 4
-OTHER: Final = bytes(_NUMBER_BYTES)
+NO_TABLE: Final = bytes(_NUMBER_BYTES)
 """The beginning of all keys that are not of rows."""
 
 # The texts of the system for a full disk, a full quota, and a limit on the size of files.
@@ -74,7 +74,7 @@ class StoredRows:
         self,
         database: RowsDatabase,
         table: _Table,
-        numbers: RowNumbers,
+        numbers: StoredNumbers,
         like: Array,
         end: int,
         unwritten: tuple[tuple[int, Array], ...] = (),
@@ -106,7 +106,7 @@ class StoredRows:
         """The number of the table on disk."""
         return self._table.number
 
-    def with_rows(self, numbers: RowNumbers, values: Array) -> StoredRows:
+    def with_rows(self, numbers: StoredNumbers, values: Array) -> StoredRows:
         """Return the array with other numbers, of which the last ``values`` have their first from ``end`` on."""
         per_block = _rows_per_block(self.like)
         end = self.end + -(-len(values) // per_block) * per_block
@@ -117,7 +117,7 @@ class StoredRows:
         """Return the array as it is when all its rows are on disk."""
         return StoredRows(self._database, self._table, self.numbers, self.like, self.end)
 
-    def puts(self) -> Iterator[Put]:
+    def puts(self) -> Iterator[RowWrite]:
         """Yield the rows that are not on disk yet, in blocks."""
         for first, values in self.unwritten:
             yield from _blocks(self._table.number, first, values)
@@ -138,7 +138,7 @@ def _key(table: int, block: int) -> bytes:
     return table.to_bytes(_NUMBER_BYTES, "big") + block.to_bytes(_NUMBER_BYTES, "big")
 
 
-def _blocks(table: int, first: int, rows: Array) -> Iterator[Put]:
+def _blocks(table: int, first: int, rows: Array) -> Iterator[RowWrite]:
     """Yield rows whose numbers begin with ``first``, the number of the first row of a block."""
     per_block = _rows_per_block(rows[0])
     content, size = np.ascontiguousarray(rows).tobytes(), per_block * rows[0].nbytes
@@ -173,7 +173,7 @@ class RowsDatabase:
         with self._explained():
             self._rows.close()
 
-    def rows(self, table: int, numbers: RowNumbers, like: Array) -> Array:
+    def rows(self, table: int, numbers: StoredNumbers, like: Array) -> Array:
         """Return the rows of a table with these numbers."""
         blocks, places = np.divmod(numbers, _rows_per_block(like))
         if not len(numbers):
@@ -192,14 +192,14 @@ class RowsDatabase:
         """Return what was written under a name."""
         options = _without_cache()
         with self._explained():
-            value: bytes | None = self._rows.get(OTHER + name, read_opt=options)
+            value: bytes | None = self._rows.get(NO_TABLE + name, read_opt=options)
         return value
 
-    def add(self, array: Array, numbers: RowNumbers) -> StoredRows:
+    def add(self, array: Array, numbers: StoredNumbers) -> StoredRows:
         """Write the rows of an array as a new table; ``numbers`` are 0, 1, and so on."""
         table = self._table(self._next_table)
         stored = StoredRows(self, table, numbers, np.empty(array.shape[1:], array.dtype), 0).with_rows(numbers, array)
-        puts: list[Put] = []
+        puts: list[RowWrite] = []
         for put in stored.puts():
             puts.append(put)
             if len(puts) == _BLOCKS_AT_ONCE:
@@ -208,11 +208,11 @@ class RowsDatabase:
         self.write(puts)
         return stored.written()
 
-    def stored(self, table: int, numbers: RowNumbers, like: Array, end: int) -> StoredRows:
+    def stored(self, table: int, numbers: StoredNumbers, like: Array, end: int) -> StoredRows:
         """Return an array that was written before, whose ``table``, ``numbers`` and ``end`` these are."""
         return StoredRows(self, self._table(table), numbers, like, end)
 
-    def write(self, puts: Iterable[Put]) -> None:
+    def write(self, puts: Iterable[RowWrite]) -> None:
         """Write and delete at once: after a crash all of it is there, or nothing."""
         from rocksdict import WriteBatch
 

@@ -19,6 +19,8 @@ from streamiter.networks.serving import version_of
 from streamiter.topics.topic import Topic
 from streamiter.topics.urls import topic as topic_of
 
+TESTS = Path(__file__).parent.parent
+
 _FEATURES = 500  # The others of the network are never learned.
 
 
@@ -123,7 +125,8 @@ async def _follow(kind: str, url: str, folder: str) -> None:
 
 
 def follower_command(model: type[ServedModel], topic: Topic, folder: Path) -> list[str]:
-    return [sys.executable, __file__, model.__name__, topic.url, str(folder)]
+    """Return the command of a follower that tells its versions; it runs in ``TESTS``."""
+    return [sys.executable, "-m", "models.folder_cases", model.__name__, topic.url, str(folder)]
 
 
 if __name__ == "__main__":

@@ -4,12 +4,14 @@ import json
 import shutil
 from pathlib import Path
 from random import Random
+from subprocess import PIPE
 from typing import Any
 
 import numpy as np
 import pytest
 from models.folder_cases import (
     CASES,
+    TESTS,
     assert_equal,
     caught_up,
     follower_command,
@@ -138,7 +140,7 @@ async def test_a_killed_follower_goes_on_from_the_version_on_disk(
     async with model(topic, "ctr") as memory:
         for kill in range(6):
             command = follower_command(model, topic, tmp_path / "folder")
-            async with async_process(command, is_forked=True, stdout=-1) as running:
+            async with async_process(command, is_forked=True, stdout=PIPE, cwd=TESTS) as running:
                 ends = version + random.randrange(1, 6)
                 while version < ends or kill == 5:
                     line = json.loads(await running.stdout.readline())
