@@ -7,9 +7,9 @@ larger than a record of the topic is written in chunks. An update may be a chang
 and values. The topic may be compacted.
 
 Each module imports from the modules before it: ``documents`` (parameters, the value), ``update`` (headers, keys),
-``chunks``, ``changes``, ``intake``, ``reader``, ``publisher``, ``shapes``, ``shape_scores``, ``embedding_scores``,
-``explanations``, ``model_crosses``, ``ranking``, ``standardized_model``, ``linear_predictor``, ``versions``,
-``differences``, ``served`` and ``rollbacks``.
+``chunks``, ``stored_rows``, ``changes``, ``intake``, ``model_folder``, ``reader``, ``publisher``, ``shapes``,
+``shape_scores``, ``embedding_scores``, ``explanations``, ``model_crosses``, ``ranking``, ``standardized_model``,
+``linear_predictor``, ``versions``, ``differences``, ``served`` and ``rollbacks``.
 """
 
 from typing import TYPE_CHECKING

@@ -33,6 +33,7 @@ import numpy.typing as npt
 
 from streamiter.errors import PlainDataError
 from streamiter.models.documents import STATE, without_state
+from streamiter.models.stored_rows import StoredRows
 from streamiter.values.numbers import Array
 
 Operation = dict[str, Any]
@@ -60,17 +61,16 @@ def changes_between(old: Any, new: Any) -> Changes:
     return list(_Comparison(old, new).operations(old, new, ()))
 
 
-def applied(parameters: Any, changes: Changes, *, state: bool = True) -> Any:
+def applied(parameters: Any, changes: Changes) -> Any:
     """Return the parameters after these changes. Read-only arrays are copied, others are changed in place.
 
-    Without ``state`` the learner's state is left out; the given parameters have none. Raises ``ValueError`` with the
-    reason for changes that do not fit.
+    Raises ``ValueError`` with the reason for changes that do not fit.
 
     >>> applied(np.zeros(3), changes_between(np.zeros(3), np.array([0.0, 1.0, 2.0])))
     array([0., 1., 2.])
     """
     try:
-        for operation in changes if state else filter(None, map(_without_state, changes)):
+        for operation in changes:
             parameters = _replaced(parameters, operation["path"], operation)
         return _put_in_order(parameters, {})
     except (KeyError, IndexError, TypeError, AttributeError, PlainDataError) as error:
@@ -248,7 +248,7 @@ def _changed_state(old: bytes, operation: Operation) -> bytes:
     return head.encode("ascii") + b"\n" + content
 
 
-def _without_state(operation: Operation) -> Operation | None:
+def change_without_state(operation: Operation) -> Operation | None:
     """Return the part of an operation that is not about the state; None if nothing is left."""
     path = operation["path"]
     if path == [STATE]:
@@ -287,6 +287,11 @@ def _result(old: Any, operation: Operation) -> Any:
             f"{operation['path']}: expected rows of {old.dtype} and shape {old.shape[1:]}, "
             f"given {values.dtype} and shape {values.shape[1:]}"
         )
+    if isinstance(old, StoredRows):
+        order = _moved(old.numbers, operation)
+        order = order.copy() if order is old.numbers else order
+        new = np.arange(old.end, old.end + len(rows), dtype=order.dtype)
+        return old.with_rows(_with_rows(order, rows, new), values)
     if isinstance(old, _MovedRows):
         return _MovedRows(old.array, [*old.operations, operation])
     if "removed" in operation or "inserted" in operation:

@@ -92,6 +92,11 @@ class ChunkAssembler:
         self._drop([identity for identity in self._pending if identity[0] <= rank])
 
     @property
+    def waits(self) -> bool:
+        """Whether an update is incomplete."""
+        return bool(self._pending)
+
+    @property
     def closed_chunks(self) -> int:
         """The number of chunks, present or missing, of updates whose last chunk has arrived."""
         return sum(partial.count for partial in self._pending.values() if partial.is_closed)

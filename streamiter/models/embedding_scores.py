@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from streamiter.errors import ModelError, shortened
 from streamiter.models.documents import EMBEDDINGS, are_names, checked_array, is_count, members_in, parameter_of
+from streamiter.models.stored_rows import StoredRows
 from streamiter.values.field_kinds import HUGE
 from streamiter.values.named_rows import ABSENT, NamedRows, is_missing
 from streamiter.values.numbers import NUMBERS, Array, Floats, Indices, Integers, is_number
@@ -57,8 +58,8 @@ class EmbeddingHead:
 
     weights: _Float32
     """(features,): the weight of each known feature; of all others it is 0."""
-    vectors: _Float32
-    """(admitted features, k): their vectors."""
+    vectors: _Float32 | StoredRows
+    """(admitted features, k): their vectors, in memory or on disk."""
     commons: _Float32
     """(1 + text fields, k): the vectors of all other features, by the number of the field."""
     numbers: _Float32
@@ -185,7 +186,7 @@ def _expert(
 ) -> EmbeddingHead:
     return EmbeddingHead(
         weights=_array(given, "weights", subject, (features,), np.float32),
-        vectors=_array(given, "vectors", subject, (rows, factors), np.float32),
+        vectors=_vectors(given, subject, (rows, factors)),
         commons=_array(given, "commons", subject, (fields, factors), np.float32),
         numbers=_array(given, "numbers", subject, (numbers, 1 + factors), np.float32),
         products=parameter_of(given, "products", subject, "true or false", lambda value: isinstance(value, bool)),
@@ -194,6 +195,15 @@ def _expert(
         intercept=float(parameter_of(given, "intercept", subject, "a number", is_number)),
         share=float(parameter_of(given, "share", subject, "a number from 0 to 1", _is_share)),
     )
+
+
+def _vectors(given: Mapping[str, Any], subject: str, shape: tuple[int, int]) -> _Float32 | StoredRows:
+    stored = given.get("vectors")
+    if not isinstance(stored, StoredRows):
+        return _array(given, "vectors", subject, shape, np.float32)
+    if stored.shape != shape:
+        raise ModelError(f"{subject}: expected 'vectors' of shape {shape}, given {stored.shape}; the model is damaged")
+    return stored
 
 
 def _keys(given: Mapping[str, Any], name: str, subject: str, fields: int) -> Integers:

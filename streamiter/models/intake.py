@@ -93,6 +93,19 @@ def update_of(
     )
 
 
+class ChainPlace(NamedTuple):
+    """The place of an update in its chain: what the next change is compared with."""
+
+    base: Rank = NO_RANK
+    """The rank of the base; zeros for an update without a chain."""
+    rank: Rank = NO_RANK
+    """The rank of the update in the chain; zeros without one."""
+    checksum: str | None = None
+    """The checksum of all values up to the update."""
+    base_bytes: int = 0
+    """The number of bytes of the base."""
+
+
 class ChainAssembler:
     """Puts the updates of a chain in order, in which they need not arrive, and applies changes to their base.
 
@@ -118,6 +131,23 @@ class ChainAssembler:
         """The number of bytes of the last base."""
         self.dropped = 0
         """The number of changes that were dropped while they waited."""
+        self.unkept: list[Any] | None = None
+        """The operations that were applied since :meth:`keep`; None: the update is another one."""
+
+    @property
+    def place(self) -> ChainPlace:
+        """The place of the last update that is in order."""
+        return ChainPlace(self.base, self.rank, self._checksum, self.base_bytes)
+
+    def resume(self, update: ModelUpdate, place: ChainPlace) -> None:
+        """Continue with this update, which has this place in its chain."""
+        self.base, self.rank, self._checksum, self.base_bytes = place
+        self.keep(update)
+
+    def keep(self, update: ModelUpdate) -> None:
+        """Go on with this object in place of the last update, which it equals."""
+        self._applied = None if self.base == NO_RANK else update
+        self.unkept = []
 
     @property
     def waits(self) -> bool:
@@ -143,6 +173,7 @@ class ChainAssembler:
             if checksum != headers.chain:
                 raise ValueError(f"it is damaged: expected SHA-256 {headers.chain}, given {checksum}")
         self.forget(update.rank)
+        self.unkept = None
         if checksum is not None:
             self.base = self.rank = update.rank
             self.base_bytes = len(value)
@@ -182,7 +213,7 @@ class ChainAssembler:
 
         Raises ``ValueError`` or ``ModelError`` for a change that cannot be read or does not fit; the chain ends there.
         """
-        from streamiter.models.changes import applied  # Most topics have whole updates only.
+        from streamiter.models.changes import applied, change_without_state  # Most topics have whole updates only.
 
         assert self._applied is not None
         update, changes = self._applied, self._in_order
@@ -190,18 +221,22 @@ class ChainAssembler:
             return update
         self._in_order = []
         try:
-            operations = []
+            operations: list[Any] = []
             for headers, _, value in changes:
                 document = checked_document(headers, value)
                 checked_parameters({"changes": document.changes}, "value")
-                operations += document.changes
-            parameters: Any = applied(update.parameters, operations, state=self._state)
+                operations += (
+                    document.changes if self._state else filter(None, map(change_without_state, document.changes))
+                )
+            parameters: Any = applied(update.parameters, operations)
             if not isinstance(parameters, (np.ndarray, dict)):
                 raise ValueError(f"expected parameters as arrays, given {type(parameters).__name__}")  # noqa: TRY004, TRY301
         except (ValueError, ModelError):
             self.forget(NO_RANK)
             raise
         freeze_arrays(parameters)
+        if self.unkept is not None:
+            self.unkept += operations
         self._applied = update_of(document, parameters, headers.created_at_ms, headers.since_rollback)
         return self._applied
 
@@ -342,6 +377,16 @@ class UpdateIntake:
         self._unreadable += 1
         self._last_error = f"{self._topic.url}, {place}: expected an update of model {self._model!r}: {why}"
         return DecodeError({0: self._last_error})
+
+    def resume(self, update: ModelUpdate, place: ChainPlace) -> None:
+        """Take what is newer than this update, which has this place in its chain."""
+        self._rank = update.rank
+        self.chain.resume(update, place)
+
+    @property
+    def waits(self) -> bool:
+        """Whether an update is incomplete: records of it were taken."""
+        return self.chain.waits or self.chunks.waits
 
     def restart(self, wanted: Wanted | None, update: ModelUpdate | None, error: DecodeError | None) -> None:
         """Take only wanted updates from now on, and restart the counts with this update and this unreadable record."""

@@ -12,11 +12,11 @@ from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from types import TracebackType
-from typing import Final, Literal, Self
+from typing import TYPE_CHECKING, Final, Literal, Self
 
 import msgspec
 
-from streamiter.errors import ConfigurationError, DecodeError
+from streamiter.errors import ConfigurationError, DecodeError, OffsetOutOfRange
 from streamiter.models.intake import UpdateIntake, UpdateStatistics, Wanted
 from streamiter.models.update import (
     NO_RANK,
@@ -35,6 +35,9 @@ from streamiter.values.helpers.clock import Clock, SystemClock
 from streamiter.values.helpers.closing import closed_after
 from streamiter.values.helpers.files import in_thread
 from streamiter.values.numbers import one_of
+
+if TYPE_CHECKING:  # Most followers have the model in memory.
+    from streamiter.models.model_folder import ModelFolder
 
 OnError = Literal["fail", "skip"]
 """For an unreadable update: ``"fail"`` raises an error with topic, partition and offset; ``"skip"`` counts it."""
@@ -102,8 +105,12 @@ class ModelUpdates:
         clock: Clock,
         wanted: Wanted | None = None,
         state: bool = True,
+        folder: ModelFolder | None = None,
     ) -> None:
-        """``state``: whether parameters have the state of the learner, if their version carries it."""
+        """``state``: whether parameters have the state of the learner, if their version carries it.
+
+        With ``folder``, reading from the newest update starts behind the version there, and each update is kept there.
+        """
         if isinstance(start, str) and start not in ("earliest", "latest", "latest_model"):
             raise ConfigurationError(
                 f"model {model!r} of {topic.url}: expected start 'earliest', 'latest', 'latest_model', a"
@@ -117,6 +124,10 @@ class ModelUpdates:
         self._clock = clock
         self._wanted = wanted
         self._state = state
+        self._folder = folder
+        self._identities: Mapping[int, str] = {}
+        self._positions: dict[int, int] = {}
+        """The next offset by partition, behind the records that were taken; only with a folder."""
         self._intake = UpdateIntake(topic, model, wanted, state=state)
         self._found: deque[ModelUpdate | DecodeError] = deque()
         self._records: Iterator[TopicRecord] = iter(())
@@ -182,17 +193,52 @@ class ModelUpdates:
         request = ReadRequest(stop=stop, max_records=READ_RECORDS, clock=self._clock)
         if self._start != "latest_model":
             return replace(request, start=self._start)
+        if self._folder is not None and (resumed := await self._resumed(request, self._folder)) is not None:
+            return resumed
         search = TailSearch(self._topic, self._model, self._clock, state=self._state)
         tail = await search.run()
         self._intake = search.intake
         if self._wanted is not None:
             self._intake.chain.forget(NO_RANK)  # No change of it is wanted.
         self._intake.restart(self._wanted, tail.update, tail.error)
+        self._identities, self._positions = tail.identities, tail.positions
         if tail.update is not None:
-            self._found.append(tail.update)
+            self._found.append(await in_thread(self._kept, tail.update) if self._folder else tail.update)
         if tail.error is not None and self._on_error == "fail":
             self._found.append(tail.error)
         return replace(request, positions=tail.positions, identities=tail.identities)
+
+    async def _resumed(self, request: ReadRequest, folder: ModelFolder) -> ReadRequest | None:
+        """Read what came after the version in the folder; None if that is not known: records between are missing."""
+        if (kept := folder.kept) is None or kept.reading is None:
+            return None
+        positions, identities = kept.reading
+        intake = UpdateIntake(self._topic, self._model, state=self._state, applies=False)
+        intake.resume(kept.update, kept.place)
+        update: ModelUpdate | None = kept.update
+        request = replace(request, positions=positions, identities=identities)
+        try:
+            reader = await self._topic.open_reader(replace(request, stop="latest"))
+            async with closed_after(reader.close):
+                while (batch := await reader.read()) is not None:
+                    update = await in_thread(_last_of, intake, batch.records()) or update
+                self._identities, self._positions = reader.identities(), dict(reader.positions())
+            update = await in_thread(intake.caught_up) or update
+        except (OffsetOutOfRange, DecodeError):
+            return None
+        if intake.chain.waits or update is None:
+            return None
+        self._intake = intake
+        intake.restart(self._wanted, update, None)
+        self._found.append(update if update is kept.update else await in_thread(self._kept, update))
+        return replace(request, positions=self._positions, identities=self._identities)
+
+    def _kept(self, update: ModelUpdate) -> ModelUpdate:
+        """Return the update as it is in the folder, which has it then."""
+        if self._folder is None:
+            return update
+        reading = None if self._intake.waits else (dict(self._positions), dict(self._identities))
+        return self._folder.keep(update, self._intake.chain, reading)
 
     async def _look_back(self, records: Sequence[TopicRecord]) -> None:
         """Find the updates before the first record of the model, if that is a change: it applies to them."""
@@ -227,8 +273,18 @@ class ModelUpdates:
             if self._on_error == "fail":
                 self._found.append(error)
             return
+        if self._folder is not None:
+            self._positions[record.partition] = record.offset + 1
         if update is not None:
-            self._found.append(update)
+            self._found.append(self._kept(update))
+
+
+def _last_of(intake: UpdateIntake, records: Sequence[TopicRecord]) -> ModelUpdate | None:
+    """Take the records; return the last update that is no change."""
+    update = None
+    for record in records:
+        update = intake.take(record) or update
+    return update
 
 
 async def _closes(reader: TopicReader) -> AsyncGenerator[None, None]:

@@ -9,26 +9,39 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
+import os
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import msgspec
+import numpy as np
 
-from streamiter.errors import ConfigurationError, ModelError, OffsetOutOfRange, TopicNotFound, TopicUnavailable
+from streamiter.errors import (
+    ConfigurationError,
+    ModelError,
+    OffsetOutOfRange,
+    StorageFull,
+    TopicNotFound,
+    TopicUnavailable,
+)
 from streamiter.models.documents import EMBEDDINGS, Parameters, members_in
 from streamiter.models.intake import UpdateStatistics, Wanted
 from streamiter.models.reader import ModelUpdates
+from streamiter.models.stored_rows import PartPath, belongs_on_disk
 from streamiter.models.update import NO_RANK, ModelUpdate, check_model_name, shown_rank
 from streamiter.topics.topic import Topic
 from streamiter.values.helpers.clock import Clock, SystemClock
 from streamiter.values.helpers.closing import closed_after
 from streamiter.values.helpers.files import in_thread
+from streamiter.values.helpers.importing import need_package
 from streamiter.values.helpers.notebooks import html_facts
 from streamiter.values.times import Seconds, in_seconds
 
 if TYPE_CHECKING:  # Many followers rank nothing.
+    from streamiter.models.model_folder import ModelFolder
     from streamiter.models.ranking import Candidates, RankedCandidate
 
 _log = logging.getLogger("streamiter.models")
@@ -93,6 +106,10 @@ class ServedModel:
     is deleted, the last model continues to answer, :meth:`check` raises, and the end of the ``async with`` raises
     unless the error was raised before. At most ``waiting_max`` calls wait for the first model at a time.
 
+    With ``folder``, a path on a local disk, the vectors of embeddings are there, in RocksDB (extra ``[rocks]``), not in
+    memory. Predictions are the same to the last bit. After a restart or a crash, following continues with the version
+    in the folder. One process uses a folder at a time. Predictions end with the ``async with``.
+
     ::
 
         async with ServedModel(topic("kafka://127.0.0.1:9092/models"), "ctr") as served:
@@ -108,6 +125,7 @@ class ServedModel:
         *,
         predict: Callable[[Parameters, Any], Any] | None = None,
         load: Callable[[Parameters], Callable[[Any], Any]] | None = None,
+        folder: str | os.PathLike[str] | None = None,
         waiting_max: int = 1024,
         clock: Clock | None = None,
     ) -> None:
@@ -123,8 +141,11 @@ class ServedModel:
         self._load = load
         self._clock = clock or SystemClock()
         self._waiting = WaitingCalls(self._subject, waiting_max, self._clock)
+        self._folder = None if folder is None else self._model_folder(folder)
         # The state of the learner would only take memory.
-        self._follower = Follower(topic, model, self._clock, self._take_over, self._following_ended, state=False)
+        self._follower = Follower(
+            topic, model, self._clock, self._take_over, self._following_ended, state=False, folder=self._folder
+        )
         self._serving: ServedVersion | None = None
         self._taken_over = 0
         self._unusable = 0
@@ -141,6 +162,8 @@ class ServedModel:
     async def __aenter__(self) -> Self:
         if self._follower.is_started:
             raise ModelError(f"{self._subject}: a ServedModel is entered once; make another one")
+        if self._folder is not None:
+            await in_thread(self._folder.open)
         self._follower.start()
         return self
 
@@ -148,6 +171,8 @@ class ServedModel:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self._follower.stop()
+        if self._folder is not None:
+            await in_thread(self._folder.close)
         self._waiting.fail("the ServedModel was closed while the call waited for the first model")
         if error is None and not self._is_failure_told:
             self._raise_failure()
@@ -265,6 +290,25 @@ class ServedModel:
 
         return LinearPredictor(update.parameters, self._subject_of(update))
 
+    def _model_folder(self, folder: str | os.PathLike[str]) -> ModelFolder:
+        if self._predict is not None or self._load is not None:
+            raise ConfigurationError(
+                f"{self._subject}: expected folder= without predict= and load=, which get whole arrays; leave one out"
+            )
+        need_package(f"{self._subject}, folder=", "rocksdict", "rocks", "; without folder= it is in memory")
+        from streamiter.models.model_folder import ModelFolder  # Most followers have the model in memory.
+
+        return ModelFolder(Path(folder), self._subject, (self.topic.url, self.model), self._stored_parts)
+
+    def _stored_parts(self, parameters: Parameters) -> list[PartPath]:
+        """Return the paths of the arrays whose rows belong on disk."""
+        experts = (members_in(parameters, EMBEDDINGS) or {}).get("experts")
+        paths: list[PartPath] = []
+        for number, expert in enumerate(experts if isinstance(experts, list) else ()):
+            if isinstance(expert, Mapping) and belongs_on_disk(expert.get("vectors"), np.dtype(np.float32)):
+                paths.append((EMBEDDINGS, "experts", number, "vectors"))
+        return paths
+
     def _following_ended(self, error: Exception) -> None:
         _log.error("%s: following has ended, so predictions become outdated: %s", self._subject, error)
         self._waiting.fail(f"no model, and the topic cannot be followed: {error}")
@@ -309,7 +353,8 @@ class Follower:
     A topic that does not answer is opened again after a second. A topic whose retention has deleted unread records is
     opened again, too; then following continues with the newest update. If the topic was deleted, following ends, also
     if it was created again. ``on_end`` is called once if following ends by an error. After the newest update only the
-    ``wanted`` ones are read. Without ``state``, parameters do not have the state of the learner.
+    ``wanted`` ones are read. Without ``state``, parameters do not have the state of the learner. With ``folder``, the
+    version there is the first to continue from; a full disk is an outage.
     """
 
     def __init__(
@@ -322,10 +367,12 @@ class Follower:
         wanted: Wanted | None = None,
         *,
         state: bool = True,
+        folder: ModelFolder | None = None,
     ) -> None:
         self._topic = topic
         self._model = model
         self._state = state
+        self._folder = folder
         self._clock = clock
         self._on_update = on_update
         self._on_end = on_end
@@ -386,14 +433,14 @@ class Follower:
 
     async def _follow_until_outage(self) -> None:
         updates = ModelUpdates(
-            self._topic, self._model, "latest_model", True, "skip", self._clock, self._wanted, self._state
+            self._topic, self._model, "latest_model", True, "skip", self._clock, self._wanted, self._state, self._folder
         )
         try:
             async with updates:
                 self._connected_to(updates)
                 async for update in updates:
                     await self._hand_on(update)
-        except (TopicUnavailable, OffsetOutOfRange) as error:
+        except (TopicUnavailable, OffsetOutOfRange, StorageFull) as error:
             self.outage = error
         finally:
             self._past, self._updates = self.statistics, None

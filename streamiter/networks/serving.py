@@ -21,11 +21,12 @@ import numpy as np
 import safetensors.numpy
 from safetensors import SafetensorError
 
-from streamiter.errors import ConfigurationError, ModelError
+from streamiter.errors import ConfigurationError, ModelError, StreamiterError
 from streamiter.learn.quality.score_metrics import area_under_curve
 from streamiter.learn.rows import holds
 from streamiter.models.documents import STATE, Parameters
 from streamiter.models.served import ServedModel
+from streamiter.models.stored_rows import PartPath, StoredRows, belongs_on_disk
 from streamiter.models.update import ModelUpdate
 from streamiter.networks.data import LabelledRows
 from streamiter.networks.functions import Predictions
@@ -278,6 +279,7 @@ def checked_arrays(network: Network, given: Mapping[str, Any], subject: str) -> 
         )
     for parameter in parameters:
         array = given.get(parameter.name)
+        is_stored = isinstance(array, StoredRows) and array.dtype == network.dtype
         expected = parameter.shape
         if is_sparse and parameter.by_feature:
             expected = len(features[FEATURES]), *expected[1:]
@@ -287,7 +289,8 @@ def checked_arrays(network: Network, given: Mapping[str, Any], subject: str) -> 
                 f"{subject}: expected {parameter.name!r} of shape {expected}, given {shape}; "
                 "load it with the network that it was trained as"
             )
-        arrays[parameter.name] = _finite(parameter.name, array, network, subject)
+        found: Any = array if is_stored else _finite(parameter.name, array, network, subject)
+        arrays[parameter.name] = found
     return arrays
 
 
@@ -434,11 +437,34 @@ class ServedNetwork(ServedModel):
             await served.ready(timeout_s=10)
             print(served.predict(([3, 9, 18], [1.0, 1.0, 1.0])).value)
 
-    Rows and values are as for :class:`~streamiter.networks.NetworkPredictor`.
+    Rows and values are as for :class:`~streamiter.networks.NetworkPredictor`. With ``folder``, the rows of the features
+    of a sparse network are on disk, as for :class:`~streamiter.models.ServedModel`.
     """
 
-    def __init__(self, topic: Topic, model: str, *, waiting_max: int = 1024, clock: Clock | None = None) -> None:
-        super().__init__(topic, model, waiting_max=waiting_max, clock=clock)
+    def __init__(
+        self,
+        topic: Topic,
+        model: str,
+        *,
+        folder: str | os.PathLike[str] | None = None,
+        waiting_max: int = 1024,
+        clock: Clock | None = None,
+    ) -> None:
+        super().__init__(topic, model, folder=folder, waiting_max=waiting_max, clock=clock)
+        self._by_feature: tuple[object, dict[str, np.dtype[Any]]] = (None, {})
+        """The JSON of the last network, and the types of its parameters by feature."""
+
+    def _stored_parts(self, parameters: Parameters) -> list[PartPath]:
+        if not isinstance(parameters, dict) or FEATURES not in parameters:
+            return []
+        if self._by_feature[0] != parameters.get(NETWORK):
+            try:
+                network, _ = network_of_version(parameters, "network")
+            except StreamiterError:  # It is told where the version would predict.
+                return []
+            types = {each.name: network.dtype for each in network.graph().parameters if each.by_feature}
+            self._by_feature = parameters[NETWORK], types
+        return [(name,) for name, dtype in self._by_feature[1].items() if belongs_on_disk(parameters.get(name), dtype)]
 
     def _predictor(self, update: ModelUpdate) -> Callable[[Any], Any]:
         subject = self._subject_of(update)
