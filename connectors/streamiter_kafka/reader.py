@@ -133,6 +133,7 @@ class KafkaReader(TopicReader):
     async def read(self) -> TopicBatch | None:
         # Gives a turn to the tasks that fetch, which would never run if the caller always finds records.
         await asyncio.sleep(0)
+        self._taken.set()
         while True:
             if self._is_closed:
                 raise closed_error("reader", self._topic)
@@ -185,7 +186,10 @@ class KafkaReader(TopicReader):
         for number, partition in list(self._partitions.items()):
             if partition.has_records:
                 batch = partition.take(self._request.max_records)
-                self._taken.set()
+                # A broker that has no more is asked when the caller reads again. These records then pass through the
+                # flow before the request is made, which takes a tenth of a millisecond.
+                if batch is None or any(each.is_behind for each in self._partitions.values()):
+                    self._taken.set()
                 if batch is not None:
                     self._partitions[number] = self._partitions.pop(number)
                     return batch

@@ -8,8 +8,7 @@ load, and at low load a record is sent at once.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Final
 
 from streamiter.errors import InternalError, StreamiterError
@@ -326,8 +325,7 @@ class KafkaWriter(TopicWriter):
 
     async def flush(self) -> None:
         self._check_open()
-        with self._reporting():
-            await self._sender.flush()
+        await self._reporting(self._sender.flush())
 
     def unanswered_since_s(self) -> float | None:
         return self._cluster.unanswered_since_s
@@ -341,17 +339,16 @@ class KafkaWriter(TopicWriter):
                 await self._sender.flush()
 
     async def _prepare(self) -> Mapping[int, int]:
-        # Gives a turn to the tasks that send, which would never run if the caller never waits.
-        await asyncio.sleep(0)
-        with self._reporting():
-            await self._sender.room()
+        if not self._sender.is_idle:
+            # Gives a turn to the tasks that send, which would never run if the caller never waits.
+            await asyncio.sleep(0)
+        await self._reporting(self._sender.room())
         return await self._cluster.fresh_leaders(self._packing.topic)
 
-    @contextlib.contextmanager
-    def _reporting(self) -> Iterator[None]:
-        """Remember that a failure was raised, so that ``close`` does not raise it again."""
+    async def _reporting(self, work: Awaitable[None]) -> None:
+        """Await work of the sender. Remember that a failure was raised, so that ``close`` does not raise it again."""
         try:
-            yield
+            await work
         except StreamiterError:
             self._has_reported = True
             raise

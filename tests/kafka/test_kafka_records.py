@@ -63,6 +63,23 @@ async def codecs_on_the_wire(topic: Topic) -> set[int]:
     return codecs
 
 
+async def test_records_pass_on_before_the_broker_is_asked_again(kafka_topic: MakeTopic) -> None:
+    """The request for more was encoded and sent first, which delayed each record of a slow stream by a tenth."""
+    topic = await created(kafka_topic())
+    await write(topic, OutgoingBatch([b"first"]))
+    reader = await topic.open_reader(ReadRequest())
+    first = await patiently(reader.read())
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert reader.unanswered_since_s() is None
+    reading = asyncio.create_task(reader.read())
+    await until(lambda: reader.unanswered_since_s() is not None)
+    await write(topic, OutgoingBatch([b"second"]))
+    second = await patiently(reading)
+    assert [*first.values, *second.values] == [b"first", b"second"]
+    await reader.close()
+
+
 async def test_another_client_reads_written_records(kafka_broker, kafka_topic: MakeTopic) -> None:
     """A service in another language could not read the records of a shared topic."""
     topic = await created(kafka_topic())

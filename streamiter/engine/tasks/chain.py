@@ -70,8 +70,12 @@ class Chain:
     async def pass_on(self, control: Control, *, after_first: bool) -> None:
         """Pass a control record on. With ``after_first`` the first operator has sent it, and is not told of it."""
         if isinstance(control, EpochWatermark):
-            if self._listeners or self._rounds is not None:
-                await self._call_back_up_to(control.epoch)
+            if self.tells_of_epochs:
+                for epoch in range(self._progress.watermark + 1, control.epoch + 1):
+                    if self._rounds is not None:
+                        await self._rounds.end(epoch)
+                    for listener in self._listeners:
+                        await self._call_back(listener, epoch)
             self._progress.watermark = control.epoch
         elif isinstance(control, EndOfInput):
             await self._end(control, self._instances[after_first:])
@@ -117,13 +121,6 @@ class Chain:
         elif self._rounds is None:  # In rounds, each operator has an event time of its own.
             await self._first.advance_awaited(control)
             await self._first.catch_up(self._room)
-
-    async def _call_back_up_to(self, last_epoch: int) -> None:
-        for epoch in range(self._progress.watermark + 1, last_epoch + 1):
-            if self._rounds is not None:
-                await self._rounds.end(epoch)
-            for listener in self._listeners:
-                await self._call_back(listener, epoch)
 
     async def _pass_end_of_data(self, control: EndOfData, instances: Sequence[OperatorInstance]) -> None:
         """Tell one operator after the other that its input has ended, then of the epochs that are complete by that."""
