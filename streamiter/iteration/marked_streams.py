@@ -16,7 +16,7 @@ import msgspec
 
 from streamiter.engine.graph.feedback import AttachedBoundary
 from streamiter.engine.graph.graph import Edge, Step
-from streamiter.engine.tasks.topic_outlets import DATA, Message
+from streamiter.engine.tasks.topic_outgoing import DATA, Message
 from streamiter.errors import CheckpointError, DecodeError, GraphError, PlainDataError
 from streamiter.flow.stream import Stream
 from streamiter.iteration.border import Entrance, JoinLoop
