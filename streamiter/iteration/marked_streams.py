@@ -250,7 +250,7 @@ class _ReplayShare:
             yield [entry]
 
     def count_sent(self) -> int:
-        """Return the number of its batches that were sent, which are its first ones."""
+        """Return how many of its batches were sent; they are the first ones."""
         return sum(1 for _ in self._dealt(are_sent=True))
 
     def _dealt(self, *, are_sent: bool) -> Iterator[Any]:

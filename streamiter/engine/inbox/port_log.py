@@ -396,8 +396,8 @@ class LaterEpochs:
     def take_next(self, epoch: int) -> list[DataBatch]:
         """Take the next batches of this epoch; return an empty list if there are none.
 
-        It is one batch, so that the others stay on disk. If batches of other epochs are before it, it is all batches
-        of the epoch.
+        Mostly it is one batch, so that the others stay on disk. If batches of other epochs are in front of it, all
+        batches of the epoch are taken.
         """
         if not (count := self.counts.pop(epoch, 0)):
             return []

@@ -195,7 +195,7 @@ class Message:
     header                meaning
     ====================  ==================================================================================
     ``feedback-run``      the run of the job; records of other runs are skipped
-    ``producer``          number of the subtask that feeds back, counted over all workers
+    ``producer``          number of the subtask, among all that feed back to the heads
     ``kind``              ``data``, ``watermark``, ``end of data``, ``barrier``, ``suspend`` (a barrier at which
                           the job stops) or ``start``
     ``epoch``             of data: the epoch of its records, already increased by one; of a watermark and of the

@@ -282,12 +282,11 @@ class TopicReturnPath(ReturnPath):
         self._logged_from = TrackPlace(part, track.following)
 
     def end_log(self) -> Sequence[TopicRange]:
-        mark = self._logged_from
-        last = self._last
+        first, last = self._logged_from, self._last
         assert last is not None
         assert last.part == len(self.restored)
-        ranges = [track.range for track in self._tracks[mark.part :]]
-        ranges[0] = replace(ranges[0], start=mark.at)
+        ranges = [track.range for track in self._tracks[first.part :]]
+        ranges[0] = replace(ranges[0], start=first.at)
         ranges[-1] = replace(ranges[-1], stop=last.at)
         return [topic_range for topic_range in ranges if not topic_range.is_empty]
 
