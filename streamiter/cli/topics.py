@@ -21,7 +21,7 @@ import typer
 from streamiter.cli.figures import lines_of, open_lines, print_json, print_rows, say
 from streamiter.cli.run import command_group
 from streamiter.engine.job.running import run_in_own_loop
-from streamiter.engine.tasks.topic_outlets import RUN_HEADER
+from streamiter.engine.tasks.topic_outgoing import RUN_HEADER
 from streamiter.errors import ConfigurationError, DecodeError, TopicNotFound, shortened
 from streamiter.topics import (
     OutgoingBatch,

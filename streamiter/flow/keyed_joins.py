@@ -359,7 +359,7 @@ class KeyedJoins(Stream[Record], Generic[Key, Record]):
 
         return WindowedStream(build, options)
 
-    # -- for the engine ----------------------------------------------------------------------------------
+    # -- the steps ---------------------------------------------------------------------------------------
 
     def _joined_by_time(
         self,

@@ -283,15 +283,15 @@ class Head(ReceivingHead):
             self._released = epoch
             if (ahead := self._max_epochs_ahead) is not None:
                 self.surroundings.inbox.admit_up_to(epoch + ahead)
-                await self._emit_held(epoch + ahead, out)
+                await self._emit_set_aside(epoch + ahead, out)
         if is_complete:
             self._advanced = self._complete = self.received.complete = epoch
             if epoch > self._passed_watermark:
                 self._passed_watermark = epoch
                 await out.control(EpochWatermark(epoch))
 
-    async def _emit_held(self, up_to_epoch: int, out: BoundaryOutput) -> None:
-        """Emit batches that were set aside one by one: all together may need far more memory than the limit."""
+    async def _emit_set_aside(self, up_to_epoch: int, out: BoundaryOutput) -> None:
+        """Emit the batches that were set aside, one by one: all together may need far more memory than the limit."""
         take, more = self.surroundings.inbox.aside.take, True
         while more:
             batch, more = take(up_to_epoch)
@@ -323,12 +323,12 @@ class Head(ReceivingHead):
             self.received.end()
 
     async def emit_last(self, epoch: int, out: BoundaryOutput) -> None:
-        await self._emit_held(epoch, out)
+        await self._emit_set_aside(epoch, out)
 
     # -- state -------------------------------------------------------------------------------------------
 
     def definition(self) -> Definition:
-        """Without a limit there is no place for the feedback that is held."""
+        """Without a limit there is no place for feedback that is set aside."""
         return {**super().definition(), "max_epochs_ahead": None if self._max_epochs_ahead is None else "a number"}
 
     def restore(self, state: dict[str, Any]) -> None:

@@ -136,7 +136,7 @@ class Loop:
             self.coordinator(scope).end_soon()
 
     def shares(self, scope: JobScope) -> list[Mapping[str, int]]:
-        """Return the shares of this process in the statistics: of its members, and of feedback that has not left it."""
+        """Return what this process adds to the statistics: its members, and the feedback that has not left it."""
         departures = [half for head in self._heads for half in scope.get((head, "departures"), list[FeedbackDeparture])]
         return [
             *(member.statistics() for member in self._members(scope)),
@@ -144,7 +144,7 @@ class Loop:
         ]
 
     def statistics(self, scope: JobScope, shares: Sequence[Mapping[str, int]] = ()) -> LoopStatistics:
-        """Return how far this loop has come; ``shares`` are those of the other processes."""
+        """Return how far this loop has come; ``shares`` is what the other processes add."""
         return self.coordinator(scope).statistics([step.name for step in self._heads], [*self.shares(scope), *shares])
 
     # -- checks of a job that starts -----------------------------------------------------------------------

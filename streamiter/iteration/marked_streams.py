@@ -16,7 +16,7 @@ import msgspec
 
 from streamiter.engine.graph.feedback import AttachedBoundary
 from streamiter.engine.graph.graph import Edge, Step
-from streamiter.engine.tasks.topic_outlets import DATA, Message
+from streamiter.engine.tasks.topic_outgoing import DATA, Message
 from streamiter.errors import CheckpointError, DecodeError, GraphError, PlainDataError
 from streamiter.flow.stream import Stream
 from streamiter.iteration.border import Entrance, JoinLoop
@@ -250,7 +250,7 @@ class _ReplayShare:
             yield [entry]
 
     def count_sent(self) -> int:
-        """Return the number of its batches that were sent, which are its first ones."""
+        """Return how many of its batches were sent; they are the first ones."""
         return sum(1 for _ in self._dealt(are_sent=True))
 
     def _dealt(self, *, are_sent: bool) -> Iterator[Any]:

@@ -206,7 +206,7 @@ def _end_reason(fed_back: int, criteria: int, *, has_criteria: bool) -> EndReaso
 # they brought any record. 1024 runs need about 100 KiB.
 _RUNS_MAX: Final = 1024
 
-# With more runs than this that gaps separate, gaps between older runs are filled. So many runs need about 6 MiB.
+# With more runs than this, separated by gaps, the gaps between older runs are filled. 65,536 runs need about 6 MiB.
 # A token that visits one head after the other leaves a gap at each head in every round, but no gap in all heads
 # together; and the counts of all heads together decide the end of a loop.
 _RUNS_WITH_GAPS_MAX: Final = 65_536

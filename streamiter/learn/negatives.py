@@ -23,7 +23,7 @@ from streamiter.values.numbers import Indices, whole_number
 # A row costs as much as the choice itself, and more than this many were little better in four streams (decision 066).
 _EACH: Final = 9
 _EACH_MAX: Final = 1_000
-# The fields of so many items take some 40 MB.
+# The fields of this many items take some 40 MB.
 _ITEMS: Final = 100_000
 _ITEMS_MAX: Final = 10_000_000
 

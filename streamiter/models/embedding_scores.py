@@ -39,7 +39,7 @@ FIELDS_MAX: Final = 1022
 """The largest number of a field: a key has 10 bits for it, and 1023 is of no field."""
 
 DEVIATIONS_OF_LIMIT: Final = 10.0
-"""The limit of a numeric column is so many deviations."""
+"""The limit of a numeric column is this many deviations."""
 
 EmbeddingKind = Literal["fm", "deepfm", "wide and deep"]
 """``fm``: factorization machines; ``deepfm``: with a network; ``wide and deep``: a network in place of one of them."""
@@ -48,7 +48,7 @@ _KINDS: Final[tuple[EmbeddingKind, ...]] = get_args(EmbeddingKind)
 
 _Float32 = npt.NDArray[np.float32]
 
-# The vectors of so many rows of ten fields take some megabytes.
+# The vectors of this many rows of ten fields take some megabytes.
 _ROWS_AT_ONCE: Final = 4_096
 
 
@@ -102,7 +102,7 @@ class PublishedEmbeddings:
 
     @staticmethod
     def of(given: Mapping[str, Any], subject: str, *, fields: int, scores: int) -> PublishedEmbeddings:
-        """Return the embeddings of a published model, whose linear member has so many numeric fields, and scores.
+        """Return the embeddings of a published model, whose linear member has ``fields`` numeric fields and ``scores``.
 
         The arrays are taken as they are, without a copy. Raises ``ModelError`` for embeddings that do not fit.
         """
@@ -207,7 +207,7 @@ def _vectors(given: Mapping[str, Any], subject: str, shape: tuple[int, int]) -> 
 
 
 def _keys(given: Mapping[str, Any], name: str, subject: str, fields: int) -> Integers:
-    """Return keys of features of so many fields."""
+    """Return the keys of features, whose fields have the numbers up to ``fields``."""
     keys = _array(given, name, subject, (None,), np.int64)
     if len(keys) and (keys[0] < 0 or keys[-1] >> HASH_BITS > fields or (keys[1:] <= keys[:-1]).any()):
         raise ModelError(
@@ -228,7 +228,7 @@ def _places_in(known: Integers, keys: Integers) -> tuple[Indices, Indices]:
 
 
 def _layers(given: Mapping[str, Any], subject: str, inputs: int) -> list[tuple[_Float32, _Float32]]:
-    """Return the layers, of which the first has so many inputs."""
+    """Return the layers; the first one has this number of inputs."""
     layers = parameter_of(given, "layers", subject, "a list of layers", lambda value: isinstance(value, list))
     found = []
     for number, layer in enumerate(layers):

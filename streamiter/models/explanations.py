@@ -154,9 +154,9 @@ class Term(NamedTuple):
 def mixed_parts(
     mixture: Floats, terms: Sequence[Term], rows: int, link: str, linked: Callable[[Floats], Floats]
 ) -> tuple[Floats, dict[str, Floats]]:
-    """Return the intercepts (rows, scores) and the parts (rows, scores) of the mixture of members, for so many rows.
+    """Return the intercepts (rows, scores) and the parts (rows, scores) of the mixture of members.
 
-    The first term is that of the linear member, all parts of which are returned; of others, those that are not 0.
+    The first term is the linear member; all its parts are returned. Of other members, the parts that are not 0 are.
     ``linked`` makes predictions of scores.
     """
     linear = terms[0].parts

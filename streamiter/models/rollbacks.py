@@ -61,7 +61,7 @@ class Rollbacks:
 
 
 def early_deletion(topic: Topic, description: TopicDescription, seconds: float) -> str | None:
-    """Return why one can perhaps not roll back for so many seconds, and what to do; None if one can, or if unknown.
+    """Return why a rollback may be impossible ``seconds`` later, and what to do; None if it is possible, or unknown.
 
     >>> from streamiter.topics import topic
     >>> early_deletion(topic("memory://models"), TopicDescription("models", {}), 86_400) is None

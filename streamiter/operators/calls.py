@@ -24,13 +24,13 @@ from streamiter.operators.output import RecordFailure
 from streamiter.values.origins import BatchOrigin
 from streamiter.values.records import (
     CHANNEL_CONTROLS,
-    TRANSIENT,
     Batch,
     Control,
     EndOfData,
     EndOfInput,
     EpochWatermark,
     EventTimeWatermark,
+    ReadToEnd,
     TimedBatch,
     control_from_plain,
     control_to_plain,
@@ -332,7 +332,7 @@ class MapAsync(DeclaredOperator, Boundary):
     # -- state -------------------------------------------------------------------------------------------
 
     def snapshot(self) -> dict[str, Any]:
-        entries = [entry for entry in chain(self._started, self._waiting) if not isinstance(entry, TRANSIENT)]
+        entries = [entry for entry in chain(self._started, self._waiting) if not isinstance(entry, ReadToEnd)]
         return super().snapshot() | {"entries": list(map(_plain, entries))}
 
     def restore(self, state: dict[str, Any]) -> None:

@@ -198,7 +198,7 @@ class _Declares:
         super().__init_subclass__(**options)
         own = {name: field for name, field in vars(cls).items() if isinstance(field, _Field)}
         for name in own:
-            delattr(cls, name)  # An attribute of the class would slow down each use of that of the instance.
+            delattr(cls, name)  # It would slow down each use of the attribute of an instance.
         inherited = [item for base in reversed(cls.__mro__) for item in vars(base).get("_declared_fields", {}).items()]
         cls._declared_fields = dict(inherited) | {name.strip("_").replace("_", " "): (name, own[name]) for name in own}
 

@@ -27,7 +27,7 @@ class DueItems(Protocol):
         """Add an item. The first number of ``order`` is its time."""
 
     def until(self, time: int) -> Iterator[DueItem]:
-        """Take items up to a time, in order; those that are pushed meanwhile, too. The states of their keys are loaded.
+        """Take items up to a time, in order, also items that are pushed meanwhile. The states of their keys are loaded.
 
         The items of equal ``order`` may come in any order.
         """

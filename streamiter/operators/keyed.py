@@ -332,7 +332,7 @@ _RADIX_TYPES: Final = ((1 << 8, np.uint8), (1 << 16, np.uint16))
 
 
 class RecordsByKey:
-    """The records of a batch, of which there is at least one, grouped by key. In a group they keep their order.
+    """The records of a batch that is not empty, grouped by key. In a group they keep their order.
 
     Group i has the records at the indices ``order[starts[i] : starts[i] + counts[i]]``, all with the key ``keys[i]``.
 

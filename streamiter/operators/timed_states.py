@@ -14,7 +14,7 @@ Result = TypeVar("Result")
 
 
 class TimedStates(Generic[Result]):
-    """Base class: the states of the keys of one subtask. Apart from them, a subclass keeps only what follows from them.
+    """Base class: the states of the keys of one subtask. All else that a subclass keeps follows from these states.
 
     The owner loads the state of a key before it adds a record of the key. The states of keys that change by the
     event-time watermark or by the clock are loaded by :class:`~streamiter.operators.due.DueItems`.

@@ -113,7 +113,7 @@ class OnlineLearningService(ServiceSurfaces):
             None if url is None else self._read(url, name, "earliest", is_history=True)
             for url, name in zip((given.history, given.answers_history), HISTORY_STEPS, strict=True)
         )
-        """The decoded records of the history, and of that of the topic of answers; None if there is none."""
+        """The decoded records of two histories: of the input, and of the topic of answers; None where there is none."""
         self.events: Stream = self._read(given.topic, "events", given.at)
         """The decoded records of the input; without the history, and answers that have a topic of their own."""
         of_answers = given.answers

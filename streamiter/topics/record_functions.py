@@ -25,7 +25,7 @@ TimestampFunction = Callable[[T], int | datetime | np.datetime64]
 
 
 class RecordFunctions:
-    """The functions that a user gives a sink; None for those that are not given.
+    """The functions that a user gives a sink; None for each one that is not given.
 
     ``value`` returns what is encoded in place of the record; None makes a record without a value (a tombstone).
     """

@@ -437,7 +437,7 @@ class TopicSink(Operator):
             await self._writer.flush()
 
     def _encode(self, batch: Batch, out: Output) -> OutgoingBatch | None:
-        """Return the records to write; refuse those that a function refuses, and those that cannot be encoded."""
+        """Return the records to write; refuse a record that a function refuses, or that cannot be encoded."""
         batch, columns = self._functions.apply(batch, out)
         while len(batch):
             try:

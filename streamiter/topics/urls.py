@@ -258,7 +258,7 @@ def secrets_in(url: str) -> set[str]:
 
 
 def named_secrets(variables: Iterable[str | None], files: Iterable[str | None]) -> set[str]:
-    """Return the secrets in these environment variables and files; those that cannot be read are left out."""
+    """Return the secrets in these environment variables and files, without any that cannot be read."""
     found = {os.environ[name].strip() for name in variables if name is not None and name in os.environ}
     for path in files:
         # A pipe can be read only once, by the program that needs the secret.

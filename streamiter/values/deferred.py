@@ -102,7 +102,7 @@ class NamedFile(Protocol):
 
 
 class FramesInFiles(Protocol):
-    """The decoded frames of a restored piece of files: those of ``rest``, then those of its files, in order."""
+    """The decoded frames of a restored piece of files: first of ``rest``, then of each file in order."""
 
     files: Sequence[NamedFile]
 

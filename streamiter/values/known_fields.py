@@ -381,7 +381,7 @@ class KnownFields:
         return entries
 
     def start_from(self, published: Mapping[str, Any], *, keeps: bool = False) -> None:
-        """Take on the fields of a published model; ``keeps``: also those that are read as another kind now.
+        """Take on the fields of a published model; with ``keeps`` also the fields that are read as another kind now.
 
         Raises ModelError, without ``keeps``, for fields that only ``kinds`` can make the readers read as that model
         did, and for times of another time zone.

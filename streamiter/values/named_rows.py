@@ -575,7 +575,7 @@ def _prepared(prepare: Callable[[Any], Any], column: list[Any]) -> list[Any]:
 
 
 def _readings(texts: Sequence[str | None], found: Mapping[str, ReadText]) -> Readings:
-    """Return the readings of texts, most of them from those that were found; None is another value."""
+    """Return the readings of texts, most of them from the readings found before; None is another value."""
     read = [found.get(text, OTHER_TEXT) for text in texts]  # type: ignore[arg-type]
     codes = np.fromiter((code for code, _ in read), np.uint8, len(read))
     return Readings(codes, np.fromiter((value for _, value in read), np.float64, len(read)))

@@ -65,12 +65,12 @@ class Originals:
 
     @classmethod
     def read(cls, topic: str, columns: Any, count: int) -> Originals:
-        """Return those of records that were decoded from all rows of ``columns``."""
+        """Return the originals of records that were decoded from all rows of ``columns``."""
         return cls(_Read(topic, columns), range(count))
 
     @classmethod
     def joined(cls, parts: Sequence[Originals]) -> Originals:
-        """Return those of several batches, one behind the other."""
+        """Return the originals of several batches, one behind the other."""
         *starts, length = accumulate(map(len, parts), initial=0)
 
         def find(row: int) -> Original | None:
@@ -87,7 +87,7 @@ class Originals:
         return self._find(int(self._rows[row]))
 
     def taken(self, rows: RowNumbers) -> Originals:
-        """Return those of a batch of the records at ``rows``."""
+        """Return the originals of the records at ``rows``."""
         if isinstance(self._rows, range):
             if self._rows == range(len(self._rows)):
                 return Originals(self._find, rows)
@@ -96,7 +96,7 @@ class Originals:
         return Originals(self._find, np.asarray(self._rows, np.int64)[np.asarray(rows, np.int64)])
 
     def same_objects(self, made: Any, of: Any, *, by_place: bool) -> Originals | None:
-        """Return those of a batch that a function made, which did not say of which record it made each.
+        """Return the originals of a batch of a function that did not say from which record it made each of its records.
 
         A record that is an object of the batch ``of`` has the original of this object. With ``by_place``, if there are
         as many records and none is such an object, each has the original of the record at its place. If ``of`` has one

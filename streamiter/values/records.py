@@ -515,7 +515,7 @@ class Idle(Control):
 class ReadToEnd(Control):
     """The records that the topics had when the job was started, or restored, are before it; others follow.
 
-    Only a source whose end a step waits for sends it, and a snapshot never has it.
+    Only a source whose end a step waits for sends it. No snapshot has it: the source of a restored job sends it again.
     """
 
     kind: ClassVar = "read to end"
@@ -539,9 +539,6 @@ CHANNEL_CONTROLS: Final = (
     ReadToEnd,
 )
 """The control records that travel in channels, at their place among the records."""
-
-TRANSIENT: Final = (ReadToEnd,)
-"""Control records that no snapshot has: the sources of a restored job send them again."""
 
 
 def control_to_plain(control: Control) -> tuple[PlainValue, ...]:

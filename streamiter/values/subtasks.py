@@ -4,7 +4,7 @@ Partition p is read by subtask p modulo their number; the state that belongs to 
 belongs to a *key group*, and each subtask has a range of groups: the records of a key, its state and its timers are
 at :func:`subtask_of_key`.
 
-A key is an int, str, bytes or a tuple of keys. Its *encoding* is that of msgpack with the shortest form of integers, so
+A key is an int, str, bytes or a tuple of keys. Its *encoding* is msgpack with the shortest form of integers, so
 equal keys have equal bytes, and different keys (1, "1", b"1", (1,)) have different bytes. A *key group* is a set of
 keys whose state moves together when a job restarts with another parallelism. The group of a key is ``hash % groups``
 with a 64-bit hash:

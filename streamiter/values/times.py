@@ -38,7 +38,7 @@ TIME_LIMIT: Final = 2**62
 
 
 def before_end(watermark: int) -> int:
-    """Return a watermark, or none for that of the end: event time continues from the greatest timestamps."""
+    """Return a watermark; none in place of the last one, so that event time continues from the greatest timestamps."""
     return MIN_TIME if watermark == MAX_TIME else watermark
 
 

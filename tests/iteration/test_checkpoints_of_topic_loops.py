@@ -40,8 +40,8 @@ from streamiter.engine.inbox.port_log import Port
 from streamiter.engine.job.job import Job
 from streamiter.engine.storage.disk_queue import SpillQueue
 from streamiter.engine.storage.store import MemoryStore
-from streamiter.engine.tasks.topic_inlets import ReturningPump, TopicReturnPath
-from streamiter.engine.tasks.topic_outlets import Message
+from streamiter.engine.tasks.topic_outgoing import Message
+from streamiter.engine.tasks.topic_returning import ReturningPump, TopicReturnPath
 from streamiter.errors import CheckpointError, JobFailed
 from streamiter.testing import VirtualClock
 from streamiter.topics import MemoryBroker, OutgoingBatch, ReadRequest, Topic

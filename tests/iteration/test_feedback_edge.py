@@ -24,7 +24,7 @@ from streamiter import (
 from streamiter.engine.graph.feedback import FeedbackChannel, FeedbackLimits
 from streamiter.engine.plan.job_settings import ChannelLimits
 from streamiter.engine.storage.disk_queue import SpillQueue
-from streamiter.engine.tasks.topic_outlets import DATA, FeedbackOutlet, Message, OutgoingPump
+from streamiter.engine.tasks.topic_outgoing import DATA, Message, OutgoingPath, OutgoingPump
 from streamiter.errors import JobFailed
 from streamiter.operators.source import Source, SourceBatch
 from streamiter.topics import MemoryBroker, OutgoingBatch
@@ -235,16 +235,16 @@ class Counting(TopicWriter):
 
 
 class Fed:
-    """Outlets of some producers to some heads, each with a partition, and a pump for the outlets."""
+    """Outgoing paths of some producers to some heads, each with a partition, and a pump for the paths."""
 
     def __init__(self, directory: Path) -> None:
         self.topic = MemoryBroker().topic("loop")
-        self.outlets = [
-            FeedbackOutlet(producer, "step", head, FeedbackChannel(f"{producer} → {head}", self._queue(directory)))
+        self.paths = [
+            OutgoingPath(producer, "step", head, FeedbackChannel(f"{producer} → {head}", self._queue(directory)))
             for producer in range(PRODUCERS)
             for head in range(HEADS)
         ]
-        self.pump = OutgoingPump("run", "start", self.outlets, PlainData())
+        self.pump = OutgoingPump("run", "start", self.paths, PlainData())
 
     @staticmethod
     def _queue(directory: Path) -> SpillQueue:
@@ -252,8 +252,8 @@ class Fed:
 
     async def open(self) -> Counting:
         await self.topic.create(partitions=HEADS)
-        for outlet in self.outlets:
-            outlet.assign([outlet.head])
+        for path in self.paths:
+            path.assign([path.head])
         writer = Counting(await self.topic.open_writer())
         await self.pump.open(writer, LIMIT_BYTES)
         return writer
@@ -292,9 +292,9 @@ def fed(tmp_path: Path) -> Fed:
 async def test_small_waiting_batches_become_one_record_of_the_topic(fed: Fed) -> None:
     """Each small batch became a separate record of the topic, and returned as small as before."""
     await fed.open()
-    for outlet in fed.outlets:
+    for path in fed.paths:
         for number in range(1_000):
-            outlet.channel.put(DataBatch([number], 1))
+            path.channel.put(DataBatch([number], 1))
     await fed.write_all()
     written = await fed.written()
     assert len(written) == PRODUCERS * HEADS
@@ -306,10 +306,10 @@ async def test_all_waiting_batches_are_one_write_for_each_partition(fed: Fed) ->
     """A write for each queue gave the subtasks a turn between writes, in which they fed smaller batches back."""
     writer = await fed.open()
     assert (writer.writes, writer.flushes) == ([PRODUCERS] * HEADS, 1)  # the starts
-    for outlet in fed.outlets:
+    for path in fed.paths:
         for epoch in range(1, 6):
-            outlet.channel.put(DataBatch([epoch], epoch))
-            outlet.channel.put_control(EpochWatermark(epoch))
+            path.channel.put(DataBatch([epoch], epoch))
+            path.channel.put_control(EpochWatermark(epoch))
     await fed.write_all()
     assert (writer.writes[HEADS:], writer.flushes) == ([PRODUCERS * 10] * HEADS, 2)
 
@@ -327,11 +327,11 @@ async def test_batches_that_arrive_during_a_write_are_joined(fed: Fed) -> None:
 
     writer.flush = slow_flush  # type: ignore[method-assign]
     running = asyncio.create_task(fed.pump.run())
-    [outlet, *_] = fed.outlets
-    outlet.channel.put(DataBatch([0], 1))
+    [path, *_] = fed.paths
+    path.channel.put(DataBatch([0], 1))
     await is_storing.wait()
     for number in range(1, 500):
-        outlet.channel.put(DataBatch([number], 1))
+        path.channel.put(DataBatch([number], 1))
         await asyncio.sleep(0)
     stored.set()
     await fed.stop_when_written(running)
@@ -342,7 +342,7 @@ async def test_batches_that_arrive_during_a_write_are_joined(fed: Fed) -> None:
 async def test_joined_batches_keep_order_epochs_types_and_control_records(fed: Fed) -> None:
     """Batches of different epochs or types were joined, or overtook a control record between them."""
     await fed.open()
-    [outlet, *_] = fed.outlets
+    [path, *_] = fed.paths
     batches: list[tuple[int, Batch]] = [
         (1, [1]),
         (1, [2]),
@@ -353,10 +353,10 @@ async def test_joined_batches_keep_order_epochs_types_and_control_records(fed: F
         (1, np.array([7.0])),
     ]
     for epoch, records in batches:
-        outlet.channel.put(DataBatch(records, epoch))
-    outlet.channel.put_control(EpochWatermark(1))
-    outlet.channel.put(DataBatch(np.array([8.0]), 2))
-    outlet.channel.put(DataBatch(np.array([9.0]), 2))
+        path.channel.put(DataBatch(records, epoch))
+    path.channel.put_control(EpochWatermark(1))
+    path.channel.put(DataBatch(np.array([8.0]), 2))
+    path.channel.put(DataBatch(np.array([9.0]), 2))
     await fed.write_all()
     [entries] = (await fed.written()).values()
     assert [(message.kind, message.epoch, list(records)) for message, records in entries] == [
@@ -375,12 +375,12 @@ async def test_joined_batches_keep_order_epochs_types_and_control_records(fed: F
 async def test_a_write_is_bounded_and_all_outlets_take_turns(fed: Fed) -> None:
     """Feedback that waited on disk, to save memory, was read back into memory for one write."""
     writer = await fed.open()
-    for outlet in fed.outlets:
+    for path in fed.paths:
         for epoch in range(4):
-            outlet.channel.put(DataBatch(np.zeros(50_000), epoch + 1))
+            path.channel.put(DataBatch(np.zeros(50_000), epoch + 1))
     await fed.write_all()
-    # An outlet's batch has 400 kB: no write call holds more than a megabyte and the batch that exceeded it.
-    assert writer.flushes > len(fed.outlets)
+    # The batch of a path has 400 kB: no write call holds more than a megabyte and the batch that exceeded it.
+    assert writer.flushes > len(fed.paths)
     assert max(writer.writes[HEADS:]) <= 3
     written = await fed.written()
     for entries in written.values():

@@ -50,7 +50,7 @@ PACKAGES = (streamiter, streamiter_sqlite, streamiter_files, streamiter_kafka)
 
 ELSEWHERE = {
     "streamiter_files.reader.FilesReader": "test_restore_of_topics",
-    "streamiter.engine.tasks.topic_inlets.TopicReturnPath": "test_restore_of_topics",
+    "streamiter.engine.tasks.topic_returning.TopicReturnPath": "test_restore_of_topics",
     "streamiter_sqlite.topic.SqliteReader": "test_restore_of_topics",
     "streamiter_kafka.reader.KafkaReader": "tests/kafka/test_kafka_contract.py",
     "streamiter.parameter_server.server.ParameterServer": "tests/parameter_server/test_snapshots.py",

@@ -12,7 +12,7 @@ from restore.counted_calls import count_calls
 from restore.topic_cases import loop_through_a_topic, numbered, stored_models, stored_sink, stored_source, written
 
 from streamiter import topic
-from streamiter.engine.tasks.topic_inlets import TopicReturnPath
+from streamiter.engine.tasks.topic_returning import TopicReturnPath
 from streamiter.testing import RestoreProcess, check_flow_restore
 from streamiter.testing.restore.check import Comparison
 from streamiter.testing.restore.driving import Build, BuiltFlow, RunSettings, run_in_steps

@@ -1,9 +1,9 @@
 """A job whose inputs had all ended reads on if its topics have new records, or if its sources do not end any more.
 
 The last checkpoint of such a job says that each task has ended. :func:`read_on` makes it the state of a job that has
-handled all it was given so far: positions and the states of steps stay, and the ends are forgotten. What an operator
-has noted of its end, it forgets itself (``Operator.without_end``). As long as no record has come after such an end, the
-job takes no checkpoints, and has no second end: its last checkpoint still says how far it is.
+handled all records so far: positions and the states of steps stay, and the ends are forgotten. An operator forgets its
+own notes of the end (``Operator.without_end``). While no record has come after such an end, the job takes no
+checkpoints, and has no second end: its last checkpoint still says how far it is.
 """
 
 from __future__ import annotations

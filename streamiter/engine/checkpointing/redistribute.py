@@ -41,7 +41,7 @@ from streamiter.engine.tasks.feeder import Feeder
 from streamiter.engine.tasks.instance import OperatorInstance
 from streamiter.engine.tasks.task import Task
 from streamiter.engine.tasks.task_barriers import TaskStates
-from streamiter.engine.tasks.topic_inlets import fetch_ranges
+from streamiter.engine.tasks.topic_returning import fetch_ranges
 from streamiter.errors import StreamiterError
 from streamiter.operators.keyed import KeyedOperator
 from streamiter.operators.keyed_state import StateFrame

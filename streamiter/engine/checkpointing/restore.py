@@ -218,7 +218,7 @@ def _names(steps: Sequence[str]) -> str:
 def steps_left_behind(
     header: SnapshotHeader, steps: Mapping[str, StepState], changed_steps: Collection[str]
 ) -> dict[str, bool]:
-    """Return the steps of the snapshot whose state is dropped, and whether that of their tasks is dropped, too.
+    """Return the steps of the snapshot whose state is dropped, and whether the state of their tasks is dropped, too.
 
     These are steps that are gone, sources, which start again, and steps with another definition: their tasks keep the
     records that wait. Other steps in ``changed_steps`` keep their state, so the option may stay in a program.

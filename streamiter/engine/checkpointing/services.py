@@ -71,9 +71,9 @@ class JobServices:
                         here[first + subtask] = task
         _check_names(flow, list(self._tasks), steps)
         self._alignments: dict[Service, ClockAlignment] = {}
-        """By service: what lets its workers in this process stop at the same clock as all others before a barrier."""
+        """By service: the alignment of its workers in this process, before a barrier."""
         self._coordinators: list[ClockCoordinator] = []
-        """In process 0, the coordinators of these alignments."""
+        """In process 0, the coordinators of the alignments of all processes."""
         for service in self._tasks:
             self._connect(service, messages, exchange)
         self._begun: list[Service] = []

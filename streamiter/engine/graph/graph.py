@@ -73,8 +73,8 @@ class Step:
     awaited_input: str | None = None
     """The input that it reads first at each start, up to the end that its topics have then; None for no such input."""
     others_follow: bool = False
-    """Whether the records of the other inputs come behind those of the awaited input, in event time, too: their sources
-    read nothing before it has ended."""
+    """Whether the records of the other inputs come behind the end of the awaited input, also in event time: until then
+    the sources of the other inputs read nothing."""
     topic: Topic | None = None
     """The topic that it reads or writes."""
     shape: str = "operator"
@@ -186,7 +186,7 @@ class StepLoop(Protocol):
         """Return the shares of this process in the statistics of the loop."""
 
     def statistics(self, scope: JobScope, shares: Sequence[Mapping[str, int]] = ()) -> LoopStatistics:
-        """Return how far the loop of this job has come; ``shares`` are those of the other processes."""
+        """Return how far the loop of this job has come; ``shares`` is what the other processes add."""
 
 
 class RunnableFlow:
@@ -295,7 +295,10 @@ def has_watermarks(edges: Iterable[Edge]) -> bool:
 
 
 def upstream_of(edges: Iterable[Edge], *, but_awaited: bool = False) -> dict[Step, None]:
-    """Return the steps that the records of these edges come from, without feedback, or without awaited inputs, too."""
+    """Return the steps that the records of these edges come from, but not by feedback.
+
+    With ``but_awaited``, steps that only bring awaited inputs are left out, too.
+    """
     return _found_upstream(
         edges, lambda step: [each for each in step.edges if not but_awaited or each.input_name != step.awaited_input]
     )

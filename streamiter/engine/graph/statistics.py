@@ -163,7 +163,7 @@ class StalledTask:
     stalled_s: float
     """The seconds without progress."""
     cause: Literal["held", "topic", "step"]
-    """``held``: it has input that it does not want yet. ``topic``: a topic does not take its records, or those of a
+    """``held``: it has input that it does not want yet. ``topic``: a topic takes no records from it, or from a
     task that it waits for. ``step``: neither, so a step hangs."""
     process: int = 0
     """The number of the process that the task is in."""

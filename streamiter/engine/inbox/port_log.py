@@ -24,11 +24,11 @@ from streamiter.operators.source import SourceBatch
 from streamiter.values.deferred import Deferred, PlainValue, entries_of
 from streamiter.values.records import (
     BATCH_RECORDS,
-    TRANSIENT,
     CheckpointBarrier,
     Control,
     DataBatch,
     EndOfInput,
+    ReadToEnd,
     can_concatenate,
     concatenate,
     control_from_plain,
@@ -312,7 +312,7 @@ class Port:
         return {
             "origin": None if self.origin is None else tuple(self.origin),
             # A restored source reads the rest of its batch again, because its positions are before that rest.
-            "held": [_plain(item) for item in self.held if not isinstance(item, (SourceBatch, *TRANSIENT))],
+            "held": [_plain(item) for item in self.held if not isinstance(item, (SourceBatch, ReadToEnd))],
             "later": None if self.later is None else self.later.snapshot(),
             "behind": [control_to_plain(control) for control in behind],
             "ended": self.has_ended and not end_waits,
@@ -396,8 +396,8 @@ class LaterEpochs:
     def take_next(self, epoch: int) -> list[DataBatch]:
         """Take the next batches of this epoch; return an empty list if there are none.
 
-        It is one batch, so that the others stay on disk. If batches of other epochs are before it, it is all batches
-        of the epoch.
+        Mostly it is one batch, so that the others stay on disk. If batches of other epochs are in front of it, all
+        batches of the epoch are taken.
         """
         if not (count := self.counts.pop(epoch, 0)):
             return []

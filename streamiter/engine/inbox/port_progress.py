@@ -114,7 +114,7 @@ class PortProgress:
                     f"{port.arrived}"
                 )
             port.arrived = control.epoch
-            if port.later is None or port.is_feedback or not (port.held or port.later.counts):
+            if port.lowest is None:
                 return self._moved(port, control.epoch)
         elif isinstance(control, Idle):
             self.idle.add(port.index)
@@ -220,7 +220,7 @@ class PortProgress:
             self._held_back.pop().open()
 
     def end_reading(self, port: Port) -> list[Control]:
-        """Note that a channel has ended, once its records are handled. If all have ended so, their ends say enough."""
+        """Note that a channel has ended, once its records are handled. The ends of all say enough themselves."""
         if port.lowest is not None:
             return []
         self._read.end(port.index)

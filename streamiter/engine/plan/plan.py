@@ -394,7 +394,7 @@ class Planner:
 
     @cached_property
     def _before_letters(self) -> frozenset[Step]:
-        """The steps whose dead letters, or those of a step behind them, have the originals of their input."""
+        """The steps that must know the originals of their input: the step, or one behind it, writes dead letters."""
         found: set[Step] = set()
         for step in reversed(self.steps):
             behind = self._placed[step].traits.emits_at_once and any(

@@ -299,7 +299,7 @@ class FrameEncoding:
         *,
         within: list[PlainValue] | None = None,
     ) -> bytes | None:
-        """Return the msgpack of a value; None if it, or ``within`` if that is given, has other types than survivors."""
+        """Return the msgpack of a value; None if the objects in it, or else ``within``, are not all survivors."""
         try:
             packed = pack(value)
         except MemoryError:

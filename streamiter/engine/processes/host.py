@@ -181,7 +181,7 @@ class HostedProcess(Protocol):
         """End the process at once; no effect if it has ended."""
 
     async def look(self, process: int, note: int) -> ProcessLook | None:
-        """Ask the kernel of its machine about the process, which has told its id there, and its note; None: no answer.
+        """Ask the kernel of the machine about a process and the note that it has written; None: no answer.
 
         The process itself cannot answer.
         """

@@ -508,7 +508,7 @@ class ProcessLink(asyncio.BufferedProtocol):
         self._drop(start)
 
     def _body_memory(self, length: int) -> memoryview:
-        """Return memory for a long body: the last one again, if it has this length and no array is in it any more."""
+        """Return memory for a body; for a long one the last memory again, if it fits and no array is in it any more."""
         if length <= _LONG_BYTES:
             return np.empty(length, np.uint8).data
         # A reference of this link, and one of the call.

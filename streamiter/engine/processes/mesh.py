@@ -46,7 +46,7 @@ class ProcessMesh:
         self._links: dict[int, ProcessLink] = {}
         """The open links, by the number of the other process."""
         self._calls: dict[ProcessLink, int] = {}
-        """The links that this process makes, and to which process."""
+        """The links that this process makes, each with the number of the other process."""
         self._handshaking: set[ProcessLink] = set()
         """The links that are not open yet, also the links of strangers."""
         self._ended: set[int] = set()

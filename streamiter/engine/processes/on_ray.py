@@ -54,10 +54,10 @@ _FLOW_BYTES_MAX: Final = 8 << 20
 class Ray(LossLimits):
     """Runs a flow in processes on Ray: ``flow.run(on=Ray(4))``, or ``on=Ray(16, address="auto")`` on a cluster.
 
-    The flow is sent in Ray's serialization (functions of the program by value, those of modules by name), so each node
-    needs the modules that the program imports: installed, or by ``runtime_env``. Before the flow starts, each node is
-    asked whether it has the same versions and can load the flow. Records do not go through Ray, but over connections
-    between the processes; they must be plain data, and the network of the cluster must be trusted.
+    The flow is sent in Ray's serialization: functions of the program by value, functions of modules by name. So
+    each node needs the modules that the program imports: installed, or by ``runtime_env``. Before the flow starts,
+    each node is asked whether it has the same versions and can load the flow. Records do not go through Ray, but
+    over connections between the processes; they must be plain data, and the network of the cluster must be trusted.
 
     Without ``address`` Ray is started on this machine, and ends with the program; a program that has called
     ``ray.init`` uses that Ray. On a cluster the flow runs on when the program ends: the next ``run`` of the same flow

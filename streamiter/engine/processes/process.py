@@ -23,8 +23,8 @@ of process 0, or None
 The job, in process 0, has the statistics and the first error of all followers. Another process tells only an error
 that it meets before its follower starts.
 
-A second link, in a thread of its own, carries ``alive`` in both directions (:class:`Pulse`); that of the process
-has the seconds that it has used a processor.
+A second link, in a thread of its own, carries ``alive`` in both directions (:class:`Pulse`); the process adds
+the seconds that it has used a processor.
 """
 
 from __future__ import annotations

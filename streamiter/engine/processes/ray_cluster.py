@@ -38,8 +38,8 @@ class RayCluster:
     """The Ray of the user, if this process has called ``ray.init``; otherwise the Ray at an address, or a new one.
 
     A Ray that is started here is on this machine only, has no dashboard and sends no usage statistics. Starting it
-    takes some seconds. ``close`` ends it, or the connection to the cluster. ``user`` is the begin of errors.
-    ``runtime_env`` is that of all processes: only so does Ray send folders and modules of this machine.
+    takes some seconds. ``close`` ends it, or the connection to the cluster. ``user`` begins each error.
+    All processes get the same ``runtime_env``: only so does Ray send folders and modules of this machine.
     """
 
     def __init__(self, user: str, address: str | None = None, runtime_env: Mapping[str, Any] | None = None) -> None:

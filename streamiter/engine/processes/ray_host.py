@@ -221,7 +221,7 @@ class RayHost:
                 )
 
     async def _nodes(self) -> list[dict[str, Any]]:
-        """Return the nodes of the cluster; those that do not answer are not alive.
+        """Return the nodes of the cluster; a node that does not answer is not alive.
 
         Ray itself notes a lost node after 12 to 15 s, or after a minute if its machine is gone.
         """

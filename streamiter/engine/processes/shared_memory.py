@@ -126,7 +126,7 @@ class LinkMemory:
                 self._sent.free(block)
 
     def close(self) -> None:
-        """Give the segments back. Arrays that are in the other process's one keep it."""
+        """Give the segments back. The segment of the other process stays while arrays are in it."""
         self._held.clear()
         self._arrived = None
         if self._sent is not None:

@@ -45,11 +45,11 @@ class _Lists:
         self.is_written = False
         """Whether the key has a row."""
         self.is_touched = False
-        """Whether something has changed since that row was written."""
+        """Whether something has changed since the row was written."""
         self.new: dict[int, tuple[int, ListEntry]] | None = None
-        """If entries are rows: those that have none yet, by number, each with its list; None if the state is a row."""
+        """If each entry has a row: entries without one yet, by number, each with its list. None if the state is one."""
         self.changed: dict[int, tuple[int, ListEntry, bool]] | None = None
-        """If entries are rows: those whose rows must change, each with its list, and whether it is still there."""
+        """If each entry has a row: entries whose rows must change, each with its list and whether it still exists."""
 
     def row(self, place: int, entry: ListEntry) -> bytes:
         return self.row_key + ENTRY.pack(place, entry[0] + ZERO, entry[1])
@@ -57,7 +57,7 @@ class _Lists:
 
 @final
 class ListRows:
-    """The lists of one subtask: those of recent keys are in ``states``."""
+    """The lists of one subtask; the lists of recent keys are in ``states``."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class ListRows:
         self._lists: dict[Any, _Lists] = {}
         """By the keys whose lists are in memory."""
         self._touched: list[_Lists] = []
-        """Those that have changed since they were written."""
+        """The lists that have changed since they were written."""
         self._changes = 0
         """The number of changes since then."""
         self._came: list[ListEntry] = []

@@ -357,7 +357,7 @@ class SnapshotWriter:
         self._parts.append(PartEntry(name, Section(start, self._position - start, 1), []))
 
     def begin_deferred(self, *, has_files: bool = False) -> None:
-        """Start the next deferred piece of the part; its frames follow, after the shared files if it has such."""
+        """Start the next deferred piece of the part; its shared files follow, if there are any, then its frames."""
         self._parts[-1].deferred.append(Section(self._position, 0, 0, () if has_files else None))
 
     def add_frame(self, content: bytes) -> None:

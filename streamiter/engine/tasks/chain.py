@@ -123,7 +123,7 @@ class Chain:
             await self._first.catch_up(self._room)
 
     async def _pass_end_of_data(self, control: EndOfData, instances: Sequence[OperatorInstance]) -> None:
-        """Tell one operator after the other that its input has ended, then of the epochs that are complete by that."""
+        """Tell each operator in turn that its input has ended, then of the epochs that this end completes."""
         self.interior_input_ended = True
         epochs = range(self._progress.watermark + 1, control.epoch + 1)
         for instance in instances:

@@ -353,7 +353,7 @@ class OperatorInstance(EntryCounts):
 
     @property
     def event_time(self) -> int | None:
-        """The event-time watermark that it has passed on; if it passes on none, the one that has arrived."""
+        """The event-time watermark that the step has passed on; if it passes on none, the last that arrived."""
         passed = MIN_TIME if self.out.passed is None else self.out.passed.time
         if self.times is not None and not self._known.assigns_event_time:
             passed = max(self.times.passed, passed)

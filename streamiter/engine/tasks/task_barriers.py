@@ -390,7 +390,7 @@ class ClockAlignment:
             self._check()
 
     def _behind(self) -> list[str]:
-        """Return the tasks that delay the others: those at an earlier clock, or else those that have not stopped."""
+        """Return the tasks that delay the others: tasks at an earlier clock, or else all that have not stopped."""
         moving = [member for member in self._members.values() if member.reading is _Reading.MOVING]
         late = [member for member in moving if self._is_behind(member)]
         return [member.task for member in late or moving]
@@ -403,7 +403,7 @@ class ClockAlignment:
         return None if member is None or member.reading is _Reading.PASSED else member
 
     def _release_those_behind(self, member: _Member) -> None:
-        """Let tasks continue that stopped at an earlier clock than this one has reached."""
+        """Let the tasks continue that stopped at an earlier clock than the member has reached."""
         if self._note_clock(member):
             for other in self._members.values():
                 if other.reading is _Reading.STOPPED and self._is_behind(other):

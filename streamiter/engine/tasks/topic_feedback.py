@@ -1,8 +1,8 @@
 """Feedback of one variable stream through a topic.
 
-:class:`TopicFeedback` connects the two sides: the outlets of the subtasks that feed back
-(:mod:`~streamiter.engine.tasks.topic_outlets`) and the inlets of the heads
-(:mod:`~streamiter.engine.tasks.topic_inlets`). It opens the topic, and runs the pumps that write and read it.
+:class:`TopicFeedback` connects the two sides: the outgoing paths of the subtasks that feed back
+(:mod:`~streamiter.engine.tasks.topic_outgoing`) and the return paths of the heads
+(:mod:`~streamiter.engine.tasks.topic_returning`). It opens the topic, and runs the pumps that write and read it.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from streamiter.engine.graph.feedback import FeedbackChannel, FeedbackLimits, ch
 from streamiter.engine.graph.graph import Edge, Step
 from streamiter.engine.graph.output import Forward
 from streamiter.engine.tasks.failures import FailuresOf, call_unless_cancelled
-from streamiter.engine.tasks.topic_inlets import RECORDS_PER_READ, ReturningPump, TopicReturnPath
-from streamiter.engine.tasks.topic_outlets import HEADER_BYTES_MAX, FeedbackOutlet, OutgoingPump
+from streamiter.engine.tasks.topic_outgoing import HEADER_BYTES_MAX, OutgoingPath, OutgoingPump
+from streamiter.engine.tasks.topic_returning import RECORDS_PER_READ, ReturningPump, TopicReturnPath
 from streamiter.errors import ConfigurationError, TopicNotFound
 from streamiter.operators.output import RecordFailure
 from streamiter.topics.connecting import record_limit
@@ -53,12 +53,12 @@ class TopicFeedback:
         """For each upstream subtask its outgoing queues, one for each head."""
         self.returning: dict[Edge, list[list[FeedbackChannel | None]]] = {}
         """For each upstream subtask its channel to each head; None if it does not feed back to it."""
-        self._outlets: list[FeedbackOutlet] = []
-        self._inlets: list[dict[int, TopicReturnPath]] = [{} for _ in range(step.parallelism)]
-        self._out = OutgoingPump(run_id, start, self._outlets, plain_data)
+        self._outgoing_paths: list[OutgoingPath] = []
+        self._return_paths: list[dict[int, TopicReturnPath]] = [{} for _ in range(step.parallelism)]
+        self._out = OutgoingPump(run_id, start, self._outgoing_paths, plain_data)
         self._back = [
-            ReturningPump(run_id, topic, inlets, self._limits.memory_bytes, plain_data, clock)
-            for inlets in self._inlets
+            ReturningPump(run_id, topic, paths, self._limits.memory_bytes, plain_data, clock)
+            for paths in self._return_paths
         ]
         first = 0
         for edge in self._edges:
@@ -80,30 +80,30 @@ class TopicFeedback:
         self.returning[edge] = [[None for _ in all_heads] for _ in subtasks]
         for subtask in subtasks:
             for head in [subtask] if isinstance(edge.partitioning, Forward) else all_heads:
-                outlet = self._outlet(f"{edge.upstream.name}[{subtask}]", first + subtask, head)
-                self.outgoing[edge][subtask].append(outlet.channel)
-                self.returning[edge][subtask][head] = self._inlet(outlet).channel
+                outgoing = self._outgoing_path(f"{edge.upstream.name}[{subtask}]", first + subtask, head)
+                self.outgoing[edge][subtask].append(outgoing.channel)
+                self.returning[edge][subtask][head] = self._return_path(outgoing).channel
 
-    def _outlet(self, step: str, producer: int, head: int) -> FeedbackOutlet:
+    def _outgoing_path(self, step: str, producer: int, head: int) -> OutgoingPath:
         name = f"{step} → head {head} in topic {self._topic.name}"
         channel = FeedbackChannel(name, spill_queue(name, self._limits, self._plain_data))
-        outlet = FeedbackOutlet(producer, step, head, channel)
-        self._outlets.append(outlet)
-        return outlet
+        outgoing = OutgoingPath(producer, step, head, channel)
+        self._outgoing_paths.append(outgoing)
+        return outgoing
 
-    def _inlet(self, outlet: FeedbackOutlet) -> TopicReturnPath:
-        """Make the way from the topic to the head for the feedback of an outlet."""
-        name = f"{outlet.step} → {self._step.name}[{outlet.head}]"
-        inlet = self._inlets[outlet.head][outlet.producer] = TopicReturnPath(
-            self._back[outlet.head],
-            outlet.channel,
+    def _return_path(self, outgoing: OutgoingPath) -> TopicReturnPath:
+        """Make the way from the topic to the head for the feedback of an outgoing path."""
+        name = f"{outgoing.step} → {self._step.name}[{outgoing.head}]"
+        path = self._return_paths[outgoing.head][outgoing.producer] = TopicReturnPath(
+            self._back[outgoing.head],
+            outgoing.channel,
             name=name,
             queue=spill_queue(name, self._limits, self._plain_data),
             topic=self._topic.name,
             run=self._run_id,
-            producer=outlet.producer,
+            producer=outgoing.producer,
         )
-        return inlet
+        return path
 
     # -- life ------------------------------------------------------------------------------------------
 
@@ -122,15 +122,15 @@ class TopicFeedback:
                 )
                 self._readers.append(await self._topic.open_reader(request))
             self._writer = await self._topic.open_writer()
-            for outlet in self._outlets:
-                outlet.assign(range(outlet.head, description.partitions, heads))
-                offset = self._readers[outlet.head].positions()[outlet.home]
-                self._inlets[outlet.head][outlet.producer].begin(outlet.home, offset)
+            for outgoing in self._outgoing_paths:
+                outgoing.assign(range(outgoing.head, description.partitions, heads))
+                offset = self._readers[outgoing.head].positions()[outgoing.home]
+                self._return_paths[outgoing.head][outgoing.producer].begin(outgoing.home, offset)
             await self._out.open(self._writer, limit_bytes - HEADER_BYTES_MAX)
 
     async def _described(self) -> TopicDescription:
         """Return the description of the topic. Raises CheckpointError if a restored range is not in it."""
-        restored = [each.range for inlets in self._inlets for inlet in inlets.values() for each in inlet.restored]
+        restored = [each.range for paths in self._return_paths for path in paths.values() for each in path.restored]
         description = None
         try:
             description = await self._topic.describe()
@@ -183,7 +183,7 @@ class TopicFeedback:
         if self._writer is not None:
             closing.append(self._close_writer(self._writer))
         results = await asyncio.gather(*closing, return_exceptions=True)
-        results += await close_each(outlet.channel.close for outlet in self._outlets)
+        results += await close_each(outgoing.channel.close for outgoing in self._outgoing_paths)
         return [self._failure(result) for result in results if isinstance(result, Exception)]
 
     async def _close_writer(self, writer: TopicWriter) -> None:

@@ -133,7 +133,7 @@ class _Watched:
         self.writes_topic = any(isinstance(instance.operator, TopicSink) for instance in task.instances)
         self.moved_at_s = 0.0
         self.blocked_by: str | None = None
-        self._mark = -1
+        self._work = -1
         self._looks_unmoved = 0
         self._looks_blocked = 0
         """The number of the last looks that found work and no progress."""
@@ -152,8 +152,8 @@ class _Watched:
         return self._looks_blocked >= (_LOOKS_WHILE_HELD if patient else _LOOKS)
 
     def look(self, now_s: float) -> None:
-        mark, self.blocked_by = _mark_of(self.task), blocked_by(self.task)
-        moved, self._mark = mark != self._mark, mark
+        work, self.blocked_by = _work_of(self.task), blocked_by(self.task)
+        moved, self._work = work != self._work, work
         self._looks_unmoved = 0 if moved else self._looks_unmoved + 1
         if moved or self.blocked_by is None:
             self._looks_blocked, self.moved_at_s = 0, now_s
@@ -178,7 +178,8 @@ class _Watched:
             )
 
 
-def _mark_of(task: Task) -> int:
+def _work_of(task: Task) -> int:
+    """Return a number that grows whenever the task handles or emits something."""
     outputs = [instance.out for instance in task.instances]
     return task.progress.handled + sum(out.records_emitted + out.rejected for out in outputs)
 

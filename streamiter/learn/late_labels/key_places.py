@@ -42,7 +42,7 @@ class KeyPlaces:
         """The number of places, with the free ones."""
         self._free: Integers = np.zeros(0, np.int64)
         self._free_count = 0
-        """The first so many of ``_free`` are free places; the last of these is taken first."""
+        """How many entries of ``_free`` are free places, from the first on; the last of these is taken first."""
         self._is_taken: npt.NDArray[np.bool_] = np.zeros(0, np.bool_)
         self._by_key: dict[Hashable, int] | None = {}
         """The places in the dict; None: the keys are in the table."""

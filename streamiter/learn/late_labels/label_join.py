@@ -65,9 +65,9 @@ class LabelJoin(DeclaredState):
 
     delays = declared(made=AnswerDelays, form=NESTED, share=for_all(AnswerDelays.merged))
     _other_label: Label = declared(None, share=FIRST_KNOWN)
-    """The first label that is another one than that of a question without an answer."""
+    """The first label that differs from the label of questions without an answer."""
     false_label: Label = declared(form=Form(plain_scalar, plain_scalar), share=FIRST_KNOWN)
-    """The label with which questions are learned, or were in an earlier run, before theirs is known."""
+    """The label with which questions are learned, or were in an earlier run, before their own is known."""
     is_false_otherwise: bool = declared(share=EVERY)
     """Whether a question without an answer counts as False beside the labels so far."""
 

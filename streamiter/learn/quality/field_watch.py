@@ -29,7 +29,7 @@ _GOLDEN: Final = np.uint64(0x9E3779B97F4A7C15)
 
 @dataclass(frozen=True, kw_only=True)
 class FieldWatch(ShiftLimits):
-    """What is compared with what: each ``window`` of so many rows with the ``reference``, the first so many rows.
+    """Compares the rows of each ``window`` with the ``reference``, the first rows. Both are numbers of rows.
 
     Of a window only a ``sample`` is looked at, this share of its rows: blocks of 256 rows, chosen by their numbers. It
     has 10,000 rows, which say as much as the reference, and costs a fifth. Give 1.0 with a smaller window.

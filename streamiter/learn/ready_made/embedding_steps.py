@@ -98,7 +98,7 @@ _SLOPE_MAX: Final = 100.0
 # With 8 bits losses were the same. The step of a sum of 1 is .995 times the rate, so larger ones need no room.
 _EARLY_MAX: Final = 7.0**2
 _EARLY_UNIT: Final = 1.0 / _EARLY_MAX
-# An error of numbers counts as at most so many deviations of the targets.
+# An error of numbers counts as at most this many deviations of the targets.
 _ERROR_MAX: Final = 10.0
 
 

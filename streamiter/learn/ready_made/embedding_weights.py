@@ -113,7 +113,7 @@ class EmbeddingWeights:
         return np.concatenate(parts)
 
     def add_fields(self, count: int) -> None:
-        """Have so many more fields; they have the next numbers."""
+        """Add this number of fields; they have the next numbers."""
         first, factors = self.fields, self.embeddings.factors
         self.fields += count
         vectors = self._first_vectors(_OF_VECTORS, np.arange(first, self.fields))
@@ -121,7 +121,7 @@ class EmbeddingWeights:
         self._add("fields", "commons", vectors, inputs.reshape(count, factors * self._units))
 
     def add_numeric(self, count: int) -> None:
-        """Have so many more numeric columns."""
+        """Add this number of numeric columns."""
         first = self.numeric
         self.numeric += count
         new = np.arange(first, self.numeric)
@@ -193,7 +193,7 @@ class EmbeddingWeights:
         return rows.with_values(~np.isin(rows.indices - BEHIND_KEYS - 1, list(columns)))
 
     def _room(self, features: int) -> Any:
-        """Return memory for the work on rows with so many features at most."""
+        """Return memory for the work on rows with at most this number of features."""
         factors, units = self.heads * self.embeddings.factors, self.scores * sum(self.embeddings.units)
         whole = [np.empty(size, np.int64) for size in (2, *[features] * 4)]
         sizes = (features, self.heads, features * factors, 2 * factors, factors, units, units)
@@ -414,7 +414,7 @@ class EmbeddingWeights:
 
 
 def fold_rows(rows: ModelRows, places: int) -> ModelRows:
-    """Return rows of keys as rows of so many hashed places, as they are read without embeddings."""
+    """Return rows of keys as rows of hashed places, of which there are ``places``, as without embeddings."""
     from streamiter.learn.ready_made import embedding_steps
 
     indptr = np.zeros(len(rows.indptr), np.intp)

@@ -213,7 +213,7 @@ class MixedWeights(ExpertWeights):
             self.embedded.add_numeric(count)
 
     def add_fields(self, count: int) -> None:
-        """Know of so many more fields of texts; members with embeddings have vectors for them."""
+        """Add this number of fields of texts; members with embeddings have vectors for them."""
         if self.embedded is not None:
             self.embedded.add_fields(count)
 

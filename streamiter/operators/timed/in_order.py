@@ -57,8 +57,9 @@ _DUE: Final = Form(lambda heap: [(item[:-2], item[-1]) for item in sorted(heap)]
 class RecordOrder(DeclaredState):
     """Merges the records of all parts. Pure data, no I/O.
 
-    A record is released when no part can bring one that comes before it: when the watermark is above its own. If there
-    is only one part, and its records come ``one_way``, in their order, it is enough that the watermark has reached it.
+    A record is released when no part can bring one that comes before it: when the watermark is above its
+    timestamp. If there is only one part, and its records come ``one_way``, in their order, a watermark at its timestamp
+    is enough.
 
     >>> order = RecordOrder()
     >>> order.add(TimedBatch(["a", "c"], np.array([1, 5]), np.array([[1, MIN_TIME, 0, 0, 1], [5, 1, 0, 1, 5]])))
@@ -201,7 +202,7 @@ class InOrder(DeclaredOperator, KeepsRecords):
             self._release(MIN_TIME if self._context.event_time is None else self._context.event_time, out)
 
     def on_event_time_watermark(self, watermark: int, out: Output) -> int:
-        """Emit the records whose turn has come; while others wait, the watermark is that of the last one emitted."""
+        """Emit the records whose turn has come; while others wait, pass on the watermark of the last emitted one."""
         self._release(watermark, out)
         return min(watermark, self._order.reached) if self._order.held else watermark
 

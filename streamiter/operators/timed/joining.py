@@ -87,8 +87,8 @@ class IntervalJoin(TimedStates[TimedRecord]):
         self._kept_max = kept_max
         self._in_order = in_order
         self.spans: list[Span] | None = None
-        """For each result two times: that of its earlier record, and the time at which its partner was known, or the
-        lack of one. To note them, put a list here, and take it with the results; None: they are not noted."""
+        """For each result two times: the time of its earlier record, and the time at which its partner, or the lack of
+        one, was known. To note them, put a list here, and take it with the results; None: they are not noted."""
 
     def keep_in(self, states: KeyedStates) -> None:
         self._entries = self._entries_in(states)

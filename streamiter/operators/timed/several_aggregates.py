@@ -33,8 +33,8 @@ AggregateSpec = str | Aggregate | tuple[str | Aggregate, str | Callable[[Any], A
 class Aggregates:
     """Several aggregates of the same records. Without names there is one, whose result is not in a dict.
 
-    Accumulators may be fewer than the aggregates: those at the end were added since, so they do not know all records,
-    and their result is None.
+    There may be fewer accumulators than aggregates. The last aggregates were then added later: they do not know all
+    records, so their result is None.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class Aggregates:
         return by_name(dict(zip(self._names or _ONE, texts, strict=True)))
 
     def adopt(self, definition: Definition) -> None:
-        """Have the accumulators in the order of a state with this definition; those that are new come last."""
+        """Put the accumulators into the order of a state with this definition; new ones come last."""
         mine, before = list(self._names or _ONE), names_in(definition)
         order = [mine.index(name) for name in dict.fromkeys([*before, *mine])]
         self._set(

@@ -47,7 +47,7 @@ class _Reduction(Checked, GetFunction):
     _result: ClassVar[Callable[..., _PlainNumber]] = staticmethod(lambda number: number)
 
     def of_columns(self, *values: Numbers) -> AnyScalar | int:
-        """Return the number of some columns, of which there is at least one."""
+        """Return the aggregate of one column or more."""
         return self._piece(*values)
 
     def partition_get(self, block: Block, part: Part) -> _PlainNumber:

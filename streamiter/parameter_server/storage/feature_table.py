@@ -300,7 +300,7 @@ class FeatureTable:
         facts[self.steps.EXPIRED], facts[self.steps.EVICTED] = totals["expired"], totals["evicted"] + missing
 
     def _take_on(self, features: int, parts: Iterable[tuple[int, Mapping[str, Any]]]) -> int:
-        """Add the features of parts, of which there are so many; return how many have no room."""
+        """Add the features of parts, this many in all; return how many have no room."""
         self.arrays.facts[self.steps.INDEX_MASK] = _places_for(max(1, min(features, self.capacity))) - 1
         for file, part in parts:
             self._check(part)
@@ -367,9 +367,9 @@ class FeatureTable:
 
 
 def rows_for(capacity: int, admit: int) -> int:
-    """Return how many of so many features get room for a row.
+    """Return how many rows a table needs if only features that occur ``admit`` times get one.
 
-    By Zipf's law, one feature in n occurs n times or more, of those that have occurred.
+    By Zipf's law, of all features that have occurred one in n occurs n times or more.
     """
     return -(-capacity // admit)
 

@@ -51,7 +51,7 @@ class RestoreProcess:
     """
 
     def __init__(self, hash_seed: int | None = None) -> None:
-        """``hash_seed`` is its PYTHONHASHSEED; None: another one than that of this process."""
+        """``hash_seed`` is its PYTHONHASHSEED; None: one that differs from the PYTHONHASHSEED of this process."""
         mine = os.environ.get("PYTHONHASHSEED", "random")
         # If mine is random, any fixed one differs, and a failure can be repeated.
         self._hash_seed = hash_seed if hash_seed is not None else (1 if mine != "1" else 2)

@@ -127,7 +127,7 @@ class _CalledFunction(CPUDispatcher):
 
 
 class _WholeCode(JITCodeLibrary):
-    """The code of a function with those that it calls, optimized once, so that several numbers are computed at once."""
+    """The code of a function and all functions that it calls, optimized once, to compute several numbers at once."""
 
     def _optimize_functions(self, module: Any) -> None:
         module.data_layout = self._codegen._data_layout
@@ -187,7 +187,7 @@ def _remembering(typing: Any) -> _Typing:
 
 
 class _WholeCompiler(Compiler):
-    """Compiles a function with those that it calls."""
+    """Compiles a function and all functions that it calls."""
 
     library_class: type[_WholeCode] = _WholeCode
 

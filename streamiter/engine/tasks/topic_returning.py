@@ -26,7 +26,7 @@ from streamiter.engine.graph.feedback import (
     missing_records_error,
 )
 from streamiter.engine.storage.disk_queue import SpillQueue
-from streamiter.engine.tasks.topic_outlets import DATA, RUN_HEADER, START, Message, control_from_kind, message_of
+from streamiter.engine.tasks.topic_outgoing import DATA, RUN_HEADER, START, Message, control_from_kind, message_of
 from streamiter.errors import PlainDataError, TopicError, TopicNotFound
 from streamiter.operators.output import Origin
 from streamiter.topics.topic import Headers, ReadRequest, Topic, TopicBatch, TopicReader
@@ -50,15 +50,15 @@ class ReturningPump:
         self,
         run_id: str,
         topic: Topic,
-        inlets: Mapping[int, TopicReturnPath],
+        paths: Mapping[int, TopicReturnPath],
         memory_bytes: int,
         plain_data: PlainData,
         clock: Clock,
     ) -> None:
-        """``inlets``, the ways into the channels of the head, are by the number of the producer."""
+        """``paths``, the ways into the channels of the head, are by the number of the producer."""
         self._run_id = run_id.encode()
         self._topic = topic
-        self._inlets = inlets
+        self._paths = paths
         self._memory_bytes = memory_bytes
         self._plain_data = plain_data
         self._clock = clock
@@ -92,9 +92,9 @@ class ReturningPump:
 
     async def _bring_restored(self) -> None:
         """Bring the first range of each channel, then the second, and so on: they are of consecutive runs."""
-        inlets = self._inlets.values()
+        paths = self._paths.values()
         for number in count():
-            of_channels = {inlet.restored[number]: inlet for inlet in inlets if number < len(inlet.restored)}
+            of_channels = {path.restored[number]: path for path in paths if number < len(path.restored)}
             if not of_channels:
                 return
             records = restored_records(self._topic, list(of_channels), clock=self._clock)
@@ -109,18 +109,18 @@ class ReturningPump:
             if message is None or not self._is_next(message, batch.partition, offset):
                 continue
             if message.home == batch.partition:
-                inlet, at = self._inlets[message.producer], RecordPoint(offset, message.sequence)
-                inlet.own.following = at.behind
-                await self._bring(inlet, inlet.own, message, at, batch.partition, value or b"")
+                path, at = self._paths[message.producer], RecordPoint(offset, message.sequence)
+                path.own.following = at.behind
+                await self._bring(path, path.own, message, at, batch.partition, value or b"")
 
     async def _bring(
-        self, inlet: TopicReturnPath, track: Track, message: Message, at: RecordPoint, partition: int, value: bytes
+        self, path: TopicReturnPath, track: Track, message: Message, at: RecordPoint, partition: int, value: bytes
     ) -> None:
         if message.kind == DATA:
-            inlet.put(DataBatch(self._decoded(value, partition, at.offset), message.number), at, track)
-            await self._make_room(inlet.channel)
+            path.put(DataBatch(self._decoded(value, partition, at.offset), message.number), at, track)
+            await self._make_room(path.channel)
         elif message.kind != START:
-            inlet.put(control_from_kind(message.kind, message.number), at, track)
+            path.put(control_from_kind(message.kind, message.number), at, track)
 
     def _message(self, partition: int, offset: int, headers: Headers) -> Message | None:
         """Return the message of a record; None if it is of another run."""
@@ -128,7 +128,7 @@ class ReturningPump:
         if run is not None and run != self._run_id:
             return None
         message = message_of(headers, self._topic, partition, offset)
-        if message.producer not in self._inlets:
+        if message.producer not in self._paths:
             raise TopicError(
                 f"{self._place(partition, offset)}: expected a producer of this flow, given number "
                 f"{message.producer}; let no other flow write to the topic"
@@ -173,7 +173,7 @@ class ReturningPump:
             self.on_limit()
 
 
-class TrackMark(NamedTuple):
+class TrackPlace(NamedTuple):
     """The place of an item in the topic: the number of its part, and its point there.
 
     Parts are the restored ranges, in order; the last part is the feedback of this run.
@@ -213,11 +213,11 @@ class TopicReturnPath(ReturnPath):
         self._pump = pump
         self._outgoing = outgoing
         self._restored_records = 0
-        self._waiting: deque[TrackMark] = deque()
+        self._waiting: deque[TrackPlace] = deque()
         """The places of the items in the channel."""
-        self._last: TrackMark | None = None
+        self._last: TrackPlace | None = None
         """The place of the last item taken from the channel."""
-        self._logged_from = TrackMark(0, RecordPoint(0, 0))
+        self._logged_from = TrackPlace(0, RecordPoint(0, 0))
         """The place of the item with which the last log has begun."""
         self._is_closed = False
 
@@ -240,7 +240,7 @@ class TopicReturnPath(ReturnPath):
             self._restored_records += len(item.records) if isinstance(item, DataBatch) else 0
         if not self._is_closed:
             part = len(self.restored) if track is self.own else self.restored.index(track)
-            self._waiting.append(TrackMark(part, at))
+            self._waiting.append(TrackPlace(part, at))
         if isinstance(item, DataBatch):
             self.channel.put(item)
         else:
@@ -279,15 +279,14 @@ class TopicReturnPath(ReturnPath):
             self._logged_from = self._waiting[0]
             return
         part, track = next(each for each in enumerate(self._tracks) if not each[1].is_read)
-        self._logged_from = TrackMark(part, track.following)
+        self._logged_from = TrackPlace(part, track.following)
 
     def end_log(self) -> Sequence[TopicRange]:
-        mark = self._logged_from
-        last = self._last
+        first, last = self._logged_from, self._last
         assert last is not None
         assert last.part == len(self.restored)
-        ranges = [track.range for track in self._tracks[mark.part :]]
-        ranges[0] = replace(ranges[0], start=mark.at)
+        ranges = [track.range for track in self._tracks[first.part :]]
+        ranges[0] = replace(ranges[0], start=first.at)
         ranges[-1] = replace(ranges[-1], stop=last.at)
         return [topic_range for topic_range in ranges if not topic_range.is_empty]
 

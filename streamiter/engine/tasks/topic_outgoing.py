@@ -1,7 +1,7 @@
 """Feedback through a topic, the outgoing side: from the subtasks that feed back into the topic.
 
-Each subtask that feeds back has a :class:`FeedbackOutlet` for each head: a queue that never blocks. An
-:class:`OutgoingPump`, an asyncio task, writes the items of all outlets to the topic: a batch as one record or more, a
+Each subtask that feeds back has an :class:`OutgoingPath` for each head: a queue that never blocks. An
+:class:`OutgoingPump`, an asyncio task, writes the items of all paths to the topic: a batch as one record or more, a
 control record as one record in each partition of its head. :class:`Message` are the headers of such a record.
 """
 
@@ -39,7 +39,7 @@ _WRITE_BYTES: Final = 1 << 20
 
 
 @final
-class FeedbackOutlet:
+class OutgoingPath:
     """The feedback of one subtask to one head: a queue that never blocks, and the partitions of the head.
 
     All its data goes to one partition, its *home*, which keeps the order. Control records go to each partition.
@@ -90,32 +90,32 @@ class OutgoingRecords:
 
 @final
 class OutgoingPump:
-    """Writes the items of all outlets to the topic; ``run`` is an asyncio task of its own.
+    """Writes the items of all paths to the topic; ``run`` is an asyncio task of its own.
 
     After each write it waits until the records are stored, so a failed write is reported even if no other follows.
-    Meanwhile, new items wait in the outlets, where small batches of one epoch are joined: the slower the topic is, the
-    larger are its records.
+    Meanwhile, new items wait in the queues of the paths, where small batches of one epoch are joined: the slower the
+    topic is, the larger are its records.
     """
 
-    def __init__(self, run_id: str, start: str, outlets: Sequence[FeedbackOutlet], plain_data: PlainData) -> None:
+    def __init__(self, run_id: str, start: str, paths: Sequence[OutgoingPath], plain_data: PlainData) -> None:
         self._run_id = run_id
         self._start = start
-        self._outlets = outlets
+        self._paths = paths
         self._plain_data = plain_data
         self._limit_bytes = 0
         self._writer: TopicWriter | None = None
         self._ready = ReadyPorts()
-        """The queues of the outlets that may have items. The index of a queue is the number of its outlet."""
+        """The queues of the paths that may have items. The index of a queue is the number of its path."""
 
     async def open(self, writer: TopicWriter, limit_bytes: int) -> None:
         """Write the start record of this run into every partition; later values have at most ``limit_bytes``."""
         self._writer = writer
         self._limit_bytes = limit_bytes
         starts = OutgoingRecords()
-        for number, outlet in enumerate(self._outlets):
-            self._add_to_all(starts, outlet, START, 0)
-            outlet.queue.index = number
-            outlet.channel.attach(partial(self._ready.add, outlet.queue))
+        for number, path in enumerate(self._paths):
+            self._add_to_all(starts, path, START, 0)
+            path.queue.index = number
+            path.channel.attach(partial(self._ready.add, path.queue))
         await self._write(starts)
 
     async def run(self) -> None:
@@ -127,42 +127,42 @@ class OutgoingPump:
             await self._ready.news()
 
     def _take_items(self) -> OutgoingRecords:
-        """Take items from the outlets in turns, up to the size of one write."""
+        """Take items from the paths in turns, up to the size of one write."""
         entries = OutgoingRecords()
         while self._ready.queue and entries.size_bytes < _WRITE_BYTES:
             queue = self._ready.queue.popleft()
             queue.is_queued = False
             if queue.peek() is not None:
-                self._take_next(self._outlets[queue.index], entries)
+                self._take_next(self._paths[queue.index], entries)
                 self._ready.add(queue)
         return entries
 
-    def _take_next(self, outlet: FeedbackOutlet, entries: OutgoingRecords) -> None:
-        if isinstance(outlet.queue.peek(), DataBatch):
-            batch = outlet.queue.take_batch()
+    def _take_next(self, path: OutgoingPath, entries: OutgoingRecords) -> None:
+        if isinstance(path.queue.peek(), DataBatch):
+            batch = path.queue.take_batch()
             assert isinstance(batch, DataBatch)
             for value in encoded_pieces(batch.records, self._limit_bytes, self._plain_data):
-                self._add(entries, outlet, outlet.home, DATA, batch.epoch, value)
+                self._add(entries, path, path.home, DATA, batch.epoch, value)
             return
-        control = outlet.queue.take()
+        control = path.queue.take()
         assert isinstance(control, Control)
         if not isinstance(control, (Idle, EndOfInput)):  # A head does not use them.
-            self._add_to_all(entries, outlet, *kind_and_number(control))
+            self._add_to_all(entries, path, *kind_and_number(control))
 
-    def _add_to_all(self, entries: OutgoingRecords, outlet: FeedbackOutlet, kind: MessageKind, number: int) -> None:
-        for partition in outlet.partitions:
-            self._add(entries, outlet, partition, kind, number)
+    def _add_to_all(self, entries: OutgoingRecords, path: OutgoingPath, kind: MessageKind, number: int) -> None:
+        for partition in path.partitions:
+            self._add(entries, path, partition, kind, number)
 
     def _add(
         self,
         entries: OutgoingRecords,
-        outlet: FeedbackOutlet,
+        path: OutgoingPath,
         partition: int,
         kind: MessageKind,
         number: int,
         value: bytes = b"",
     ) -> None:
-        message = outlet.message(partition, kind, number, run=self._run_id, start=self._start)
+        message = path.message(partition, kind, number, run=self._run_id, start=self._start)
         entries.add(partition, value, message.headers())
 
     async def _write(self, entries: OutgoingRecords) -> None:
@@ -195,7 +195,7 @@ class Message:
     header                meaning
     ====================  ==================================================================================
     ``feedback-run``      the run of the job; records of other runs are skipped
-    ``producer``          number of the subtask that feeds back, counted over all workers
+    ``producer``          number of the subtask, among all that feed back to the heads
     ``kind``              ``data``, ``watermark``, ``end of data``, ``barrier``, ``suspend`` (a barrier at which
                           the job stops) or ``start``
     ``epoch``             of data: the epoch of its records, already increased by one; of a watermark and of the
