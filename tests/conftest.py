@@ -99,8 +99,12 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Remove the time limits of soak tests."""
+    """Remove the time limits of soak tests, and let tests that break a broker come first.
+
+    Each process of the tests that has one of these starts such a broker. At the beginning they are in one process.
+    """
     without_time_limits(items)
+    items.sort(key=lambda item: "broker_to_break" not in getattr(item, "fixturenames", ()))
 
 
 def pytest_collection_finish() -> None:

@@ -18,6 +18,8 @@ from streamiter.learn.ready_made.model_rows import BEHIND_KEYS, ModelRows, RowSt
 from streamiter.models.embedding_scores import HASH_BITS
 
 FACTORS, UNITS = 3, (4, 2)
+ROWS = 15
+"""Enough for two occurrences of each text; each row takes a score for each parameter twice."""
 
 Row = dict[int, list[int]]
 """By field the numbers of its texts."""
@@ -137,17 +139,17 @@ class PlainHead:
 def test_each_step_is_one_of_adagrad_along_the_slope_of_the_score(kind: Any, scores: int) -> None:
     """Slopes are computed by hand, layer by layer; here they are differences of scores by the formula."""
     draw = np.random.default_rng(4)
-    rows: list[Row] = [{1: [int(draw.integers(3))], 2: [int(draw.integers(4))]} for _ in range(25)]
+    rows: list[Row] = [{1: [int(draw.integers(3))], 2: [int(draw.integers(4))]} for _ in range(ROWS)]
     for row in rows[::3]:
         row[0] = [5]
-    numbers = draw.normal(size=(25, 2))
-    labels = draw.integers(max(scores, 2), size=25).astype(np.float64)
+    numbers = draw.normal(size=(ROWS, 2))
+    labels = draw.integers(max(scores, 2), size=ROWS).astype(np.float64)
     settings = Embeddings(kind=kind, factors=FACTORS, hidden=UNITS, admit=2, at_most="1 MB")
     weights = EmbeddingWeights(settings, "binary" if scores == 1 else "classes", scores)
     weights.add_fields(2)
     weights.add_numeric(2)
     plain = [PlainHead(weights, head, kind, 2) for head in range(2 * scores)]
-    steps = RowSteps.one_each(25, learns=True)
+    steps = RowSteps.one_each(ROWS, learns=True)
     found = weights.step(rows_of(rows, numbers), steps, labels, np.zeros((0, 2, scores)))
     for at, (row, label) in enumerate(zip(rows, labels, strict=True)):
         before = numbers[:at]

@@ -12,6 +12,7 @@ import numpy as np
 
 from streamiter import Columns, Flow
 from streamiter.learn import ADWIN, AdaptiveLinearModel, DelayedLabels, Embeddings, PageHinkley, train_online
+from streamiter.learn.late_labels.key_places import KeyPlaces
 from streamiter.learn.quality.drift import DriftWatch
 from streamiter.parameter_server.storage.feature_table import FeatureTable
 from streamiter.topics.json_columns import ColumnScanner
@@ -25,6 +26,10 @@ def store_compiled_functions() -> None:
     texts = Columns({"kind": np.full(1_000, "a")})  # A few texts are not hashed by compiled code.
     AdaptiveLinearModel().learn(texts, np.ones(1_000))
     AdaptiveLinearModel(embeddings=Embeddings(at_most="1 MB")).learn(texts, np.ones(1_000))
+    pairs = Columns({"x": np.zeros(2), "y": np.zeros(2)})
+    AdaptiveLinearModel(loss="absolute", crosses=[("x", "y")]).learn(pairs, [1.0, 2.0])  # Not the code of mean squares.
+    keys = KeyPlaces()
+    keys.forget(keys.of(np.arange(1_000)))
     table = FeatureTable(1, weights=1, admit=1, capacity=1)
     table.renew(table.touch([1], [1], 0.1)[0])
     table.restore(table.state())
