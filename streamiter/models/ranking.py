@@ -37,13 +37,15 @@ def checked_candidates(subject: str, given: Any) -> Columns | list[Mapping[str, 
     """Return candidates as ``Columns``, or as the list of dicts that they are. Raises ``ModelError`` for others."""
     if isinstance(given, Columns) or (isinstance(given, list) and all(isinstance(each, Mapping) for each in given)):
         return given
+    what = shortened(given)
     if isinstance(given, Mapping) and given:
         columns = {name: column if isinstance(column, np.ndarray) else list(column) for name, column in given.items()}
         if len(set(map(len, columns.values()))) == 1:
             return Columns({name: _array(column) for name, column in columns.items()})
+        what = ", ".join(f"{len(column):,} of {name!r}" for name, column in columns.items())
     raise ModelError(
         f"{subject}.top_k: expected candidates as columns of one length by field, as {{'item': ['a', 'b']}}, or a list "
-        f"of dicts, given {shortened(given)}"
+        f"of dicts, given {what}"
     )
 
 

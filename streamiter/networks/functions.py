@@ -307,7 +307,9 @@ class SignLoss(NetworkLoss):
     """The base of losses whose labels are −1 and 1."""
 
     expected_labels: ClassVar[str] = "labels −1 or 1"
-    labels_to_take: ClassVar[str] = "set translabel to PosNegTrans (above 0: 1, otherwise −1)"
+    labels_to_take: ClassVar[str] = (
+        "set translabel to PosNegTrans, which counts for files and topics, or give np.where(labels > 0, 1.0, -1.0)"
+    )
 
     def _good_labels(self, labels: Array, outputs: int) -> npt.NDArray[np.bool_]:
         return are_signs(labels)
@@ -378,7 +380,9 @@ class CrossEntropyLoss(NetworkLoss):
 
     type_name: ClassVar[str] = "crossentropyloss"
     expected_labels: ClassVar[str] = "labels 0 or 1 (or −1 or 1)"
-    labels_to_take: ClassVar[str] = "set translabel to ZeroOneTrans (above 0: 1, otherwise 0)"
+    labels_to_take: ClassVar[str] = (
+        "set translabel to ZeroOneTrans, which counts for files and topics, or give np.where(labels > 0, 1.0, 0.0)"
+    )
 
     def losses(self, scores: Array, labels: Array) -> Array:
         losses: Array = np.log(self._of_right_class(scores, labels))

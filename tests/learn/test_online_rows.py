@@ -156,9 +156,8 @@ def test_columns_are_read_without_records() -> None:
     model.learn(Columns({name: columns[name] for name in names}), columns["late"], columns["weight"])
     result = trained(columns, label="late", features=names, weight="weight", mini_batch=30)
     assert result.last == frozen(model.parameters(state=False))
-    with pytest.raises(
-        JobFailed, match=r"train_online\(label=\): expected a field 'lat', given km, wind, late, weight"
-    ):
+    message = r"train_online\(label=\): expected a field 'lat', given km, wind, late, weight; did you mean 'late'\?"
+    with pytest.raises(JobFailed, match=message):
         trained(columns, label="lat")
     with pytest.raises(JobFailed, match=r"train_online\(features=\): expected the fields 'kn', given Columns without"):
         trained(columns, label="late", features=["kn"])

@@ -124,6 +124,12 @@ def test_clicks_on_views_are_a_late_label_with_other_events_beside_them() -> Non
             {"key": "view", "within": "60min", "time": "at", "otherwise": False},
             "the label is whether an answer comes",
         ),
+        # Reports of frauds all say true: the file had a regression of a number that is always 1.
+        (
+            {"fraud": True},
+            {"key": "view", "within": "60min", "time": "at", "otherwise": False},
+            "the label is whether an answer comes",
+        ),
         ({"rating": 3}, {"key": "view", "field": "rating", "within": "60min", "time": "at"}, "the longest wait"),
         ({"view": None}, {"key": "id", "within": "60min", "otherwise": False}, "key and within are examples"),
     ],

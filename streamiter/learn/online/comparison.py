@@ -16,7 +16,7 @@ from typing import Any, Final, Literal, TypedDict, Unpack
 
 import numpy as np
 
-from streamiter.errors import GraphError, ModelError
+from streamiter.errors import GraphError, ModelError, did_you_mean
 from streamiter.flow.flow import all_or_nothing, check_stream, step_names
 from streamiter.flow.stream import Stream
 from streamiter.learn.gradients.features import StandardScaler
@@ -192,6 +192,11 @@ def compare_online(
     ('finished', 'all', 'all')
     """
     check_stream("compare_online", examples, "examples")
+    if not isinstance(learners, Mapping):
+        raise GraphError(
+            f"compare_online(learners=): expected a dict of learners by name, given {learners!r}; write "
+            '{"default": {}, "linear": {"shapes": False}}, for example'
+        )
     if len(learners) < 2 or not all(isinstance(learner, str) and learner for learner in learners):
         raise GraphError(
             f"compare_online(learners=): expected two learners or more by name, given {list(learners)}; use "
@@ -213,7 +218,8 @@ def compare_online(
         if unknown := sorted(options.keys() - LearnerOptions.__annotations__):
             raise GraphError(
                 f"compare_online: expected {', '.join(LearnerOptions.__annotations__)} as the options of the learner "
-                f"{learner!r}, given {', '.join(unknown)}; leave them out"
+                f"{learner!r}, given {', '.join(unknown)}"
+                f"{did_you_mean(unknown[0], LearnerOptions.__annotations__) or '; leave them out'}"
             )
         if isinstance(options.get("model"), ForeignModel):
             options["mode"] = "asynchronous"  # Its one owner learns in the order of the stream in any case.

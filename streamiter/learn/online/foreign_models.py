@@ -16,7 +16,7 @@ from typing import Any, Final, Generic, Literal, TypeVar
 
 import numpy as np
 
-from streamiter.errors import ConfigurationError, ModelError, shortened
+from streamiter.errors import ConfigurationError, ModelError, did_you_mean, shortened
 from streamiter.learn.labels import Label, is_truth
 from streamiter.learn.model_owner import ModelOwner, OwnerOptions
 from streamiter.learn.quality.validation import PredictedRows, ValidationKind
@@ -163,6 +163,7 @@ def fields_of(mini_batch: Batch, fields: Sequence[str] | None, without: Sequence
         raise ConfigurationError(
             f"{_NAME}: expected the fields {', '.join(map(repr, fields or ()))}, given Columns without "
             f"{', '.join(map(repr, absent))}; they have {', '.join(map(repr, mini_batch.names))}"
+            f"{did_you_mean(absent[0], mini_batch.names)}"
         )
     left_out = frozenset(without)
     features: list[dict[str, Any]] = []

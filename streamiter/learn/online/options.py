@@ -66,7 +66,9 @@ def check_drift(drift: object, on_drift: object, model: object, *, is_by_row: bo
             f"AdaGrad, given {given}; use AdaptiveLinearModel, or act on the stream drifts"
         )
     if not isinstance(drift, (DriftDetector, type(None))):
-        raise GraphError(f"train_online(drift=): expected ADWIN(…) or PageHinkley(…), given {drift!r}")
+        raise GraphError(
+            f"train_online(drift=): expected ADWIN(…) or PageHinkley(…), given {drift!r}; write drift=ADWIN()"
+        )
     if drift is not None and not is_by_row:
         raise GraphError(
             "train_online(drift=): expected a model that learns row by row, given model= of a fixed number of "

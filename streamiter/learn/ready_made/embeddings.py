@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, get_args
 
-from streamiter.errors import ConfigurationError, ModelError, OtherModel, shortened
+from streamiter.errors import ConfigurationError, ModelError, OtherModel, did_you_mean, shortened
 from streamiter.models.embedding_scores import EmbeddingKind
 from streamiter.parameter_server.admission import Admission
 from streamiter.values.named_rows import NamedRows
@@ -53,7 +53,10 @@ class Embeddings(Admission):
 
     def __post_init__(self) -> None:
         if self.kind not in _KINDS:
-            raise ConfigurationError(f"Embeddings(kind=): expected {', '.join(map(repr, _KINDS))}, given {self.kind!r}")
+            meant = did_you_mean(str(self.kind), _KINDS)
+            raise ConfigurationError(
+                f"Embeddings(kind=): expected {', '.join(map(repr, _KINDS))}, given {self.kind!r}{meant}"
+            )
         whole_number("Embeddings(factors=)", self.factors, 1, _FACTORS_MAX)
         if not isinstance(self.hidden, (list, tuple)) or not 1 <= len(self.hidden) <= _LAYERS_MAX:
             raise ConfigurationError(

@@ -13,7 +13,7 @@ from typing import Any, Final, Protocol, TypedDict, final
 import numpy as np
 import numpy.typing as npt
 
-from streamiter.errors import ConfigurationError
+from streamiter.errors import ConfigurationError, did_you_mean
 from streamiter.learn.labels import Label, Labels
 from streamiter.learn.ready_made.adaptive import AdaptiveLinearModel
 from streamiter.learn.ready_made.label_fields import FieldsBefore, LabelFields
@@ -251,6 +251,7 @@ def values_of(mini_batch: Batch, field: str | Callable[[Any], Any], what: str) -
         if field not in mini_batch:
             raise ConfigurationError(
                 f"{_TRAINING}({what}=): expected a field {field!r}, given {', '.join(mini_batch.names)}"
+                f"{did_you_mean(field, mini_batch.names)}"
             )
         return mini_batch[field]
     try:

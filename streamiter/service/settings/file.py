@@ -215,8 +215,10 @@ def _check_topics(document: SettingsDocument, given: dict[str, dict[str, Any]]) 
             document.refuse(path, " ".join(str(error).split()))
         other = seen.setdefault(url, path)
         is_own_log = path == ("predictions", "log") and other[0] == "input" and other[1] != "dead_letter"
-        if other != path and not is_own_log:  # A service may learn from its own log.
-            document.expect(path, f"another topic than {'.'.join(other)}", "choose one of its own", given="the same")
+        reads_log = is_own_log and given["input"].get("decoder", "default") not in ("default", "json")
+        if other != path and not reads_log:  # A service may learn from its own log.
+            remedy = "choose one of its own" + (', or write input.decoder = "predictions"' if is_own_log else "")
+            document.expect(path, f"another topic than {'.'.join(other)}", remedy, given="the same")
 
 
 def _check_challenger(document: SettingsDocument, given: dict[str, dict[str, Any]]) -> None:

@@ -58,7 +58,7 @@ def check_learn(document: SettingsDocument, learn: dict[str, Any], *, has_answer
         learn["label"] = _label(document, learn["label"], learn.get("kind"), has_answers=has_answers)
     label, learner = learn.get("label"), learn.get("learner", "default")
     if label is not None and label.event is not None and "weight" in learn:
-        document.expect(("learn", "weight"), "no weight with label.event", "leave one of them out")
+        document.expect(("learn", "weight"), "no weight with labels that come later", "leave one of them out")
     # A question may have a field of the label's name, and a field that a comparison reads may be known in time.
     name = label.value if label is not None and label.event is None else None
     crosses = document.value((*_SETTINGS, "crosses"))

@@ -311,7 +311,10 @@ def _match(
     by_event: Mapping[str, Sequence[SampledEvent]],
     of_event: Mapping[str, Mapping[str, FieldProfile]],
 ) -> tuple[int, DelayedLabelFound] | None:
-    """Return how many answers have a question before them, and what was found."""
+    """Return how many answers have a question before them, and what was found.
+
+    Where all answers say true, such as reports of frauds, and some questions have none, the label is whether one comes.
+    """
     of_answers, of_questions = of_event[answer], of_event[question]
     label = next((each.name for each in _label_candidates(of_answers) if each.name not in of_questions), None)
     if label is None and not (of_questions.keys() - of_answers and FieldComparison.of(_is_event(event_field, answer))):
@@ -334,10 +337,14 @@ def _match(
         ]
         waits = [wait_ms for wait_ms in waits if wait_ms >= 0]
         enough = max(_MATCHES_MIN, _MATCHING_SHARE * len(by_event[answer]))
-        if label is None and len(waits) > _ANSWERED_MAX * len(by_event[question]):
+        are_most_answered = len(waits) > _ANSWERED_MAX * len(by_event[question])
+        if label is None and are_most_answered:
             continue
+        says_nothing = label is not None and set(of_answers[label].values) == {True} and not are_most_answered
         if len(waits) >= enough and (best is None or len(waits) > best[0]):
-            found = DelayedLabelFound(event_field, answer, question, key.name, label, time, max(waits) / 1000)
+            found = DelayedLabelFound(
+                event_field, answer, question, key.name, None if says_nothing else label, time, max(waits) / 1000
+            )
             best = len(waits), found
     return best
 
