@@ -24,9 +24,10 @@ from learn.online_support import (
 
 from streamiter.learn import AdaptiveLinearModel, DelayedLabels, ProgressiveValidation, SparseRows
 from streamiter.learn.asked_questions import AskedScores
-from streamiter.learn.late_labels.event_reading import answers_and_keys
+from streamiter.learn.late_labels.event_reading import TimedEvents, answers_and_keys
 from streamiter.learn.ready_made.model_rows import RowSteps
 from streamiter.learn.rows import BadRows
+from streamiter.operators.timed.in_order import BEFORE_FIELD, TIME_FIELD
 
 COIN = delayed(["sky", "km"], "label")
 
@@ -193,3 +194,13 @@ def test_an_event_without_a_key_is_refused(key: Any) -> None:
     with pytest.raises(BadRows, match="expected a key that a question and its answer share, given") as refused:
         answers_and_keys(COIN, [{"id": 1}, {"id": key}, {"id": key, "label": True}])
     assert refused.value.rows == (1, 2)
+
+
+def test_two_trainings_read_one_mini_batch_of_columns_and_dicts() -> None:
+    """A challenger ended with a KeyError, since the first training had taken the times out of the rows."""
+    event = {"key": "a", "x": 1.0}
+    mini_batch = [{**event, BEFORE_FIELD: np.int64(3), TIME_FIELD: np.int64(5)}, (5, 7, event)]
+    first, second = TimedEvents.of(mini_batch), TimedEvents.of(mini_batch)
+    for read in (first, second):
+        assert read.records == [event, event]
+        assert (read.before.tolist(), read.times.tolist()) == ([3, 5], [5, 7])

@@ -76,6 +76,11 @@ def no_events() -> EventsToLearn:
     }
 
 
+def _without_order(event: dict[str, Any]) -> dict[str, Any]:
+    """Return an event without its order; a challenger reads the same event."""
+    return {name: value for name, value in event.items() if name not in (BEFORE_FIELD, TIME_FIELD)}
+
+
 def answers_and_keys(labels: DelayedLabels, events: Batch) -> tuple[Truths, Keys]:
     """Return for each event whether it is an answer, and its key. Raises BadRows for events without a key."""
 
@@ -123,7 +128,7 @@ class TimedEvents(NamedTuple):
         # Of a mini-batch of several kinds of batches, the rows of columns are dicts.
         if dict in frozenset(map(type, rows)):
             rows = [
-                (each.pop(BEFORE_FIELD), each.pop(TIME_FIELD), each) if isinstance(each, dict) else each
+                (each[BEFORE_FIELD], each[TIME_FIELD], _without_order(each)) if isinstance(each, dict) else each
                 for each in rows
             ]
         before, times, records, *more = zip(*rows, strict=True) if len(rows) else ((), (), ())
