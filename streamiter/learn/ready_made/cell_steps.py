@@ -178,7 +178,7 @@ def fill_in_cells(
 
 
 @compiled
-def grow_tree(
+def choose_comparisons(
     bins: Bins,
     errors: Floats,
     tried: Indices,

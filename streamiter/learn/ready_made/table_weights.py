@@ -38,6 +38,8 @@ _TRIED: Final = 0.7
 _TRIED_MAX: Final = 16
 _EXPLAINED: Final = 0.5
 _DEVIATIONS_MAX: Final = 3.0
+# Larger ones would overflow in float32, and their squares in float64.
+_ERROR_MAX: Final = 1e30
 # Errors are whole numbers of this part of a deviation, so that their sums are exact on each processor.
 _UNITS_OF_A_DEVIATION: Final = 256
 # Candidates of pairs are compared by so many values at most: a few milliseconds.
@@ -114,7 +116,8 @@ class TableWeights(ExpertWeights):
             return
         expected = np.eye(self.scores)[targets.astype(np.intp)] if self.task == "classes" else targets[:, None]
         places = np.arange(self._observed, self._observed + len(bins)) % ROWS_OF_ERRORS
-        self._errors[places], self._bins_of_errors[places] = expected - predictions, bins
+        errors = np.clip(expected - predictions, -_ERROR_MAX, _ERROR_MAX)
+        self._errors[places], self._bins_of_errors[places] = errors, bins
         self._observed += len(bins)
 
     # ---- tables that come
@@ -258,7 +261,7 @@ class TableWeights(ExpertWeights):
         tried = np.argsort(keys, axis=1, kind="stable")[:, -min(math.ceil(_TRIED * columns), _TRIED_MAX) :]
         signs = self._draw.choice([-1.0, 1.0], self.scores) if self.scores > 1 else np.ones(1)
         leaves = np.zeros(len(bins), np.intp)
-        tables.grow_tree(
+        tables.choose_comparisons(
             bins,
             _in_units((errors * signs).sum(axis=1)),
             np.ascontiguousarray(tried),
