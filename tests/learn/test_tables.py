@@ -11,9 +11,12 @@ import pytest
 from learn.shaped_streams import Recording, Shaped, shaped_rows
 from support.tables_reference import tables_reference
 
+from streamiter.learn.ready_made import table_weights
+
 TESTS = Path(__file__).resolve().parents[1]
 
-# The predictions of the tables in the rows 0, 1, 63, 64, 256, 1,024, 4,095, 4,096 and 5,999 of the published streams.
+# The predictions of the tables in these rows of the published streams. They are those of the reference up to row 256,
+# behind which trees are grown by errors (docs/decisions/077). The test with the reference is without such trees.
 PUBLISHED_ROWS = [0, 1, 63, 64, 256, 1_024, 4_095, 4_096, 5_999]
 PUBLISHED: dict[str, list[Any]] = json.loads((TESTS / "learn" / "published_tables.json").read_text())
 
@@ -30,8 +33,9 @@ def test_tables_predict_as_the_published_test_vectors(name: str) -> None:
 
 @pytest.mark.parametrize("columns", [2, 14])
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_each_row_equals_the_reference(name: str, columns: int) -> None:
+def test_each_row_equals_the_reference(name: str, columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Vectors of nine rows hide an edge that moves too late; 14 columns have more pairs than there is room for."""
+    monkeypatch.setattr(table_weights, "ROWS_TO_GROW", 1 << 30)
     reference = tables_reference()
     values, labels = _random_rows(name, columns)
     kind = {"binary": reference.BINARY, "regression": reference.REGRESSION, "three classes": reference.SOFTMAX}[name]

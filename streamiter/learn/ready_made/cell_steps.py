@@ -49,6 +49,11 @@ OF_COLUMN: Final = FINE + COARSE
 OF_PAIR: Final = COARSE * COARSE + 16
 OF_TREE: Final = 1 << DEPTH
 
+EDGES_APART: Final = 2
+"""A tree that is grown is tried with each second edge of a column."""
+ROWS_OF_A_LEAF: Final = 10.0
+"""So many rows without an error are added to each leaf, so that few rows do not decide where a tree grows."""
+
 # A first step of AdaGrad is as large for each slope. Slopes below 1e-15 are what rounding left of a probability of 1.
 SQUARE_OF_CELLS_MIN: Final = 1e-30
 
@@ -170,6 +175,57 @@ def fill_in_cells(
                 leaf = 2 * leaf + (1 if bin_of[first_bin + tree_column[level]] > tree_bin[level] else 0)
             cell_of[at] = first_of_tree + tree * OF_TREE + leaf
             at += 1
+
+
+@compiled
+def choose_comparisons(
+    bins: Bins,
+    errors: Floats,
+    tried: Indices,
+    leaves: Indices,
+    room: Floats,
+    columns: CellNumbers,
+    thresholds: CellNumbers,
+) -> None:
+    """Choose the comparisons of a tree, level by level: the one that leaves the least squared errors in all leaves.
+
+    ``tried`` has the columns that are tried at each level. ``leaves`` gets the leaf of each row. ``room`` is memory for
+    two numbers for each leaf and fine bin. A level at which nothing is gained, and all below, stay as they are.
+    """
+    rows, width = bins.shape
+    bin_of, error_of, leaf_of = pointer_to(bins), pointer_to(errors), pointer_to(leaves)
+    candidate_of, total_of = pointer_to(tried), pointer_to(room)
+    for row in range(rows):
+        leaf_of[row] = 0
+    for level in range(DEPTH):
+        count, most, best, threshold = 1 << level, 0.0, -1, 0
+        for place in range(level * tried.shape[1], (level + 1) * tried.shape[1]):
+            column, before = candidate_of[place], 0.0
+            for at in range(2 * count * FINE):
+                total_of[at] = 0.0
+            for row in range(rows):
+                at = 2 * (leaf_of[row] * FINE + int(bin_of[row * width + column]))
+                total_of[at] += error_of[row]
+                total_of[at + 1] += 1.0
+            for leaf in range(count):
+                for at in range(2 * (leaf * FINE + 1), 2 * (leaf * FINE + BINS + 1)):
+                    total_of[at] += total_of[at - 2]
+                last = 2 * (leaf * FINE + BINS)
+                before += total_of[last] * total_of[last] / (total_of[last + 1] + ROWS_OF_A_LEAF)
+            for fine in range(EDGES_APART, BINS, EDGES_APART):
+                gain = -before
+                for leaf in range(count):
+                    at, last = 2 * (leaf * FINE + fine), 2 * (leaf * FINE + BINS)
+                    other, others = total_of[last] - total_of[at], total_of[last + 1] - total_of[at + 1]
+                    gain += total_of[at] * total_of[at] / (total_of[at + 1] + ROWS_OF_A_LEAF)
+                    gain += other * other / (others + ROWS_OF_A_LEAF)
+                if gain > most:
+                    most, best, threshold = gain, column, fine
+        if best < 0:
+            return
+        columns[level], thresholds[level] = best, threshold
+        for row in range(rows):
+            leaf_of[row] = 2 * leaf_of[row] + (1 if bin_of[row * width + best] > threshold else 0)
 
 
 @compiled_for_separate

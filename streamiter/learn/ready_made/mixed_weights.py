@@ -112,7 +112,7 @@ class MixedWeights(ExpertWeights):
         predictions = np.zeros((len(steps.rows), self.scores))
         every = [slice(0, len(steps.rows))]
         of_tables = made[1 + self._vectors :]
-        for part in self._step_tables(folded, steps, targets, kept[1:], of_tables) if self.members else every:
+        for part in self._step_tables(folded, steps, targets, kept[1:], of_tables, asked) if self.members else every:
             of_part = np.ascontiguousarray(made[: self.member_shares.shape[1], part])
             predictions[part] = self._mix(steps.part(part.start, part.stop), targets[part], of_part, asked)
         for place, scores in enumerate(kept):
@@ -121,9 +121,6 @@ class MixedWeights(ExpertWeights):
 
     def _mix(self, steps: RowSteps, targets: Floats, made: Floats, asked: Floats) -> Floats:
         """Return the mixture of the members' predictions, and judge the members by the labels."""
-        judges = steps.learns & (steps.weights > 0.0)
-        if steps.assumed is not None:
-            judges &= np.isin(steps.assumed, (0, CORRECTED, CONFIRMED))
         predictions = np.zeros((len(steps.rows), self.scores))
         is_number = self.task == "number"
         self.cell_columns.steps.mix_members(
@@ -134,7 +131,7 @@ class MixedWeights(ExpertWeights):
             _LOSS_MAX_OF_NUMBERS,
             self._losses.PROBABILITY_LEAST,
             steps.predicts,
-            judges,
+            _judges(steps),
             made,
             np.require(targets, np.float64),
             np.require(steps.weights, np.float64),
@@ -149,7 +146,7 @@ class MixedWeights(ExpertWeights):
         return predictions
 
     def _step_tables(
-        self, rows: ModelRows, steps: RowSteps, targets: Floats, kept: list[Floats], made: Floats
+        self, rows: ModelRows, steps: RowSteps, targets: Floats, kept: list[Floats], made: Floats, asked: Floats
     ) -> Iterator[slice]:
         """Make the steps of the members with tables, from look to look; columns get tables with their first value.
 
@@ -175,6 +172,14 @@ class MixedWeights(ExpertWeights):
                 made[place, start:stop] = member.step_cells(own, of_own, targets[start:stop], kept[place], bins)
             yield slice(start, stop)
             columns.observe(values[observed[start:stop]])
+            judged = np.flatnonzero(_judges(part) & (part.predicts | (part.questions >= 0)))
+            late = ~part.predicts[judged]
+            for place, member in enumerate(self.members):
+                found = made[place, start:stop][judged]
+                if late.any():
+                    of_questions = asked[:, : self.scores, self._first_prediction + 1 + self._vectors + place]
+                    found[late] = of_questions[part.questions[judged[late]]]
+                member.observe(bins[judged], targets[start:stop][judged], found)
             if columns.rows == look:
                 moved = columns.look()
                 for member in self.members:
@@ -387,6 +392,12 @@ class MixedWeights(ExpertWeights):
             shares[is_new] = _SHARE_OF_NEW / len(shares)
             shares[~is_new] *= 1.0 - shares[is_new].sum()
         self.member_shares = _for_each_spread(shares)
+
+
+def _judges(steps: RowSteps) -> Truths:
+    """Return whether a step has a label that judges its prediction."""
+    judges: Truths = steps.learns & (steps.weights > 0.0)
+    return judges if steps.assumed is None else judges & np.isin(steps.assumed, (0, CORRECTED, CONFIRMED))
 
 
 def _for_each_spread(shares: Floats) -> Floats:
