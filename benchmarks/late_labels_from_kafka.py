@@ -27,7 +27,8 @@ from streamiter.learn import OnlineTraining, train_online
 from streamiter.learn.flights import FIELDS, FlightEvents, delayed_labels, is_late_event
 from streamiter.learn.losses import PROBABILITY_FLOOR
 from streamiter.service import read_settings
-from streamiter.service.learning import ServiceLearning
+from streamiter.service.learning import ServiceLearning, decoder_for
+from streamiter.service.settings.tables import ServiceSettings
 from streamiter.topics import Decoder, Json, JsonColumns, OutgoingBatch
 from streamiter.topics.topic import Topic
 
@@ -41,7 +42,7 @@ EVENTS: Final = "events/s"
 LOSS: Final = "log loss"
 DICTS: Final = "train_online, dicts"
 COLUMNS: Final = "train_online, columns"
-SERVICE: Final = "the service's training, dicts"
+SERVICE: Final = "the service's training"
 SHAPES: Final = "train_online, dicts, with shapes"
 RIVER: Final = "by hand: confluent-kafka, orjson, river"
 VW: Final = "by hand: confluent-kafka, orjson, Vowpal Wabbit"
@@ -92,13 +93,15 @@ def late_labels_from_kafka(session: Session) -> Iterator[Figure]:
         | {name: "str" if name in _TEXTS else "int64" for name in FIELDS}
     )
 
-    def flow(topic: Topic, decode: Decoder, train: Callable[[Stream], OnlineTraining]) -> Contender:
+    service = _service(within)
+
+    def flow(topic: Topic, decode: Decoder | None, train: Callable[[Stream], OnlineTraining]) -> Contender:
         return lambda: _flow(session, topic, count, decode, train)
 
     contenders: dict[str, Contender] = {
         DICTS: flow(flights, Json(), lambda read: train_online(read, labels=labels, shapes=False)),
         COLUMNS: flow(whole, columns, lambda read: train_online(read, labels=of_columns, shapes=False)),
-        SERVICE: flow(flights, Json(), lambda read: _service(within).train(read)),
+        SERVICE: lambda: flow(flights, decoder_for(service, flights), ServiceLearning(service).train)(),
         SHAPES: flow(flights, Json(), lambda read: train_online(read, labels=labels)),
     }
     peers: tuple[tuple[str, str, Callable[[], _Learner]], ...] = (
@@ -280,7 +283,7 @@ def _by_hand(session: Session, flights: Topic, count: int, make: Callable[[], _L
 
 
 def _flow(
-    session: Session, topic: Topic, count: int, decode: Decoder, train: Callable[[Stream], OnlineTraining]
+    session: Session, topic: Topic, count: int, decode: Decoder | None, train: Callable[[Stream], OnlineTraining]
 ) -> Trial:
     updates = kafka.new_topic(session, "updates")
     flow = Flow("late labels")
@@ -296,8 +299,8 @@ def _flow(
 _REPORTED: Final = ("predictions", "targets")
 
 
-def _service(within: str) -> ServiceLearning:
-    """Return the training of the service that ``streamiter demo --serve`` writes."""
+def _service(within: str) -> ServiceSettings:
+    """Return the settings of the service that ``streamiter demo --serve`` writes."""
     label = {"event": "arrival", "key": "flight", "value": "delay > 15", "time": "time", "within": within}
     features = {name: "category" if name in _TEXTS else "number" for name in FIELDS}
     tables: dict[str, Any] = {
@@ -306,7 +309,7 @@ def _service(within: str) -> ServiceLearning:
         "learn": {"kind": "classification", "label": label, "features": features},
         "publish": {"topic": "memory://model-updates", "every": f"{_VERSION_EVERY_S:g}s"},
     }
-    return ServiceLearning(read_settings(tables))
+    return read_settings(tables)
 
 
 def _trial(watch: Stopwatch, count: int, labels: Truths, predictions: Floats) -> Trial:

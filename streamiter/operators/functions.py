@@ -13,11 +13,12 @@ from contextlib import suppress
 from functools import partial
 from operator import itemgetter
 from types import CoroutineType, FunctionType, MethodType
-from typing import Any, Final, NoReturn, Protocol
+from typing import Any, Final, NoReturn, Protocol, cast
 
 import numpy as np
 
 from streamiter.errors import ConfigurationError, RejectRecords, StreamiterError, shortened
+from streamiter.values.json_objects import is_exact
 from streamiter.values.numbers import Array
 from streamiter.values.origins import BatchOrigin, RowNumbers
 from streamiter.values.records import Batch, Columns, rows_of_table, take, untimed
@@ -184,7 +185,8 @@ def field_read_by(function: Any) -> str | None:
 def field_column(function: Function, records: Batch, kinds: str) -> Array | None:
     """Return the column of ``Columns`` that an ``itemgetter`` reads, if it has one axis and a type of these kinds."""
     field = field_read_by(function) if isinstance(records, Columns) else None
-    column = records[field] if isinstance(records, Columns) and field is not None and field in records else None
+    is_there = isinstance(records, Columns) and field is not None and is_exact(records.arrays, field)
+    column = cast(Columns, records)[cast(str, field)] if is_there else None
     return column if column is not None and column.ndim == 1 and column.dtype.kind in kinds else None
 
 
@@ -195,7 +197,7 @@ def field_values(function: Function, records: Batch) -> list[Any]:
     [1, 2]
     """
     field = field_read_by(function)
-    if isinstance(records, Columns) and field is not None and field in records:
+    if isinstance(records, Columns) and field is not None and is_exact(records.arrays, field):
         values: list[Any] = records[field].tolist()
         return values
     found = values_at_once(function, records)

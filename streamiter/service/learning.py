@@ -44,6 +44,8 @@ from streamiter.service.settings.tables import (
     ServiceSettings,
 )
 from streamiter.topics import Decoder, Json, topic
+from streamiter.topics.json_objects import JsonObjects
+from streamiter.topics.topic import Topic
 from streamiter.values.helpers.importing import imported, of_user
 from streamiter.values.numbers import positive
 from streamiter.values.records import BATCH_RECORDS
@@ -241,6 +243,30 @@ def rejections_of(settings: InputSettings) -> dict[str, Any]:
     if settings.dead_letter is None:
         return {"on_error": settings.on_error}
     return {"dead_letter": topic(settings.dead_letter)}
+
+
+def fields_in_columns(settings: ServiceSettings) -> list[str] | None:
+    """Return the fields that the training reads, if it reads no others and may read columns; None: it reads dicts.
+
+    It reads dicts if all fields are features, if each record has a comparison as its label, and where a step before it
+    handles records one by one: answers of a topic of their own, events of other kinds, weights, negatives, and learners
+    with an optimizer. What it learns is the same.
+    """
+    learn, label = settings.learn, settings.learn.label
+    one_by_one = (settings.input.answers, label.question, learn.weight, learn.negatives)
+    has_rows = label.event is not None or isinstance(label.value, str)
+    if not has_rows or learn.features is None or learn.learner not in READY_MADE or any(one_by_one):
+        return None
+    others = () if settings.challenger.file is None else fields_in_columns(settings.challenger.file)
+    read = (label.field, label.key, label.time, label.event and label.event_field, *learn.field_kinds)
+    return None if others is None else list(dict.fromkeys([*filter(None, read), *others]))
+
+
+def decoder_for(settings: ServiceSettings, read: Topic) -> Decoder | None:
+    """Return the decoder of a topic of the input; None: the topic chooses."""
+    name, fields = settings.input.decoder, fields_in_columns(settings)
+    is_json = name == "json" or (name == "default" and read.default_decoder() is None)
+    return JsonObjects(fields) if is_json and fields is not None else decoder_of(name)
 
 
 def decoder_of(name: str) -> Decoder | None:

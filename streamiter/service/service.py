@@ -39,7 +39,9 @@ from streamiter.service.learning import (
     CHALLENGER_STEPS,
     ServiceLearning,
     challenger_step,
+    decoder_for,
     decoder_of,
+    fields_in_columns,
     flow_without_challenger,
     learner_in_words,
     rejections_of,
@@ -114,8 +116,8 @@ class OnlineLearningService(ServiceSurfaces):
             for url, name in zip((given.history, given.answers_history), HISTORY_STEPS, strict=True)
         )
         """The decoded records of two histories: of the input, and of the topic of answers; None where there is none."""
-        self.events: Stream = self._read(given.topic, "events", given.at)
-        """The decoded records of the input; without the history, and answers that have a topic of their own."""
+        self._events = self._read(given.topic, "events", given.at)
+        self._objects: Stream | None = None
         of_answers = given.answers
         self.answers: Stream | None = (
             None if of_answers is None else self._read(of_answers, "answers", given.answers_at)
@@ -128,7 +130,7 @@ class OnlineLearningService(ServiceSurfaces):
         newest = self.flow.from_source(last, name="last version", parallelism=1)
         rollbacks = Rollbacks(self._updates, self.name, own)
         self.training: OnlineTraining = self.learning.train(
-            self.events, rollbacks, newest, self.answers, self.history, self.answers_history
+            self._events, rollbacks, newest, self.answers, self.history, self.answers_history
         )
         """The streams of the training: models, validation, predictions, drifts, fields."""
         self.challenger: OnlineTraining | None = None
@@ -157,7 +159,7 @@ class OnlineLearningService(ServiceSurfaces):
         is_by_topic = is_by_topic or by_topic is not None
         stream = self.flow.source(
             read,
-            decode=decoder_of("default" if is_by_topic else given.decoder),
+            decode=decoder_of("default") if is_by_topic else decoder_for(self.settings, read),
             start=given.start if at is None else at,
             stop="latest" if is_history else None,
             on_lost=given.on_lost,
@@ -170,13 +172,23 @@ class OnlineLearningService(ServiceSurfaces):
         labelled = partial(with_truth, field=learn.label.field)
         return stream.map(labelled, name=f"labels of {name}", **rejections_of(given))
 
+    @property
+    def events(self) -> Stream:
+        """The decoded records of the input; without the history, and answers that have a topic of their own."""
+        if fields_in_columns(self.settings) is None:
+            return self._events
+        if self._objects is None:
+            # The rows of columns are the records, and a step may take batches.
+            self._objects = self._events.map_batch(list, name="records of events")
+        return self._objects
+
     def _challenged(self, given: ServiceSettings) -> Stream:
         """Add the training of the challenger, and publish its versions; return the versions of the one that serves."""
         step, rollbacks = challenger_step(given.name), Rollbacks(self._updates, self.name, given.name)
         last = initial_model(self._updates, model=given.name, default=None)
         newest = self.flow.from_source(last, name=f"{step}: last version", parallelism=1)
         self._learnings.append(ServiceLearning(given))
-        self.challenger = self._learnings[-1].train(self.events, rollbacks, newest, beside=self.training)
+        self.challenger = self._learnings[-1].train(self._events, rollbacks, newest, beside=self.training)
         after = self.settings.challenger.after
         learners = [learner_in_words(each.learn) for each in (self.settings, given)]
         served, own = challenged(

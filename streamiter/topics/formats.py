@@ -168,7 +168,7 @@ class Json:
         """Return the objects; raise ``DecodeError`` for values that are not JSON."""
         values = list(batch.values)
         try:
-            if not _has_big_integer(b" ".join(values)):  # type: ignore[arg-type]
+            if not has_big_integer(b" ".join(values)):  # type: ignore[arg-type]
                 records = list(map(orjson.loads, values))  # type: ignore[arg-type]
                 if not self._refuses_nulls or not any(map(is_, records, repeat(None))):
                     return records
@@ -216,7 +216,7 @@ def _has_digits_in_samples(text: bytes) -> bool:
     return bool((is_pair[2:] & is_pair[:-2]).any())
 
 
-def _has_big_integer(text: bytes) -> bool:
+def has_big_integer(text: bytes) -> bool:
     """Return whether a number, or a text, has digits in a row that do not fit 64 bits as a whole number."""
     if len(text) > _SAMPLED_FROM and not _has_digits_in_samples(text):
         return False
@@ -231,13 +231,13 @@ def loads_exactly(value: bytes | None) -> object:
     if value is None:
         return None
     found: object = orjson.loads(value)
-    return json.loads(value) if _has_big_integer(value) else found
+    return json.loads(value) if has_big_integer(value) else found
 
 
 def _loads_64_bits(value: bytes | None) -> object:
     """Return the object of a JSON text, None for None; refuse a whole number beyond 64 bits."""
     found = loads_exactly(value)
-    if value is not None and _has_big_integer(value) and (big := next(_big_integers_in(found), None)) is not None:
+    if value is not None and has_big_integer(value) and (big := next(_big_integers_in(found), None)) is not None:
         raise ValueError(
             f"expected whole numbers of at most 64 bits, given {big}; leave big_integers= out to keep them, or write "
             "such numbers as texts"

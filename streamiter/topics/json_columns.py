@@ -41,6 +41,8 @@ _BATCHES_BETWEEN_TRIALS: Final = 16
 # A thread for a batch costs a tenth of a millisecond, in which this many values are scanned in the event loop.
 _SCANNED_IN_THREAD: Final = 1_000
 
+_ALL_FIELDS: Final = np.zeros(0, np.int64)
+
 # The kinds of arrays that a field of each kind takes. numpy's own rules would turn any number into text.
 _KINDS_TAKEN: Final = {"b": "b", "i": "biu", "u": "biu", "f": "biuf", "U": "U"}
 
@@ -246,21 +248,28 @@ class ColumnScanner:
     ({'town': array(['Rom', ''], dtype='<U3'), 'km': array([12,  0])}, array([1]))
     """
 
-    def __init__(self, fields: Fields) -> None:
+    def __init__(self, fields: Fields, absent: Sequence[str] = ()) -> None:
+        """``absent``: further fields, with which a record is odd."""
         from streamiter.topics import json_scanner  # imports Numba
 
         self._compiled = json_scanner
         self._fields = [(name, dtype, width, width or 1) for name, dtype, width in fields]
-        self._keys, self._schema = json_scanner.schema_of(fields)
+        self._keys, self._schema = json_scanner.schema_of([*fields, *((name, np.dtype(int), None) for name in absent)])
+        # No number is within these bounds.
+        self._schema[len(fields) : -1, [json_scanner.LOWEST, json_scanner.HIGHEST]] = 1, 0
         self._slots = sum((2 if dtype.kind == "U" else 1) * items for _name, dtype, _width, items in self._fields)
+        self._slots += len(absent)
         with saying_that_it_compiles("the decoder of JsonColumns"):
             self.scan([b"{}"])
 
-    def scan(self, values: Sequence[bytes | None]) -> tuple[dict[str, Array], Indices] | None:
+    def scan(
+        self, values: Sequence[bytes | None], has: npt.NDArray[np.int64] = _ALL_FIELDS
+    ) -> tuple[dict[str, Array], Indices] | None:
         """Return the columns and the indices of the odd records, whose entries are zeros and empty texts.
 
         Returns None for values that cannot be scanned together: one contains a line feed, is not bytes, or has a number
-        that is too large for the type of its field.
+        that is too large for the type of its field. With ``has``, zeros for all records, a record need not have all
+        fields: the bits become the fields that it has, and the other entries are zeros and empty texts.
         """
         records = len(values)
         data = _joined(values)
@@ -268,9 +277,10 @@ class ColumnScanner:
             return None
         schema = self._schema.copy()
         schema[:, self._compiled.FIRST_SLOT] *= records
-        slots = np.empty(records * self._slots, np.int64)
+        slots = (np.zeros if len(has) else np.empty)(records * self._slots, np.int64)
         is_odd = np.zeros(records, np.bool_)
-        end = self._compiled.scan_records(data, self._keys, schema.reshape(-1), slots, slots.view(np.float64), is_odd)
+        floats = slots.view(np.float64)
+        end = self._compiled.scan_records(data, self._keys, schema.reshape(-1), slots, floats, is_odd, has)
         if end < len(data):
             return None
         odd = is_odd.nonzero()[0]

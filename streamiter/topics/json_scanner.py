@@ -44,8 +44,8 @@ _ITEMS: Final = 1  # the values of a record
 _IS_LIST: Final = 2
 _SLOTS: Final = 3  # the slots of a record
 FIRST_SLOT: Final = 4
-_LOWEST: Final = 5
-_HIGHEST: Final = 6
+LOWEST: Final = 5
+HIGHEST: Final = 6
 _KEY_START: Final = 7
 _KEY_SIZE: Final = 8
 # A scan changes these numbers.
@@ -486,7 +486,7 @@ def _scan_value(data: Bytes, at: int, fields: FieldSlots, row: int, slot: int, i
         return end + 1 if end != ODD else ODD
     end, number = _scan_integer(data, at) if kind == _INTEGER else _scan_truth(data, at)
     ints[slot] = number
-    return end if fields[row + _LOWEST] <= number <= fields[row + _HIGHEST] else ODD
+    return end if fields[row + LOWEST] <= number <= fields[row + HIGHEST] else ODD
 
 
 @compiled
@@ -508,9 +508,20 @@ def _scan_list(data: Bytes, at: int, fields: FieldSlots, row: int, slot: int, in
 
 @compiled
 def _scan_record(
-    data: Bytes, at: int, record: int, keys: Bytes, fields: FieldSlots, count: int, ints: FieldSlots, floats: Floats
+    data: Bytes,
+    at: int,
+    record: int,
+    keys: Bytes,
+    fields: FieldSlots,
+    count: int,
+    least: int,
+    ints: FieldSlots,
+    floats: Floats,
 ) -> int:
-    """Put the fields of an object into their slots; return the index after the object and white space."""
+    """Put the fields of an object into their slots; return the index after the object and white space.
+
+    An object with fewer fields of the schema than ``least`` is odd.
+    """
     at = _after_spaces(data, at)
     if data[at] != 123:  # {
         return ODD
@@ -543,21 +554,32 @@ def _scan_record(
         at = _after_spaces(data, at)
         if data[at] != _COMMA:
             break
-    if data[at] != 125 or found < count:  # }
+    if data[at] != 125 or found < least:  # }
         return ODD
     return _after_spaces(data, at + 1)
 
 
 @compiled
 def scan_records(
-    data: Bytes, keys: Bytes, fields: FieldSlots, ints: FieldSlots, floats: Floats, is_odd: npt.NDArray[np.bool_]
+    data: Bytes,
+    keys: Bytes,
+    fields: FieldSlots,
+    ints: FieldSlots,
+    floats: Floats,
+    is_odd: npt.NDArray[np.bool_],
+    has: npt.NDArray[np.int64],
 ) -> int:
-    """Put the fields of all records into their slots, and mark the odd records; return the index after them."""
+    """Put the fields of all records into their slots, and mark the odd records; return the index after them.
+
+    A record need not have all fields if ``has`` has a number for each record: its bits become the fields that it has.
+    """
     text, at = pointer_to(data), 0
+    count = len(fields) // _ATTRIBUTES - 1
     arguments = (
         pointer_to(keys),
         pointer_to(fields),
-        len(fields) // _ATTRIBUTES - 1,
+        count,
+        0 if len(has) else count,
         pointer_to(ints),
         pointer_to(floats),
     )
@@ -568,6 +590,9 @@ def scan_records(
             end = at
             while text[end] != _LINE_FEED:
                 end += 1
+        elif len(has):
+            for field in range(count):
+                has[record] |= (fields[_ATTRIBUTES * field + _LAST_RECORD] == record) << field
         at = end + 1
     return at
 
@@ -583,7 +608,7 @@ def schema_of(fields: Fields) -> tuple[Bytes, FieldSlots]:
         limits = np.iinfo(dtype) if kind == _INTEGER else np.iinfo(np.uint8)
         row[_KIND], row[_ITEMS], row[_IS_LIST] = kind, items, width is not None
         row[_SLOTS], row[FIRST_SLOT] = (2 * items if kind == _TEXT else items), slots
-        row[_LOWEST], row[_HIGHEST] = limits.min, min(limits.max, np.iinfo(np.int64).max)
+        row[LOWEST], row[HIGHEST] = limits.min, min(limits.max, np.iinfo(np.int64).max)
         row[_KEY_START], row[_KEY_SIZE] = key_start, len(key)
         slots += int(row[_SLOTS])
         key_start += len(key)

@@ -47,6 +47,7 @@ from streamiter.values.field_kinds import (
     times_of_values,
 )
 from streamiter.values.helpers.compiled import compiled, is_compiling, is_loaded
+from streamiter.values.json_objects import JSON_FIELD, object_values, records_with
 from streamiter.values.numbers import Array, Floats, Indices
 from streamiter.values.records import Batch, Columns, columns_of_table
 
@@ -291,13 +292,15 @@ class FieldReader:
                     f"{self._owner}: expected records with named fields (dicts, Columns or a table), given "
                     f"{shortened(records)}; give features= as a function that returns a matrix or SparseRows"
                 )
-            columns, count, records = self._columns_of(table), len(table), table
+            is_of_objects = JSON_FIELD in table
+            columns = self._columns_of_objects(table) if is_of_objects else self._columns_of(table)
+            count, records = len(table), table
         rows = self._read(columns, count)
         return rows if self._time is None else replace(rows, times_ms=self.times_of_rows(self._time, records))
 
     def times_of_rows(self, field: str, records: list[Any] | Columns) -> Floats:
         """Return the times in a field of records in milliseconds, NaN for none."""
-        if isinstance(records, list):
+        if isinstance(records, list) or JSON_FIELD in records:
             column: Array | list[Any] = [record.get(field) for record in records]
         elif field in records:
             column = records[field]
@@ -325,6 +328,21 @@ class FieldReader:
                 f"{', '.join(map(repr, missing))}; they have {', '.join(map(repr, table.names))}"
             )
         return {name: table[name] for name in names if self._is_wanted(name)}
+
+    def _columns_of_objects(self, table: Columns) -> dict[str, Array | list[Any]]:
+        """Return what :meth:`_columns_of_dicts` returns for the objects."""
+        arrays, names = table.arrays, self._wanted
+        if names is None or not all(name in arrays for name in names):
+            return self._columns_of_dicts(list(table))
+        # Their kind makes a text of a number, and a whole number may be a float in a column.
+        if any(arrays[name].dtype.kind == "f" for name in self._prepare.keys() & set(names)):
+            return self._columns_of_dicts(list(table))
+        columns: dict[str, Array | list[Any]] = {}
+        for name in names if len(table) else ():
+            is_array = name not in self._prepare and arrays[name].dtype.kind != "U"
+            is_array = is_array and bool(records_with(arrays, name).all())
+            columns[name] = arrays[name] if is_array else object_values(arrays, name, _UNNAMED)
+        return columns
 
     def _columns_of_dicts(self, records: list[Any]) -> dict[str, Array | list[Any]]:
         bad: list[int] = []

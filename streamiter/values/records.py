@@ -44,6 +44,7 @@ import numpy.typing as npt
 
 from streamiter.errors import InternalError, PlainDataError, StreamiterError
 from streamiter.values.deferred import PlainValue
+from streamiter.values.json_objects import JSON_FIELD, objects_of
 from streamiter.values.numbers import Array
 from streamiter.values.origins import BatchOrigin
 from streamiter.values.tables import arrays_of_table, values_of_column
@@ -127,10 +128,15 @@ class Columns:
             except KeyError:
                 raise KeyError(f"no column {which!r}; there are {', '.join(self._arrays)}") from None
         if isinstance(which, (int, np.integer)):
+            if JSON_FIELD in self._arrays:
+                return next(objects_of({name: array[[which]] for name, array in self._arrays.items()}))
             return {name: array[which] for name, array in self._arrays.items()}
         return Columns({name: array[which] for name, array in self._arrays.items()})
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
+        if JSON_FIELD in self._arrays:
+            yield from objects_of(self._arrays)
+            return
         names = tuple(self._arrays)
         for values in zip(*self._arrays.values(), strict=True):
             yield dict(zip(names, values, strict=True))

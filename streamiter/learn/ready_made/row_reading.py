@@ -27,6 +27,7 @@ from streamiter.learn.rows import (
     rows_to_record,
 )
 from streamiter.operators.declared_state import GREATEST, NESTED, SharedOperator, declared, for_all
+from streamiter.operators.functions import values_at_once
 from streamiter.operators.operator import Context
 from streamiter.operators.output import Output
 from streamiter.values.field_kinds import Readings
@@ -246,7 +247,8 @@ def extracted_rows(extract: Callable[[Any], Examples]) -> RowsRead:
 def values_of(mini_batch: Batch, field: str | Callable[[Any], Any], what: str) -> list[Any] | npt.NDArray[Any]:
     """Return the value of a field, or of a function, for each record; the column of ``Columns`` as it is."""
     if callable(field):
-        return [field(record) for record in mini_batch]
+        found = values_at_once(field, mini_batch)
+        return [field(record) for record in mini_batch] if found is None else found
     if isinstance(mini_batch, Columns):
         if field not in mini_batch:
             raise ConfigurationError(

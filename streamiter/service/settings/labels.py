@@ -18,7 +18,7 @@ from streamiter.flow.event_time import is_behind_topic
 from streamiter.flow.stream import Stream
 from streamiter.learn import DelayedLabels
 from streamiter.learn.labels import LearningTask, number_of_label
-from streamiter.operators.functions import field_values, with_batches
+from streamiter.operators.functions import field_column, field_values, with_batches
 from streamiter.service.settings.tables import (
     ANSWER,
     ANSWERS_FIELD,
@@ -30,7 +30,8 @@ from streamiter.service.settings.tables import (
     value_in,
 )
 from streamiter.values.field_kinds import number_of_text
-from streamiter.values.numbers import is_number, plain_float
+from streamiter.values.json_objects import JSON_FIELD, is_exact, object_values
+from streamiter.values.numbers import Array, is_number, plain_float
 from streamiter.values.records import Batch, Columns
 
 Record = Mapping[str, Any]
@@ -60,7 +61,15 @@ def label_of(learn: LearnSettings) -> Callable[[Record], Any]:
             raise ValueError(f"expected {expected} in the field {value!r}, given {given!r}")
         return bool(found) if learn.kind == "classification" and not isinstance(given, str) else found
 
-    return label
+    return with_batches(label, lambda records: [label({value: given}) for given in _column_of(value, records)])
+
+
+def _column_of(name: str, records: Batch) -> list[Any]:
+    """Return the values of a column of JSON objects; raise any error for other records."""
+    if not isinstance(records, Columns) or JSON_FIELD not in records or not is_exact(records.arrays, name):
+        raise TypeError(f"expected a column {name!r}")
+    values: list[Any] = records[name].tolist()
+    return values
 
 
 _COMPARE_IT: Final = "write value = \"field == 'text'\" in label, or leave learner out"
@@ -135,6 +144,9 @@ def delayed_labels_of(learn: LearnSettings, features: Callable[[Batch], Any]) ->
     def target_of(answer: Record) -> Any:
         return None if value_in(answer, settings.field) in (None, "") else read(answer)
 
+    def targets_of(answers: Batch) -> list[Any]:
+        return [target_of({settings.field: value}) for value in _column_of(settings.field, answers)]
+
     return DelayedLabels(
         key_of=itemgetter(settings.key),
         is_answer=with_batches(
@@ -142,7 +154,7 @@ def delayed_labels_of(learn: LearnSettings, features: Callable[[Batch], Any]) ->
             lambda events: list(map(eq, _fields_of(field, events), repeat(answer_is))),
         ),
         features=features,
-        target_of=target_of if compared is None else with_batches(target_of, compared.of_batch),
+        target_of=with_batches(target_of, targets_of if compared is None else compared.of_batch),
         within_s=settings.within_s,
         otherwise=settings.otherwise,
         schedule=settings.schedule,
@@ -152,6 +164,8 @@ def delayed_labels_of(learn: LearnSettings, features: Callable[[Batch], Any]) ->
 def _fields_of(name: Any, events: Batch) -> list[Any]:
     """Return a field of each event, None where it is missing."""
     is_column = isinstance(events, Columns) and name in events
+    if isinstance(events, Columns) and is_column and JSON_FIELD in events and events[name].dtype.kind != "f":
+        return object_values(events.arrays, name, None)
     return field_values(itemgetter(name), events) if is_column else [event.get(name) for event in events]
 
 
@@ -198,8 +212,7 @@ def _timed(events: Stream, label: LabelSettings, name: str, rejections: Mapping[
     options: dict[str, Any] = {"max_ahead_s": _AHEAD_S, "name": name, **rejections}
     if (time := label.time) is not None:
         time_of = with_batches(
-            lambda event: milliseconds_of(event[time]),
-            lambda events: milliseconds_of_texts(field_values(itemgetter(time), events)),
+            lambda event: milliseconds_of(event[time]), lambda events: milliseconds_of_texts(_texts_of(time, events))
         )
         return events.event_time(time_of, unit="ms", check_unit=False, **options)
     if all(map(is_behind_topic, outlets_of(events))):
@@ -230,7 +243,13 @@ def milliseconds_of(time: object) -> int:
     return round(number if abs(number) > _LATEST_S else number * 1000)
 
 
-def milliseconds_of_texts(times: Sequence[str]) -> list[int]:
+def _texts_of(name: str, events: Batch) -> Sequence[str] | Array:
+    """Return texts of a field, or any other values."""
+    texts = field_column(itemgetter(name), events, "U")
+    return field_values(itemgetter(name), events) if texts is None else texts
+
+
+def milliseconds_of_texts(times: Sequence[str] | Array) -> list[int]:
     """Return what :func:`milliseconds_of` returns for each of these texts; raise any error if one must be read alone.
 
     >>> milliseconds_of_texts(["2013-01-01T10:15Z", "2013-01-01T10:15"])
@@ -238,6 +257,7 @@ def milliseconds_of_texts(times: Sequence[str]) -> list[int]:
     """
     if (found := _milliseconds_in_utc(times)) is not None:
         return found
+    times = list(map(str, times)) if isinstance(times, np.ndarray) else times
     at = [each if each.tzinfo else each.replace(tzinfo=UTC) for each in map(datetime.fromisoformat, times)]
     # Both this and Python round halves to the even number.
     milliseconds: list[int] = np.rint(np.array(list(map(datetime.timestamp, at))) * 1000).astype(np.int64).tolist()
@@ -247,11 +267,12 @@ def milliseconds_of_texts(times: Sequence[str]) -> list[int]:
 _FORMS_IN_UTC: Final[Mapping[int, str]] = {len(form): form for form in ("2013-01-01T10:15Z", "2013-01-01T10:15:30Z")}
 
 
-def _milliseconds_in_utc(texts: Sequence[str]) -> list[int] | None:
+def _milliseconds_in_utc(texts: Sequence[str] | Array) -> list[int] | None:
     """Return the milliseconds of texts that numpy reads at once, all of one of these forms; None for others."""
-    lengths = set(map(len, texts))
+    # A text of an array that is shorter than the others ends with NULs, which are in no form.
+    lengths = {texts.dtype.itemsize // 4} if isinstance(texts, np.ndarray) else set(map(len, texts))
     form = _FORMS_IN_UTC.get(lengths.pop()) if len(lengths) == 1 else None
-    if form is None or (array := np.array(texts)).dtype.kind != "U":
+    if form is None or (array := np.ascontiguousarray(texts)).dtype.kind != "U":
         return None
     expected, given = np.array([form]).view(np.uint32), array.view(np.uint32).reshape(len(array), -1)
     is_digit = (given >= ord("0")) & (given <= ord("9")) & (expected >= ord("0")) & (expected <= ord("9"))
