@@ -41,6 +41,7 @@ from streamiter.service.learning import (
     challenger_step,
     decoder_of,
     flow_without_challenger,
+    has_texts,
     learner_in_words,
     rejections_of,
 )
@@ -167,7 +168,7 @@ class OnlineLearningService(ServiceSurfaces):
             **rejections_of(given),
         )
         learn = self.settings.learn
-        if not getattr(by_topic, "gives_texts", False) or not reads_truth(learn):
+        if not (is_history and has_texts(url)) or not reads_truth(learn):
             return stream
         labelled = partial(with_truth, field=learn.label.field)
         return stream.map(labelled, name=f"labels of {name}", **rejections_of(given))

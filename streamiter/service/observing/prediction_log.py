@@ -93,8 +93,10 @@ class PredictionLog:
         self._queue: deque[_Waiting] = deque()
         self._queued_bytes = 0
         self._added, self._stored = 0, 0
-        self._refused, self._why_refused = 0, ""
-        """All records up to this number that still wait were refused, and why."""
+        self._refused = 0
+        """All answers up to this record that still wait for it are refused."""
+        self.trouble: str | None = None
+        """Why predictions are refused; None if the file has taken the last ones."""
         self._has_records, self._has_stored = asyncio.Event(), asyncio.Condition()
         self._is_ending = False
         self.counts: Counter[str] = Counter(written=0, dropped=0, checked=0, mismatched=0)
@@ -151,7 +153,7 @@ class PredictionLog:
         async with self._has_stored:
             await self._has_stored.wait_for(lambda: self._stored >= number)
         if number <= self._refused:
-            raise TopicError(self._why_refused)
+            raise TopicError(self.trouble or "the file could not be written")
 
     # ---- writing
 
@@ -220,6 +222,7 @@ class PredictionLog:
             self._queue.popleft()
             self._queued_bytes -= len(each.value)
         self._stored += len(batch)
+        self.trouble = None
         self.counts["written"] += len(batch) - too_large
         self.counts["dropped"] += too_large
         self._check(batch[0])
@@ -230,7 +233,7 @@ class PredictionLog:
         """Let no answer wait for a file that cannot be written: the clients may ask again."""
         self.counts["refused"] += len(self._queue)
         self._stored = self._refused = self._added
-        self._why_refused = str(error)
+        self.trouble = str(error)
         self._queue.clear()
         self._queued_bytes = 0
         async with self._has_stored:

@@ -235,7 +235,7 @@ def _check_exactly_once(document: SettingsDocument, given: dict[str, dict[str, A
     topics = topic(log), topic(updates)
     if topics[0].commit_domain != topics[1].commit_domain or not topics[0].has_transactions:
         remedy = "write the same brokers, or the same file, in both, or leave exactly_once out"
-        expected = "with exactly_once, a topic that one transaction writes together with publish.topic"
+        expected = "a topic that one transaction writes together with publish.topic, as exactly_once needs"
         document.expect(("predictions", "log"), expected, remedy)
 
 
