@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import httpx
 import orjson
@@ -192,14 +192,15 @@ async def test_each_id_that_a_client_has_got_is_in_the_log_once_whenever_the_ser
     """Answers of the moments before a kill were lost, and those that a new run sent again were there twice."""
     place = KafkaPlace(tmp_path, kafka_broker.bootstrap, topic_prefix)
     await place.create("updates", "predictions", "flights")
-    await place.publish(300)
+    await place.write([{**row, "late": row["km"] > 500.0} for row in trips(200)])
     [port] = free_ports(1)
     settings = with_file(place)
+    settings["service"]["name"] = f"{topic_prefix}{NAME}"  # The tests share a broker.
     settings["http"]["address"] = f"127.0.0.1:{port}"
     (tmp_path / "service.json").write_bytes(orjson.dumps(settings))
     draw = random.Random(int(os.environ.get("STREAMITER_SOAK_SEED", "0")))
     received: list[str] = []
-    for kill in range(ROUNDS):
+    for _ in range(ROUNDS):
         async with async_process([sys.executable, "-c", CHILD], cwd=tmp_path, is_forked=True) as process:
             clients = [asyncio.create_task(ask_for_ever(port, received, seed)) for seed in range(8)]
             before = len(received)
@@ -214,7 +215,6 @@ async def test_each_id_that_a_client_has_got_is_in_the_log_once_whenever_the_ser
             for client in clients:
                 client.cancel()
             await asyncio.gather(*clients, return_exceptions=True)
-            assert kill >= 0
     async with async_process([sys.executable, "-c", CHILD], cwd=tmp_path, is_forked=True):
         file = file_of_predictions(read_settings(settings))
         assert file is not None
@@ -227,7 +227,7 @@ async def test_each_id_that_a_client_has_got_is_in_the_log_once_whenever_the_ser
     assert max(logged.values()) == 1
 
 
-ROUNDS = 8
+ROUNDS: Final = 6
 
 
 class KafkaPlace(Served):
@@ -253,3 +253,5 @@ async def ask_for_ever(port: int, received: list[str], seed: int) -> None:
                 continue
             if answer.status_code == 200:
                 received += [each["id"] for each in answer.json()["predictions"]]
+            else:  # There is no version yet.
+                await asyncio.sleep(0.01)
