@@ -200,16 +200,18 @@ async def test_each_id_that_a_client_has_got_is_in_the_log_once_whenever_the_ser
     (tmp_path / "service.json").write_bytes(orjson.dumps(settings))
     draw = random.Random(int(os.environ.get("STREAMITER_SOAK_SEED", "0")))
     received: list[str] = []
-    for _ in range(ROUNDS):
+    for number in range(ROUNDS):
         async with async_process([sys.executable, "-c", CHILD], cwd=tmp_path, is_forked=True) as process:
             clients = [asyncio.create_task(ask_for_ever(port, received, seed)) for seed in range(8)]
             before = len(received)
             # Some kills come while the job restores its checkpoint, others while it delivers.
-            wanted = before + draw.choice([1, 20, 200, 600])
+            wanted, delivered = before + draw.choice([1, 20, 100, 300]), len(await place.logged())
             async with asyncio.timeout(PATIENCE_S):
                 while len(received) < wanted:
                     await asyncio.sleep(0.002)
-            await asyncio.sleep(draw.random() * draw.choice([0.0, 0.3]))
+                while number % 2 and len(await place.logged()) == delivered:
+                    await asyncio.sleep(0.01)
+            await asyncio.sleep(draw.random() * 0.3)
             process.kill()
             await process.wait()
             for client in clients:
