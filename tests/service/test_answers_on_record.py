@@ -106,6 +106,13 @@ async def first_of(file: Topic) -> list[str]:
         return [(key or b"").decode() for key in batch.keys]
 
 
+async def delivered(place: Served, ids: list[str]) -> None:
+    """Wait until the log has these answers."""
+    async with asyncio.timeout(PATIENCE_S):
+        while not {each["id"] for each in await place.logged()}.issuperset(ids):
+            await asyncio.sleep(0.02)
+
+
 async def test_restarts_with_and_without_the_file_keep_the_model_and_log_nothing_twice(place: Served) -> None:
     """A service that had learned something could not begin with the file, or end with it."""
     answered, generations = [], set()
@@ -116,8 +123,7 @@ async def test_restarts_with_and_without_the_file_keep_the_model_and_log_nothing
             await until(lambda: len(service.observations.checkpoints) > checkpoints + 1)  # noqa: B023
             given = await predictions_of(client, trips(20, seed=seed))
             answered += [each["id"] for each in given if "id" in each]
-            if service.observations.prediction_log is not None:
-                await until(lambda: log_of(service).waiting == 0)
+            await delivered(place, answered)
             assert service.observations.model is not None
             generations.add(service.observations.model.generation)
     assert [each["id"] for each in await place.logged()] == answered
@@ -151,7 +157,7 @@ async def test_answers_are_refused_while_the_disk_is_full(
         assert log_of(service).counts["refused"] >= 100
         enlarge()
         ids += [each["id"] for each in await predictions_of(client, rows)]
-        await until(lambda: log_of(service).waiting == 0)
+        await delivered(place, ids)
     logged = Counter(each["id"] for each in await place.logged())
     assert all(logged[each] == 1 for each in ids)
     assert max(logged.values()) == 1
