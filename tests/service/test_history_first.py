@@ -207,6 +207,8 @@ async def test_keys_and_classes_of_csv_agree_with_those_of_the_topic_whatever_th
     ]
     replies = [{"event": "click", "id": each["id"], "at": each["at"] + 10.5, "grade": each["x"]} for each in questions]
     rows = sorted([*questions, *replies], key=lambda event: event["at"])
+    # Two more events end all waits.
+    rows += [{"event": "click", "id": -1, "at": rows[-1]["at"] + more, "grade": 0} for more in (1000, 2000)]
     place = Place(tmp_path)
     await place.create("updates", "events")
     csv.write_csv(
