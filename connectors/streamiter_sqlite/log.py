@@ -253,6 +253,27 @@ def _retain_partition(
     )
 
 
+DELETION_SETTING: Final = "delete_read"
+
+
+def delete_read(connection: sqlite3.Connection, topic: TopicRow, positions: Mapping[int, int]) -> None:
+    """Drop the records before these offsets, by partition: whole blocks, and of the next block what is visible."""
+    with write_transaction(connection):
+        for number, position in positions.items():
+            values = {"topic": topic.id, "partition": number, "position": position}
+            those = "FROM entries WHERE topic_id = :topic AND partition = :partition AND end_offset <= :position"
+            # The key has the first offset only; with it, no entry behind the position is looked at.
+            those += " AND first_offset < :position"
+            [dropped_bytes] = connection.execute(f"SELECT coalesce(sum(size_bytes), 0) {those}", values).fetchone()
+            connection.execute(f"DELETE FROM blocks WHERE id IN (SELECT block_id {those})", values)  # noqa: S608
+            connection.execute(f"DELETE {those}", values)
+            connection.execute(
+                "UPDATE partitions SET start_offset = max(start_offset, min(end_offset, :position)),"
+                " size_bytes = size_bytes - :dropped WHERE topic_id = :topic AND number = :partition",
+                {**values, "dropped": dropped_bytes},
+            )
+
+
 class _Entry(NamedTuple):
     first_offset: int
     end_offset: int

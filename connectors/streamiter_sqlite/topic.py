@@ -35,10 +35,12 @@ from streamiter.values.helpers.closing import closed_after
 from streamiter_sqlite.file import DamagedFile, SqliteDatabase, SqliteOptions, checked_numbers, read_transaction
 from streamiter_sqlite.log import (
     COMPACTION_SETTING,
+    DELETION_SETTING,
     RETENTION_SETTINGS,
     RecordBlock,
     TopicRow,
     add_topic,
+    delete_read,
     find_partitions,
     find_topic,
     partition_ends,
@@ -134,7 +136,8 @@ def absolute(path: Path) -> Path:
     return Path(os.path.realpath(path))
 
 
-_SETTINGS: Final = (COMPACTION_SETTING, "max_record_bytes", *RETENTION_SETTINGS)
+_DELETING: Final = (COMPACTION_SETTING, DELETION_SETTING, *RETENTION_SETTINGS)
+_SETTINGS: Final = (*_DELETING, "max_record_bytes")
 
 
 class SqliteTopic(Topic):
@@ -143,7 +146,9 @@ class SqliteTopic(Topic):
     Settings: ``retention_records``, ``retention_bytes`` and ``retention_ms`` limit each partition and are applied when
     records are written; the file does not shrink, but its room is used again. ``max_record_bytes`` limits one record.
     ``compact=1`` keeps the last record of each key, for topics of few keys: an older record is dropped unless a record
-    that is still the last of its key was stored together with it. Settings are fixed when the topic is created.
+    that is still the last of its key was stored together with it. ``delete_read=1`` is for a topic with one flow that
+    reads it: records are dropped when a checkpoint of the flow behind them is committed. Settings are fixed when the
+    topic is created.
     """
 
     seen_from: ClassVar = "machine"
@@ -154,6 +159,8 @@ class SqliteTopic(Topic):
         self._name = name
         self._options = options
         self._path = absolute(url.path)
+        self._deletes_read: TopicRow | None = None
+        """The topic that this object has read, if it drops records that were read."""
 
     @property
     def url(self) -> str:
@@ -175,6 +182,7 @@ class SqliteTopic(Topic):
         check_request(request, self._name)
         async with closed_on_failure(await self._connect()) as database:
             topic, ends, positions = await database.run(_begin, self._name, request)
+            self._deletes_read = topic if topic.settings.get(DELETION_SETTING) else None
             return SqliteReader(database, topic, ends, positions, request, self._options)
 
     async def open_writer(self) -> SqliteWriter:
@@ -194,12 +202,17 @@ class SqliteTopic(Topic):
             await database.run(add_topic, self._name, partitions, checked)
 
     def early_deletion(self, settings: Mapping[str, str], seconds: float) -> str | None:
-        limits = [name for name in (COMPACTION_SETTING, *RETENTION_SETTINGS) if settings.get(name, "0") != "0"]
+        limits = [name for name in _DELETING if settings.get(name, "0") != "0"]
         is_long = float(settings.get("retention_ms", 0)) >= 1000 * seconds
         if not (early := [name for name in limits if name != "retention_ms" or not is_long]):
             return None
         given = ", ".join(f"{name}={settings[name]}" for name in early)
         return f"it has {given}, and a topic keeps its settings: use another topic without them"
+
+    async def report_positions(self, group: str, positions: Mapping[int, int]) -> None:
+        if self._deletes_read is not None:
+            async with self._connected() as database:
+                await database.run(delete_read, self._deletes_read, positions)
 
     async def describe(self) -> TopicDescription:
         async with self._connected() as database:

@@ -86,13 +86,19 @@ class ServiceLearning:
         learn = self._settings.learn
         rejections: dict[str, Any] = rejections_of(self._settings.input) if beside is None else {"on_error": "skip"}
         detectors = {"adwin": ADWIN, "page-hinkley": PageHinkley}
-        options: dict[str, Any] = {"label": label_of(learn), "features": self.features, "weight": learn.weight}
+        # Keys and classes of the topic must be those of the history.
+        as_texts = any(map(has_texts, (self._settings.input.history, self._settings.input.answers_history)))
+        options: dict[str, Any] = {
+            "label": label_of(learn, as_texts=as_texts),
+            "features": self.features,
+            "weight": learn.weight,
+        }
         if learn.label.event is not None:
             if beside is None:
                 events = questions_and_answers(events, answers, learn.label, rejections)
             if history is not None:
                 history = questions_and_answers(history, answers_history, learn.label, rejections, of=" of the history")
-            options = {"labels": delayed_labels_of(learn, self.features)}
+            options = {"labels": delayed_labels_of(learn, self.features, as_texts=as_texts)}
         if history is not None:
             events = history.then(events, name="history first")
         if learn.negatives is not None and beside is None:
@@ -236,6 +242,15 @@ class ChangeableRate(Constant):
     def change(self, rate: float) -> None:
         """Learn with this rate from now on."""
         object.__setattr__(self, "initial", positive("learning_rate", rate))
+
+
+def has_texts(history: str | None) -> bool:
+    """Whether a history has only texts, as CSV has.
+
+    >>> has_texts("file:trips.csv"), has_texts("file:trips.jsonl"), has_texts(None)
+    (True, False, False)
+    """
+    return history is not None and getattr(topic(history).default_decoder(), "gives_texts", False)
 
 
 def rejections_of(settings: InputSettings) -> dict[str, Any]:

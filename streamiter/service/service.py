@@ -43,11 +43,13 @@ from streamiter.service.learning import (
     decoder_of,
     fields_in_columns,
     flow_without_challenger,
+    has_texts,
     learner_in_words,
     rejections_of,
 )
 from streamiter.service.observing.challenger import Challenger
-from streamiter.service.observing.observations import LoopBlock
+from streamiter.service.observing.observations import LOG_STEPS, LoopBlock
+from streamiter.service.observing.prediction_log import RecordsOfFile, file_of_predictions
 from streamiter.service.settings.labels import reads_truth, with_truth
 from streamiter.service.settings.tables import ServiceSettings
 from streamiter.service.surfaces import FAILED, SUCCEEDED, ServiceSurfaces
@@ -143,6 +145,7 @@ class OnlineLearningService(ServiceSurfaces):
         # One step, so that the drawing of the flow fits on the first screen of the page.
         shifts = self.training.drifts.union(self.training.fields)
         shifts.map(self.observations.quality.shifted, name="observe drifts")
+        self._log_predictions()
         self._without_challenger: Flow | None = None
         """The flow that runs since the challenger has failed; None: it has not."""
         self._traces = Traces()
@@ -167,7 +170,7 @@ class OnlineLearningService(ServiceSurfaces):
             **rejections_of(given),
         )
         learn = self.settings.learn
-        if not getattr(by_topic, "gives_texts", False) or not reads_truth(learn):
+        if not (is_history and has_texts(url)) or not reads_truth(learn):
             return stream
         labelled = partial(with_truth, field=learn.label.field)
         return stream.map(labelled, name=f"labels of {name}", **rejections_of(given))
@@ -181,6 +184,16 @@ class OnlineLearningService(ServiceSurfaces):
             # The rows of columns are the records, and a step may take batches.
             self._objects = self._events.map_batch(list, name="records of events")
         return self._objects
+
+    def _log_predictions(self) -> None:
+        """Bring predictions from their file into their log, if it has each of them exactly once."""
+        file, log = file_of_predictions(self.settings), self.settings.predictions.log
+        if file is not None and log is not None:
+            codec, (source, sink) = RecordsOfFile(), LOG_STEPS
+            on_lost = self.settings.input.on_lost
+            records = self.flow.source(file, decode=codec, on_lost=on_lost, name=source, parallelism=1)
+            # A record above the limit is refused before it is answered; it comes here only if the limit was not known.
+            records.sink(topic(log), encode=codec, on_error="skip", name=sink)
 
     def _challenged(self, given: ServiceSettings) -> Stream:
         """Add the training of the challenger, and publish its versions; return the versions of the one that serves."""
@@ -247,6 +260,8 @@ class OnlineLearningService(ServiceSurfaces):
         if (statistics := self.observations.sample()) is not None:
             self._traces.checkpoint(statistics)
             await self._end_if_stalled(statistics)
+        if (predictions := self.observations.prediction_log) is not None:
+            await predictions.count_waiting()
 
     async def _end_in_time(self) -> None:
         """Abort a job whose last checkpoint takes too long; one that is only slow has more time."""
@@ -409,6 +424,8 @@ class OnlineLearningService(ServiceSurfaces):
     async def _start(self, **options: Any) -> Job:
         """Start the job. While a checkpoint is read, the phase names it."""
         self.observations.enter("starting")
+        if (predictions := self.observations.prediction_log) is not None and predictions.is_exactly_once:
+            predictions.limit = await topic(str(self.settings.predictions.log)).size_limit()
         start = partial(
             (self._without_challenger or self.flow).start,
             clock=self._clock,
@@ -420,9 +437,9 @@ class OnlineLearningService(ServiceSurfaces):
         try:
             return await start()
         except CheckpointError as error:
-            if not concerns_challenger(error):
+            if not concerns_challenger(error, *LOG_STEPS):
                 raise
-            # A challenger has come, or has gone, since the checkpoint: all other steps keep their state.
+            # They have come, or have gone, since the checkpoint: all other steps keep their state.
             return await start(changed_steps=list(error.changes))
 
     @contextlib.asynccontextmanager
@@ -442,9 +459,9 @@ class OnlineLearningService(ServiceSurfaces):
             raise
 
 
-def concerns_challenger(error: CheckpointError) -> bool:
-    """Whether only steps of challengers are others than in the checkpoint."""
-    return bool(error.changes) and all(name.startswith(CHALLENGER_STEPS) for name in error.changes)
+def concerns_challenger(error: CheckpointError, *others: str) -> bool:
+    """Whether only steps of challengers, or these ``others``, differ from those in the checkpoint."""
+    return bool(error.changes) and all(name.startswith((CHALLENGER_STEPS, *others)) for name in error.changes)
 
 
 def stalled_challenger(stalled: Sequence[StalledTask]) -> StalledTask | None:

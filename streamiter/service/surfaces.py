@@ -21,7 +21,7 @@ from streamiter.service.http.server import serving
 from streamiter.service.observing.challenger import Challenger
 from streamiter.service.observing.logs import apply_level, log_figures, logging_to
 from streamiter.service.observing.observations import SAMPLE_S, LoopBlock, Observations, ProcessRole
-from streamiter.service.observing.prediction_log import PredictionLog
+from streamiter.service.observing.prediction_log import PredictionLog, file_of_predictions
 from streamiter.service.settings.features import FeatureRows
 from streamiter.service.settings.file import SettingChange, changed, read_settings
 from streamiter.service.settings.tables import ServiceSettings
@@ -210,7 +210,9 @@ class ServiceSurfaces(abc.ABC):
         if self.settings.predictions.log is None:
             yield
             return
-        log = self.observations.prediction_log = PredictionLog(self.settings.predictions, self._clock)
+        log = self.observations.prediction_log = PredictionLog(
+            self.settings.predictions, self._clock, file_of_predictions(self.settings)
+        )
         async with log.writing():
             yield
 
@@ -244,6 +246,13 @@ class ServiceReplica(ServiceSurfaces):
     """
 
     def __init__(self, settings: ServiceSettings, *, clock: Clock | None = None) -> None:
+        """Raises ConfigurationError for ``predictions.exactly_once``, since a replica has no flow."""
+        if settings.predictions.exactly_once is not None:
+            raise ConfigurationError(
+                f"{settings.source}: predictions.exactly_once: expected a log with bounded loss for a replica, given "
+                "exactly once, which needs the flow of the service; give replicas a file of their own without this "
+                "key, or with wait = true, which loses no answer and may log one twice"
+            )
         super().__init__(settings, FeatureRows(settings.learn), role="replica", clock=clock)
 
     async def _work(self) -> int:

@@ -116,8 +116,8 @@ class Topic(abc.ABC):
     async def report_positions(self, group: str, positions: Mapping[int, int]) -> None:  # noqa: B027
         """Tell tools that show lag how far ``group`` has read: the next offset by partition.
 
-        The engine does not depend on it, so a caller should log a failure and continue. Only Kafka has such tools;
-        other topics do nothing.
+        The engine does not depend on it, so a caller should log a failure and continue. Only Kafka has such tools. A
+        topic of a SQLite file with the setting ``delete_read`` drops what was read; other topics do nothing.
         """
 
     @abc.abstractmethod

@@ -195,3 +195,31 @@ async def test_a_service_serves_while_it_catches_up_and_says_so(
                 assert not task.done()
                 await asyncio.sleep(0.02)
         assert "catching_up" not in orjson.loads((await answers(service, "/readyz"))[1])
+
+
+@pytest.mark.parametrize("as_texts", [False, True])
+async def test_keys_and_classes_of_csv_agree_with_those_of_the_topic_whatever_their_form(
+    tmp_path: Path, as_texts: bool
+) -> None:
+    """The key 17 of the topic was not the key "17" of the file, so questions lost their answers; a class was two."""
+    questions = [
+        {"event": "view", "id": number, "at": 1_700_000_000 + number, "x": number % 5} for number in range(400)
+    ]
+    replies = [{"event": "click", "id": each["id"], "at": each["at"] + 10.5, "grade": each["x"]} for each in questions]
+    rows = sorted([*questions, *replies], key=lambda event: event["at"])
+    # Two more events end all waits.
+    rows += [{"event": "click", "id": -1, "at": rows[-1]["at"] + more, "grade": 0} for more in (1000, 2000)]
+    place = Place(tmp_path)
+    await place.create("updates", "events")
+    csv.write_csv(
+        Table.from_pylist([dict.fromkeys(("event", "id", "at", "x", "grade")) | row for row in rows[:400]]),
+        tmp_path / "h.csv",
+    )
+    form = str if as_texts else int
+    texts = [row | {name: form(row[name]) for name in ("id", "grade") if name in row} for row in rows[400:]]
+    await place.write(texts, "events")
+    given = {"history": f"{tmp_path}/h.csv", "then": place.url("events"), "at": "earliest"}
+    label = {"event": "click", "key": "id", "within": "60s", "time": "at", "field": "grade"}
+    learn = {"kind": "multiclass", "label": label, "features": {"x": "number"}}
+    update = await place.learned(service_of(place, given, learn=learn), 400)
+    assert LinearPredictor(update.parameters).classes == ["0", "1", "2", "3", "4"]

@@ -47,6 +47,7 @@ async def _scraped(folder: Path, label_of: object, embeddings: Embeddings | None
     await write(events, [b"no JSON", *(json.dumps(row).encode() for row in rows)])
     observations = Observations("clicks")
     observations.prediction_log = PredictionLog(PredictionSettings("memory://log"), SystemClock())
+    observations.prediction_log.waiting = 0
     flow = Flow("clicks")
     source = flow.source(events, stop="latest", dead_letter=dead_letters)
     watch = FieldWatch(reference=500, window=500, sample=1.0)

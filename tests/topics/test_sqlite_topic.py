@@ -445,3 +445,41 @@ async def test_another_file_is_another_commit_domain(tmp_path: Path) -> None:
     with pytest.raises(TopicError, match="commit domain"):
         await transactions.write(other, OutgoingBatch([b"a"]))
     await transactions.close()
+
+
+# -- queues of one flow ------------------------------------------------------------------------------------
+
+
+async def test_a_queue_drops_what_a_committed_checkpoint_has_read_and_no_more(tmp_path: Path) -> None:
+    """A file grew for ever, or dropped records that a restored job would have read."""
+    queue = sqlite_topic(tmp_path)
+    await queue.create(settings={"delete_read": "1"})
+    for batch in (numbered(range(3)), numbered(range(3, 6))):
+        await write(queue, batch)
+    reader = await queue.open_reader(ReadRequest())
+    await queue.report_positions("flow", {0: 2})
+    assert numbers_of(await read_to_end(queue)) == [2, 3, 4, 5]
+    assert stored_blocks(tmp_path) == (2, 0)
+    await queue.report_positions("flow", {0: 1})  # An older position changes nothing.
+    await queue.report_positions("flow", {0: 4})
+    assert numbers_of(await read_to_end(queue)) == [4, 5]
+    assert stored_blocks(tmp_path) == (1, 0)
+    await queue.report_positions("flow", {0: 6})
+    assert stored_blocks(tmp_path) == (0, 0)
+    assert (await queue.describe()).offsets == {0: (6, 6)}
+    await write(queue, numbered(range(6, 7)))
+    assert numbers_of(await read_to_end(queue)) == [6]
+    with opened(tmp_path) as connection:
+        sizes = connection.execute("SELECT partitions.size_bytes, entries.size_bytes FROM partitions JOIN entries")
+        assert len(set(sizes.fetchone())) == 1
+    await reader.close()
+
+
+async def test_a_topic_that_is_no_queue_keeps_what_was_read(tmp_path: Path) -> None:
+    """The input of a service was deleted behind its checkpoints."""
+    clicks = await created(sqlite_topic(tmp_path))
+    await write(clicks, numbered(range(3)))
+    reader = await clicks.open_reader(ReadRequest())
+    await clicks.report_positions("flow", {0: 3})
+    await reader.close()
+    assert numbers_of(await read_to_end(clicks)) == [0, 1, 2]

@@ -18,7 +18,7 @@ from typing import Any, Final, Literal
 
 import orjson
 
-from streamiter.errors import ConfigurationError, TopicError
+from streamiter.errors import ConfigurationError, RecordTooLarge, TopicError
 from streamiter.flow.drawing.formats import svg
 from streamiter.flow.drawing.picture import picture_of
 from streamiter.models import NoModel, NoSuchVersion, ServedModel, find_update, model_difference, model_versions
@@ -322,6 +322,16 @@ class Routes:
         except NoModel:
             rows = {"no_model": len(given)}
             raise self._no_model() from None
+        except RecordTooLarge as error:
+            detail = f"expected rows that the log of predictions takes, given larger ones ({error}); send smaller rows"
+            raise Problem(413, "not-on-record", detail) from None
+        except TopicError:
+            rows = {"not_on_record": len(given)}
+            detail = (
+                "expected a file that takes each prediction before it is answered, but it cannot be written; ask "
+                "again, and see the log of the service"
+            )
+            raise Problem(503, "not-on-record", detail, headers=RETRY_SOON) from None
         except asyncio.CancelledError:  # The client has left.
             rows = {}
             raise

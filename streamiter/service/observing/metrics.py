@@ -299,6 +299,9 @@ def _model(observations: Observations) -> Iterator[Metric]:
         logged = ((name, outcome, count) for outcome, count in log.counts.items())
         text = "Predictions for the log, and those that were computed again from their record."
         yield _counter("prediction_log", text, "model outcome", logged)
+        if log.waiting is not None:
+            text = "Predictions that were answered, and are not in the log yet."
+            yield _gauge("prediction_log_waiting", text, "model", [(name, log.waiting)])
 
 
 def _process(observations: Observations, statistics: JobStatistics | None) -> Iterator[Metric]:

@@ -24,6 +24,7 @@ from streamiter.models.versions import ModelVersion
 from streamiter.service.observing.challenger import ChallengerNow
 from streamiter.service.observing.health import HealthProblem, facts_of, liveness, readiness
 from streamiter.service.observing.observations import (
+    LOG_STEPS,
     CheckpointSeen,
     Observations,
     ProcessRole,
@@ -233,6 +234,9 @@ def page_state(observations: Observations) -> PageState:
     challenger = observations.challenger
     if level == "well" and challenger is not None and challenger.stopped is not None:
         level, sentence = "attention", f"The service works, but its challenger has stopped: {challenger.stopped}"
+    log = observations.prediction_log
+    if level == "well" and log is not None and log.trouble is not None:
+        level, sentence = "attention", f"The service works, but refuses predictions: {log.trouble}"
     if facts.catching_up is not None and not problems:
         sentence = f"The service is {facts.catching_up}; it predicts with what it has learned so far"
     newest = observations.samples[-1] if observations.samples else None
@@ -320,7 +324,7 @@ def _step(name: str, instances: Sequence[tuple[TaskStatistics, int]], rates_of: 
 
 
 def _is_topic(task: TaskStatistics) -> bool:
-    return task.source is not None and task.source.topic is not None
+    return task.source is not None and task.source.topic is not None and task.steps[0].step not in LOG_STEPS
 
 
 def _state_of(busy: float | None, blocked: float | None, held: float | None) -> StepActivity | None:

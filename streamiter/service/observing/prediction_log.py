@@ -16,14 +16,15 @@ from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from itertools import islice
 from typing import Any, Final, NamedTuple
+from urllib.parse import quote
 
 import numpy as np
 import orjson
 
-from streamiter.errors import DecodeError, ModelError, StreamiterError
+from streamiter.errors import DecodeError, ModelError, RecordTooLarge, StorageFull, StreamiterError, TopicError
 from streamiter.models.served import ServedVersion
-from streamiter.service.settings.tables import PredictionSettings
-from streamiter.topics import OutgoingBatch, TopicBatch, topic
+from streamiter.service.settings.tables import PredictionSettings, ServiceSettings
+from streamiter.topics import OutgoingBatch, Topic, TopicBatch, topic
 from streamiter.topics.topic import SizeLimit, TopicWriter
 from streamiter.values.helpers.clock import Clock
 from streamiter.values.named_rows import hash_of
@@ -44,6 +45,16 @@ _DRAIN_S: Final = 5.0
 _SAME: Final = 1e-9
 
 
+# The flow of the service is the only reader of the file.
+_FILE_SETTINGS: Final = {"delete_read": "1"}
+
+
+def file_of_predictions(settings: ServiceSettings) -> Topic | None:
+    """Return the topic in the file to which predictions go before they are answered; None if there is no such file."""
+    path = settings.predictions.exactly_once
+    return None if path is None else topic(f"sqlite:///{quote(path)}?topic={settings.name}")
+
+
 class _Waiting(NamedTuple):
     """A record that is not stored yet, and what is needed to compute its prediction again."""
 
@@ -59,29 +70,49 @@ class PredictionLog:
     Where the topic does not answer, requests are answered all the same: when the queue is full, further predictions are
     not logged, have no id, and count as ``dropped``. A process that is killed loses what is in the queue, usually the
     last milliseconds. With ``wait = true`` an answer waits until its records are stored, so none is lost that a client
-    has seen; it may be in the log twice. A record that is too large for the topic is ``dropped`` in every case.
+    has seen; it may be in the log twice. A record that is too large for the topic is ``dropped`` in both cases.
+
+    With a ``file`` the log has each answer exactly once: the records go there, and the flow of the service brings them
+    into the log. An answer waits until its records are in the file, and is ``refused`` where they cannot be written.
     """
 
-    def __init__(self, settings: PredictionSettings, clock: Clock) -> None:
+    def __init__(self, settings: PredictionSettings, clock: Clock, file: Topic | None = None) -> None:
         assert settings.log is not None
-        self._topic = topic(settings.log)
-        self._share, self.waits, self._clock = settings.sample, settings.wait, clock
+        self._file, self._topic = file, file or topic(settings.log)
+        self._share, self._clock = settings.sample, clock
+        self.is_exactly_once = file is not None
+        self.waits = settings.wait or self.is_exactly_once
+        """Whether an answer waits until it is :meth:`stored`."""
+        self.limit: SizeLimit | None = None
+        """With a file, the limit of the log: a larger record is refused. None while it is not known."""
+        self.waiting: int | None = None
+        """The records in the file that are not in the log yet, when they were counted last; None without a file."""
         # Replicas write to one topic.
         self._prefix = f"{uuid.uuid4().hex[:12]}-{os.getpid():x}"
         self._number = 0
         self._queue: deque[_Waiting] = deque()
         self._queued_bytes = 0
         self._added, self._stored = 0, 0
+        self._refused = 0
+        """All answers up to this record that still wait for it are refused."""
+        self.trouble: str | None = None
+        """Why predictions are refused; None if the file has taken the last ones."""
         self._has_records, self._has_stored = asyncio.Event(), asyncio.Condition()
         self._is_ending = False
         self.counts: Counter[str] = Counter(written=0, dropped=0, checked=0, mismatched=0)
         """The predictions that were ``written`` and ``dropped``; those that were ``checked``, which is computed again
-        from their record, and the ``mismatched`` ones, which had another result then."""
+        from their record, and the ``mismatched`` ones, which had another result then. With a file also those that were
+        ``refused``."""
+        if file is not None:
+            self.counts["refused"] = 0
 
     # ---- in a request
 
     def add(self, versions: Sequence[ServedVersion], rows: Sequence[Any], predictions: Sequence[Any]) -> None:
-        """Queue predictions, each by its version, and add their ``id``; those in error are not logged."""
+        """Queue predictions, each by its version, and add their ``id``; those in error are not logged.
+
+        With a file, raises ``RecordTooLarge`` or ``StorageFull`` where a record cannot wait for the log.
+        """
         at_ms = self._clock.now_ms()
         for version, row, prediction in zip(versions, rows, predictions, strict=True):
             update = version.update
@@ -99,8 +130,13 @@ class PredictionLog:
                 "row": row,
             }
             value = orjson.dumps(document)
+            if self.limit is not None and not self.limit.holds(value, key.encode(), ()):
+                self.counts["refused"] += 1
+                raise RecordTooLarge(f"the log takes records of {self.limit.size_bytes} bytes")
             if self._queued_bytes + len(value) > _QUEUE_BYTES_MAX:
-                self.counts["dropped"] += 1
+                self.counts["dropped" if self._file is None else "refused"] += 1
+                if self._file is not None:
+                    raise StorageFull("too many predictions wait for the file")
                 continue
             self._queue.append(_Waiting(at_ms, key.encode(), value, version))
             self._queued_bytes += len(value)
@@ -112,16 +148,20 @@ class PredictionLog:
         return self._share >= 1.0 or hash_of(key.encode()) < self._share * 2.0**64
 
     async def stored(self) -> None:
-        """Wait until all that was added so far is stored."""
+        """Wait until all that was added so far is stored. With a file, raises ``TopicError`` if it was refused."""
         number = self._added
         async with self._has_stored:
             await self._has_stored.wait_for(lambda: self._stored >= number)
+        if number <= self._refused:
+            raise TopicError(self.trouble or "the file could not be written")
 
     # ---- writing
 
     @contextlib.asynccontextmanager
     async def writing(self) -> AsyncIterator[None]:
-        """Write while the block runs, then what is left, for some seconds at most."""
+        """Write while the block runs, then what is left, for some seconds at most. Makes the file, if there is one."""
+        if self._file is not None:
+            await self._file.create(settings=_FILE_SETTINGS)
         async with asyncio.TaskGroup() as group:
             task = group.create_task(self._write_all(), name="prediction log")
             try:
@@ -164,10 +204,14 @@ class PredictionLog:
                 await writer.flush()
             except StreamiterError as error:
                 if not failed:
-                    _log.warning("predictions wait for their log: %s", error)
+                    what = "wait for their log" if self._file is None else "are refused, since they are not on record"
+                    _log.warning("predictions %s: %s", what, error)
                 await _closed(writer)
                 failed, writer = True, None
-                await self._clock.sleep(_TRY_AGAIN_S)
+                if self._file is None:
+                    await self._clock.sleep(_TRY_AGAIN_S)
+                else:
+                    await self._refuse_all(error)
                 continue
             failed = False
             await self._note_stored(batch, len(too_large))
@@ -178,11 +222,28 @@ class PredictionLog:
             self._queue.popleft()
             self._queued_bytes -= len(each.value)
         self._stored += len(batch)
+        self.trouble = None
         self.counts["written"] += len(batch) - too_large
         self.counts["dropped"] += too_large
         self._check(batch[0])
         async with self._has_stored:
             self._has_stored.notify_all()
+
+    async def _refuse_all(self, error: StreamiterError) -> None:
+        """Let no answer wait for a file that cannot be written: the clients may ask again."""
+        self.counts["refused"] += len(self._queue)
+        self._stored = self._refused = self._added
+        self.trouble = str(error)
+        self._queue.clear()
+        self._queued_bytes = 0
+        async with self._has_stored:
+            self._has_stored.notify_all()
+
+    async def count_waiting(self) -> None:
+        """Count the records in the file that are not in the log yet."""
+        if self._file is not None:
+            with contextlib.suppress(StreamiterError):
+                self.waiting = (await self._file.describe()).records
 
     def _check(self, logged: _Waiting) -> None:
         """Compute one prediction again from its record, with the version that has served it."""
@@ -241,6 +302,24 @@ def are_same(numbers: Sequence[float], others: Sequence[float]) -> bool:
     return len(numbers) == len(others) and all(
         math.isclose(one, other, rel_tol=_SAME, abs_tol=_SAME) for one, other in zip(numbers, others, strict=True)
     )
+
+
+class RecordsOfFile:
+    """The codec between the file of predictions and their log: records keep value, key and time.
+
+    >>> codec = RecordsOfFile()
+    >>> codec.encode(codec.decode(TopicBatch(values=[b"{}"], keys=[b"a-1"], timestamps_ms=[7000]))).keys
+    (b'a-1',)
+    """
+
+    def decode(self, batch: TopicBatch) -> list[tuple[bytes | None, bytes | None, int]]:
+        """Return the value, the key and the time of each record."""
+        return list(zip(batch.values, batch.keys, batch.timestamps_ms, strict=True))
+
+    def encode(self, batch: Any) -> OutgoingBatch:
+        """Return such records as a topic takes them."""
+        values, keys, times_ms = zip(*batch, strict=True)
+        return OutgoingBatch(values, keys=keys, timestamps_ms=times_ms)
 
 
 class LoggedPredictions:

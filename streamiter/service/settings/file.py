@@ -84,13 +84,14 @@ def _read(document: SettingsDocument) -> ServiceSettings:
     tables = {name: document.table((name,), _keys_of(name, document)) for name in TABLES}
     watched = {name: given for name, given in tables["watch"].items() if name != "enabled"}
     document.check_options(("watch",), watched, FieldWatch)
-    document.check_needs(("predictions",), dict.fromkeys(("sample", "wait"), "log"))
+    document.check_needs(("predictions",), dict.fromkeys(("sample", "wait", "exactly_once"), "log"))
     check_learn(document, tables["learn"], has_answers="answers" in tables["input"])
     _check_history(document, tables)
     _check_dead_letters(document)
     _check_publish(document, tables["publish"])
     _check_http(document, tables["http"])
     _check_topics(document, tables)
+    _check_exactly_once(document, tables)
     _check_challenger(document, tables)
     _check_store(document, tables)
     document.check()
@@ -219,6 +220,25 @@ def _check_topics(document: SettingsDocument, given: dict[str, dict[str, Any]]) 
         if other != path and not reads_log:  # A service may learn from its own log.
             remedy = "choose one of its own" + (', or write input.decoder = "predictions"' if is_own_log else "")
             document.expect(path, f"another topic than {'.'.join(other)}", remedy, given="the same")
+
+
+def _check_exactly_once(document: SettingsDocument, given: dict[str, dict[str, Any]]) -> None:
+    """Refuse what a log cannot have that has each answer exactly once."""
+    path, log, updates = ("predictions", "exactly_once"), given["predictions"].get("log"), given["publish"].get("topic")
+    if path[1] not in given["predictions"]:
+        return
+    if "wait" in given["predictions"]:
+        document.expect(path, "exactly_once or wait", "leave wait out", given="both")
+    if "standby_s" in given["service"]:
+        remedy = "write wait = true in its place; the file of one machine is not read by the standby of another"
+        document.expect(path, "no service.standby with it", remedy, given="one")
+    if log is None or updates is None or document.is_wrong(("predictions", "log")):
+        return
+    topics = topic(log), topic(updates)
+    if topics[0].commit_domain != topics[1].commit_domain or not topics[0].has_transactions:
+        remedy = "write the same brokers, or the same file, in both, or leave exactly_once out"
+        expected = "a topic that one transaction writes together with publish.topic, as exactly_once needs"
+        document.expect(("predictions", "log"), expected, remedy)
 
 
 def _check_challenger(document: SettingsDocument, given: dict[str, dict[str, Any]]) -> None:

@@ -31,20 +31,24 @@ from streamiter.service.settings.tables import (
 )
 from streamiter.values.field_kinds import number_of_text
 from streamiter.values.json_objects import JSON_FIELD, is_exact, object_values
-from streamiter.values.numbers import Array, is_number, plain_float
+from streamiter.values.numbers import Array, is_number, plain_float, plain_scalar
 from streamiter.values.records import Batch, Columns
 
 Record = Mapping[str, Any]
 """A decoded event; its values are the user's."""
 
 
-def label_of(learn: LearnSettings) -> Callable[[Record], Any]:
+def label_of(learn: LearnSettings, *, as_texts: bool = False) -> Callable[[Record], Any]:
     """Return the function that reads the label of a record; it raises an error for a record without one.
+
+    ``as_texts``: a class that is a whole number is its text, as in a history that has only texts.
 
     >>> label_of(LearnSettings("classification", LabelSettings("late")))({"late": 1})
     True
     >>> label_of(LearnSettings("classification", LabelSettings("sent")))({"sent": "late"})
     'late'
+    >>> label_of(LearnSettings("multiclass", LabelSettings("grade")), as_texts=True)({"grade": 3})
+    '3'
     """
     value = learn.label.value
     if isinstance(value, FieldComparison):
@@ -59,6 +63,8 @@ def label_of(learn: LearnSettings) -> Callable[[Record], Any]:
         found = number_of_label(given) if learn.kind == "regression" else given
         if not is_label(found):
             raise ValueError(f"expected {expected} in the field {value!r}, given {given!r}")
+        if as_texts and learn.kind == "multiclass":
+            return as_text(found)
         return bool(found) if learn.kind == "classification" and not isinstance(given, str) else found
 
     return with_batches(label, lambda records: [label({value: given}) for given in _column_of(value, records)])
@@ -82,6 +88,12 @@ _LABELS: Final[Mapping[str, tuple[str, Callable[[Any], bool]]]] = {
     "regression": ("a number", lambda found: found is not None),
     "multiclass": ("a text or a whole number", lambda given: isinstance(given, (str, int))),
 }
+
+
+def as_text(value: Any) -> Any:
+    """Return the text of a whole number, as CSV has it; any other value as it is."""
+    value = plain_scalar(value)
+    return str(value) if type(value) is int else value
 
 
 def reads_truth(learn: LearnSettings) -> bool:
@@ -135,9 +147,17 @@ def shares_of_labels(learn: LearnSettings, labels: Sequence[Any]) -> str:
 _SHARES_SHOWN: Final = 5
 
 
-def delayed_labels_of(learn: LearnSettings, features: Callable[[Batch], Any]) -> DelayedLabels:
-    """Return how questions and answers are read and joined."""
-    settings, read = learn.label, label_of(learn)
+def delayed_labels_of(
+    learn: LearnSettings, features: Callable[[Batch], Any], *, as_texts: bool = False
+) -> DelayedLabels:
+    """Return how questions and answers are read and joined; ``as_texts``: by the texts of their keys."""
+    settings, read = learn.label, label_of(learn, as_texts=as_texts)
+    key_of: Callable[[Any], Any] = itemgetter(settings.key)
+    if as_texts:
+        key_of = with_batches(
+            lambda event: as_text(event[settings.key]),
+            lambda events: list(map(as_text, field_values(itemgetter(settings.key), events))),
+        )
     field, answer_is = settings.event_field, settings.event
     compared = settings.value if isinstance(settings.value, FieldComparison) else None
 
@@ -148,7 +168,7 @@ def delayed_labels_of(learn: LearnSettings, features: Callable[[Batch], Any]) ->
         return [target_of({settings.field: value}) for value in _column_of(settings.field, answers)]
 
     return DelayedLabels(
-        key_of=itemgetter(settings.key),
+        key_of=key_of,
         is_answer=with_batches(
             lambda event: bool(event.get(field) == answer_is),
             lambda events: list(map(eq, _fields_of(field, events), repeat(answer_is))),

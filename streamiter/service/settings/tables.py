@@ -421,6 +421,9 @@ class PredictionSettings(_Table):
     """The share of the predictions that are logged, chosen by their ids."""
     wait: bool = False
     """Whether an answer waits until its predictions are stored."""
+    exactly_once: str | None = None
+    """The file to which predictions go before they are answered, and from which the flow of the service brings them
+    into the log, each exactly once; None: bounded loss."""
 
 
 def _limit_of(value: Any) -> float:
