@@ -64,7 +64,7 @@ def label_of(learn: LearnSettings, *, as_texts: bool = False) -> Callable[[Recor
         if not is_label(found):
             raise ValueError(f"expected {expected} in the field {value!r}, given {given!r}")
         if as_texts and learn.kind == "multiclass":
-            return as_text(found)
+            return text_of_whole_number(found)
         return bool(found) if learn.kind == "classification" and not isinstance(given, str) else found
 
     return with_batches(label, lambda records: [label({value: given}) for given in _column_of(value, records)])
@@ -90,7 +90,7 @@ _LABELS: Final[Mapping[str, tuple[str, Callable[[Any], bool]]]] = {
 }
 
 
-def as_text(value: Any) -> Any:
+def text_of_whole_number(value: Any) -> Any:
     """Return the text of a whole number, as CSV has it; any other value as it is."""
     value = plain_scalar(value)
     return str(value) if type(value) is int else value
@@ -155,8 +155,8 @@ def delayed_labels_of(
     key_of: Callable[[Any], Any] = itemgetter(settings.key)
     if as_texts:
         key_of = with_batches(
-            lambda event: as_text(event[settings.key]),
-            lambda events: list(map(as_text, field_values(itemgetter(settings.key), events))),
+            lambda event: text_of_whole_number(event[settings.key]),
+            lambda events: list(map(text_of_whole_number, field_values(itemgetter(settings.key), events))),
         )
     field, answer_is = settings.event_field, settings.event
     compared = settings.value if isinstance(settings.value, FieldComparison) else None
