@@ -30,7 +30,6 @@ from streamiter.errors import (
 from streamiter.models.documents import EMBEDDINGS, Parameters, members_in
 from streamiter.models.intake import UpdateStatistics, Wanted
 from streamiter.models.reader import ModelUpdates
-from streamiter.models.stored_rows import PartPath, belongs_on_disk
 from streamiter.models.update import NO_RANK, ModelUpdate, check_model_name, shown_rank
 from streamiter.topics.topic import Topic
 from streamiter.values.helpers.clock import Clock, SystemClock
@@ -43,6 +42,7 @@ from streamiter.values.times import Seconds, in_seconds
 if TYPE_CHECKING:  # Many followers rank nothing.
     from streamiter.models.model_folder import ModelFolder
     from streamiter.models.ranking import Candidates, RankedCandidate
+    from streamiter.models.stored_rows import PartPath
 
 _log = logging.getLogger("streamiter.models")
 
@@ -302,6 +302,8 @@ class ServedModel:
 
     def _stored_parts(self, parameters: Parameters) -> list[PartPath]:
         """Return the paths of the arrays whose rows belong on disk."""
+        from streamiter.models.stored_rows import belongs_on_disk
+
         experts = (members_in(parameters, EMBEDDINGS) or {}).get("experts")
         paths: list[PartPath] = []
         for number, expert in enumerate(experts if isinstance(experts, list) else ()):

@@ -114,7 +114,7 @@ class PortProgress:
                     f"{port.arrived}"
                 )
             port.arrived = control.epoch
-            if port.lowest is None:
+            if port.later is None or port.is_feedback or not (port.held or port.later.counts):
                 return self._moved(port, control.epoch)
         elif isinstance(control, Idle):
             self.idle.add(port.index)
