@@ -2,11 +2,11 @@
 
 from typing import TYPE_CHECKING
 
+from streamiter.service.settings.field_comparison import FieldComparison
 from streamiter.service.settings.file import SettingChange, changed, read_settings
 from streamiter.service.settings.tables import (
     ChallengerSettings,
     CheckpointSettings,
-    FieldComparison,
     HealthSettings,
     HttpSettings,
     InputSettings,

@@ -19,9 +19,9 @@ from streamiter.models import LinearPredictor, ModelSnapshot
 from streamiter.service.learning import ServiceLearning, decoder_of
 from streamiter.service.service import OnlineLearningService
 from streamiter.service.settings.features import FeatureRows
+from streamiter.service.settings.field_comparison import FieldComparison
 from streamiter.service.settings.labels import label_of, milliseconds_of, milliseconds_of_texts
 from streamiter.service.settings.tables import (
-    FieldComparison,
     InputSettings,
     LabelSettings,
     LearnSettings,

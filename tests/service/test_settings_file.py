@@ -12,8 +12,9 @@ from support.examples import random_examples
 
 from streamiter.errors import ConfigurationError
 from streamiter.service.settings.features import embeddings_of
+from streamiter.service.settings.field_comparison import FieldComparison
 from streamiter.service.settings.file import TABLES, changed, read_settings
-from streamiter.service.settings.tables import FieldComparison, LabelSettings, ServiceSettings
+from streamiter.service.settings.tables import LabelSettings, ServiceSettings
 from streamiter.values.settings import SettingsError, WrongValue
 
 GOOD = """\

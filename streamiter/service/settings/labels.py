@@ -19,15 +19,14 @@ from streamiter.flow.stream import Stream
 from streamiter.learn import DelayedLabels
 from streamiter.learn.labels import LearningTask, number_of_label
 from streamiter.operators.functions import field_column, field_values, with_batches
+from streamiter.service.settings.field_comparison import FieldComparison, value_in
 from streamiter.service.settings.tables import (
     ANSWER,
     ANSWERS_FIELD,
     READY_MADE,
-    FieldComparison,
     LabelSettings,
     LearningKind,
     LearnSettings,
-    value_in,
 )
 from streamiter.values.field_kinds import number_of_text
 from streamiter.values.json_objects import JSON_FIELD, is_exact, object_values

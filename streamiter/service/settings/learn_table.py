@@ -13,6 +13,7 @@ from streamiter.learn import AdaptiveLinearModel, Embeddings
 from streamiter.learn.losses import LossName
 from streamiter.learn.ready_made.row_columns import BITS_MAX
 from streamiter.models.embedding_scores import EmbeddingKind
+from streamiter.service.settings.field_comparison import FieldComparison
 from streamiter.service.settings.labels import task_of
 from streamiter.service.settings.tables import (
     ANSWER,
@@ -20,7 +21,6 @@ from streamiter.service.settings.tables import (
     READY_MADE,
     READY_MADE_OPTIONS,
     SERVICE_OPTIMIZERS,
-    FieldComparison,
     LabelSettings,
     label_value_of,
 )

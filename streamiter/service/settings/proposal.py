@@ -16,8 +16,9 @@ from typing import Any, Final, NamedTuple
 import orjson
 
 from streamiter.errors import DOCUMENTATION, DecodeError
+from streamiter.service.settings.field_comparison import FieldComparison
 from streamiter.service.settings.labels import milliseconds_of
-from streamiter.service.settings.tables import ANSWER, ANSWERS_FIELD, FeatureKind, FieldComparison, LearningKind
+from streamiter.service.settings.tables import ANSWER, ANSWERS_FIELD, FeatureKind, LearningKind
 from streamiter.topics import Decoder, Json, ReadRequest, Topic
 from streamiter.topics.connecting import last_records
 from streamiter.values.field_kinds import BLANK, PLAIN_NUMBER, ReadText, read_text
