@@ -16,6 +16,7 @@ from streamiter import Columns, Flow
 from streamiter.errors import DecodeError
 from streamiter.models import ModelSnapshot
 from streamiter.operators.output import DeadLetter
+from streamiter.operators.timed.in_order import RecordOrder
 from streamiter.service.learning import ServiceLearning, decoder_for
 from streamiter.service.service import OnlineLearningService
 from streamiter.service.settings.file import read_settings
@@ -27,7 +28,8 @@ from streamiter.topics.memory import MemoryBroker, MemoryReader, MemoryTopic
 from streamiter.topics.topic import Decoder, TopicBatch
 from streamiter.values.helpers.compiled import is_compiling
 from streamiter.values.plain_data import PlainData
-from streamiter.values.records import take
+from streamiter.values.records import TimedBatch, take
+from streamiter.values.times import MAX_TIME
 
 # Columns need Numba, which another step has loaded.
 pytest.importorskip("numba")
@@ -163,7 +165,7 @@ SETTINGS = {
 @pytest.mark.parametrize("cut", [70, 300])
 @pytest.mark.parametrize("name", SETTINGS)
 async def test_columns_teach_what_dicts_teach(name: str, cut: int) -> None:
-    """Protects against a column whose values differ from those of dicts: what is learned depended on how it was read."""
+    """A column with other values than the dicts would let the weights depend on how the events are read."""
     settings = SETTINGS[name]
     for seed, is_plain in ((cut, True), (cut + 1, False)):
         values = events(seed, 1_800, is_plain=is_plain)
@@ -290,6 +292,27 @@ def test_a_long_record_takes_no_room_in_other_records(name: str) -> None:
     tracemalloc.stop()
     assert isinstance(found, list)
     assert peak_bytes < 50 * len(long)
+
+
+def test_events_that_wait_for_a_partition_take_as_much_of_a_checkpoint_as_dicts() -> None:
+    """While a partition was behind, each checkpoint was several times as large as with dicts."""
+    values = events(4, 600, is_plain=True)
+    decoder = JsonObjects(["km", "title", "time", "flight"])
+    batches = [decoder.decode(TopicBatch(values=values[start : start + 300])) for start in (0, 300)]
+    assert isinstance(batches[1], Columns)
+    plain, sizes = PlainData(), []
+    for rows in (batches[1], list(batches[1])):
+        order, restored = RecordOrder(), RecordOrder()
+        order.add(TimedBatch(rows, np.arange(300)))
+        stored = plain.encode(order.state())
+        restored.restore(plain.decode(stored))
+        released, expected = restored.release(MAX_TIME), order.release(MAX_TIME)
+        assert released is not None
+        assert expected is not None
+        assert same(list(released), list(expected))
+        assert same(released.order, expected.order)
+        sizes.append(len(stored))
+    assert sizes[0] < 1.3 * sizes[1]
 
 
 def test_columns_are_not_many_times_as_large_as_their_json() -> None:
