@@ -26,8 +26,9 @@ _RECORDS_MIN: Final = 64
 _BATCHES_BETWEEN_TRIALS: Final = 16
 # The bits of a whole number say which fields a record has.
 _FIELDS_MAX: Final = 62
-# One long text would make all rows of an array as long as its own.
+# One long text makes all rows of its array as long as its own, four bytes for each character.
 _BYTES_MAX: Final = 512
+_TIMES_JSON_MAX: Final = 16
 
 
 @final
@@ -88,15 +89,16 @@ class JsonObjects:
 
     def _columns(self, scanner: ColumnScanner, values: Sequence[bytes | None]) -> Columns | None:
         """Return the columns; None unless each value is an object of the types that are known."""
-        texts = values.buffer.tobytes() if isinstance(values, JoinedValues) else b" ".join(filter(None, values))
+        given = list(values)
+        if max(map(len, filter(None, given)), default=0) > _BYTES_MAX:  # Before anything has so many bytes.
+            return None
+        texts = values.buffer.tobytes() if isinstance(values, JoinedValues) else b" ".join(filter(None, given))
         has = np.zeros(len(values), np.int64)
         if has_big_integer(texts) or (scanned := scanner.scan(values, has)) is None or len(scanned[1]):
             return None
-        objects = np.array(list(values), bytes)
-        if objects.itemsize > _BYTES_MAX:
-            return None
-        nothing = np.zeros(len(values), np.bool_)
-        return Columns({**scanned[0], **dict.fromkeys(self._absent, nothing), HAS_FIELD: has, JSON_FIELD: objects})
+        absent = dict.fromkeys(self._absent, np.zeros(len(values), np.bool_))
+        columns = Columns({**scanned[0], **absent, HAS_FIELD: has, JSON_FIELD: np.array(given, bytes)})
+        return columns if columns.nbytes <= _TIMES_JSON_MAX * len(texts) else None
 
     def _learn_types(self, records: Batch) -> None:
         """Expect the most common type of each field from now on; numbers are whole only while all were."""

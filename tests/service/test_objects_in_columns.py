@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -15,6 +16,7 @@ from streamiter import Columns, Flow
 from streamiter.errors import DecodeError
 from streamiter.models import ModelSnapshot
 from streamiter.operators.output import DeadLetter
+from streamiter.operators.timed.in_order import RecordOrder
 from streamiter.service.learning import ServiceLearning, decoder_for
 from streamiter.service.service import OnlineLearningService
 from streamiter.service.settings.file import read_settings
@@ -26,9 +28,12 @@ from streamiter.topics.memory import MemoryBroker, MemoryReader, MemoryTopic
 from streamiter.topics.topic import Decoder, TopicBatch
 from streamiter.values.helpers.compiled import is_compiling
 from streamiter.values.plain_data import PlainData
-from streamiter.values.records import take
+from streamiter.values.records import TimedBatch, take
+from streamiter.values.times import MAX_TIME
 
-pytestmark = pytest.mark.skipif(not is_compiling(), reason="columns of JSON objects need Numba")
+# Columns need Numba, which another step has loaded.
+pytest.importorskip("numba")
+pytestmark = pytest.mark.skipif(not is_compiling(), reason="columns of JSON objects need a compiler that is on")
 
 START_MS = 1_700_000_000_000
 
@@ -160,7 +165,7 @@ SETTINGS = {
 @pytest.mark.parametrize("cut", [70, 300])
 @pytest.mark.parametrize("name", SETTINGS)
 async def test_columns_teach_what_dicts_teach(name: str, cut: int) -> None:
-    """A text of a number became a number where its neighbours were numbers, so weights depended on the batch."""
+    """A column with other values than the dicts would let the weights depend on how the events are read."""
     settings = SETTINGS[name]
     for seed, is_plain in ((cut, True), (cut + 1, False)):
         values = events(seed, 1_800, is_plain=is_plain)
@@ -175,8 +180,6 @@ async def test_columns_teach_what_dicts_teach(name: str, cut: int) -> None:
 @pytest.mark.parametrize("name", SETTINGS)
 def test_most_batches_of_these_tests_are_columns(name: str) -> None:
     """The columns of all other tests were dicts, so these compared dicts with dicts."""
-    import numba  # noqa: F401
-
     decoder = decoder_for(SETTINGS[name], MemoryBroker().topic("flights"))
     assert isinstance(decoder, JsonObjects)
     values = events(1, 3_000, is_plain=True)
@@ -273,6 +276,54 @@ def test_a_batch_with_an_odd_value_is_dicts(value: bytes | None) -> None:
     # One odd batch does not end the columns for good.
     later = [decoder.decode(TopicBatch(values=values[:300])) for _ in range(20)]
     assert isinstance(later[-1], Columns)
+
+
+@pytest.mark.parametrize("name", ["town", "other"])
+def test_a_long_record_takes_no_room_in_other_records(name: str) -> None:
+    """One text of 3 MB ended the service, which asked for 90 GB; one of 300 KB blocked it for a minute."""
+    values = [orjson.dumps({"town": "a", "number": number}) for number in range(300)]
+    decoder = JsonObjects(["town"])
+    decoder.decode(TopicBatch(values=values))
+    assert isinstance(decoder.decode(TopicBatch(values=values)), Columns)
+    long = orjson.dumps({name: "x" * 100_000})
+    tracemalloc.start()
+    found = decoder.decode(TopicBatch(values=[*values, long]))
+    peak_bytes = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert isinstance(found, list)
+    assert peak_bytes < 50 * len(long)
+
+
+def test_events_that_wait_for_a_partition_take_as_much_of_a_checkpoint_as_dicts() -> None:
+    """While a partition was behind, each checkpoint was several times as large as with dicts."""
+    values = events(4, 600, is_plain=True)
+    decoder = JsonObjects(["km", "title", "time", "flight"])
+    batches = [decoder.decode(TopicBatch(values=values[start : start + 300])) for start in (0, 300)]
+    assert isinstance(batches[1], Columns)
+    plain, sizes = PlainData(), []
+    for rows in (batches[1], list(batches[1])):
+        order, restored = RecordOrder(), RecordOrder()
+        order.add(TimedBatch(rows, np.arange(300)))
+        stored = plain.encode(order.state())
+        restored.restore(plain.decode(stored))
+        released, expected = restored.release(MAX_TIME), order.release(MAX_TIME)
+        assert released is not None
+        assert expected is not None
+        assert same(list(released), list(expected))
+        assert same(released.order, expected.order)
+        sizes.append(len(stored))
+    assert sizes[0] < 1.3 * sizes[1]
+
+
+def test_columns_are_not_many_times_as_large_as_their_json() -> None:
+    """A few records, each with another long text, made batches of hundreds of megabytes."""
+    names = [f"text{number}" for number in range(20)]
+    values = [orjson.dumps(dict.fromkeys(names, "a")) for _ in range(300)]
+    decoder = JsonObjects(names)
+    decoder.decode(TopicBatch(values=values))
+    assert isinstance(decoder.decode(TopicBatch(values=values)), Columns)
+    longer = [orjson.dumps({name: "x" * 400}) for name in names]
+    assert isinstance(decoder.decode(TopicBatch(values=[*values, *longer])), list)
 
 
 @pytest.mark.parametrize("more", [{"weight": "km"}, {"features": "all"}, {"learner": "ftrl"}])

@@ -12,11 +12,13 @@ from collections.abc import Iterable
 from typing import Any, Final, final
 
 import numpy as np
+import orjson
 
 from streamiter.operators.declared_state import NESTED, DeclaredOperator, DeclaredState, Form, declared
 from streamiter.operators.due import DueHeap, DueItem
 from streamiter.operators.operator import Context, KeepsRecords
 from streamiter.operators.output import Output
+from streamiter.values.json_objects import JSON_FIELD
 from streamiter.values.records import (
     BEFORE,
     KNOWN,
@@ -53,6 +55,27 @@ _DUE: Final = Form(lambda heap: [(item[:-2], item[-1]) for item in sorted(heap)]
 """The form of a ``DueHeap``."""
 
 
+def _without_columns(batch: TimedBatch) -> Any:
+    """Return a batch of columns of JSON objects as their texts alone, which take a fraction of the room."""
+    records = batch.records
+    if isinstance(records, Columns) and JSON_FIELD in records:
+        return records[JSON_FIELD].tolist(), batch.times, batch.order
+    return batch
+
+
+def _with_objects(given: Any) -> TimedBatch:
+    if isinstance(given, TimedBatch):
+        return given
+    texts, times, order = given
+    return TimedBatch(list(map(orjson.loads, texts)), times, order)
+
+
+_DUE_BATCHES: Final = Form(
+    lambda heap: [(order, _without_columns(batch)) for order, batch in _DUE.plain(heap)],
+    take_on=lambda heap, items: _push_all(heap, ((order, _with_objects(given)) for order, given in items)),
+)
+
+
 @final
 class RecordOrder(DeclaredState):
     """Merges the records of all parts. Pure data, no I/O.
@@ -69,7 +92,7 @@ class RecordOrder(DeclaredState):
     (['a'], ['b', 'c'])
     """
 
-    _waiting = declared(made=lambda: DueHeap(0, 2), form=_DUE)
+    _waiting = declared(made=lambda: DueHeap(0, 2), form=_DUE_BATCHES)
     """The batches that wait, by the watermark behind the first record and its number of arrival."""
     _arrivals = declared(0)
     _parts: set[int] = declared(made=set, form=Form(sorted, set))
