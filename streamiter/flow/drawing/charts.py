@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 from xml.sax.saxutils import escape
 
+from streamiter.flow.drawing.captions import width_of
+
 # Distances between ticks that people count in.
 _STEPS: Final = (1, 2, 2.5, 5, 10)
 _INTERVALS: Final = 5
@@ -91,7 +93,7 @@ HEIGHT: Final = 340
 _LEFT, _RIGHT, _TOP, _BOTTOM = 68, 24, 46, 56
 """The margins of a plot in its panel: room for numbers, the title and the name of the axis."""
 TEXT, GREY, _GRID, CANVAS = "#1f2328", "#59636e", "#d8dee4", "#ffffff"
-COLOURS: Final = ("#0969da", "#bf3989", "#1a7f37", "#9a6700", "#8250df")
+COLOURS: Final = ("#0969da", "#bf3989", "#1a7f37", "#9a6700", "#8250df", "#cf222e")
 """The colours of lines, in order; the first follows the last."""
 
 
@@ -132,7 +134,10 @@ class Plot:
             yield f'<g transform="rotate(-90 {x} {y})">{text(x, y, y_name, GREY)}</g>'
 
 
-def text(x: float, y: float, words: str, colour: str, *, anchor: str = "middle", size: int = 12) -> str:
+_TEXT_SIZE: Final = 12
+
+
+def text(x: float, y: float, words: str, colour: str, *, anchor: str = "middle", size: int = _TEXT_SIZE) -> str:
     """Return a line of text that is legible on a grid line, too."""
     return (
         f'<text x="{x:.1f}" y="{y:.1f}" fill="{colour}" font-size="{size}" text-anchor="{anchor}" '
@@ -200,9 +205,10 @@ class Panel:
                 yield f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.5" fill="{colour}"/>'
 
     def _legend(self, plot: Plot) -> Iterator[str]:
-        start = plot.right - _LEGEND_WIDTH + 8
+        width = max(_LEGEND_WIDTH, 48 + math.ceil(max(width_of(line.name, _TEXT_SIZE) for line in self.lines)))
+        start = plot.right - width + 8
         height = _LEGEND_LINE * len(self.lines)
-        yield f'<rect x="{start - 8}" y="{plot.top + 4}" width="{_LEGEND_WIDTH}" height="{height}" fill="{CANVAS}"/>'
+        yield f'<rect x="{start - 8}" y="{plot.top + 4}" width="{width}" height="{height}" fill="{CANVAS}"/>'
         for number, line in enumerate(self.lines):
             y = plot.top + 14 + _LEGEND_LINE * number
             yield f'<path d="M{start},{y} h24" stroke="{COLOURS[number % len(COLOURS)]}" stroke-width="3"/>'
