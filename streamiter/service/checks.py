@@ -237,14 +237,33 @@ class SettingsCheck:
             )
         if label.time is not None and (events := [*questions, *answers]):
             self._check_times(label.time, events)
+            self._check_waits(label, label.time, questions, answers)
+
+    def _check_waits(self, label: LabelSettings, time: str, questions: Records, answers: Records) -> None:
+        """Compare ``within`` with the waits of the newest answers: if all are longer, no answer would be learned."""
+        (asked, _), (answered, _) = (
+            _times_of([(str(event.get(label.key or "")), event) for event in events], time)
+            for events in (questions, answers)
+        )
+        since = dict(asked)
+        waits_s = sorted((ms - since[key]) / 1_000 for key, ms in answered if key in since)
+        if not waits_s or label.within_s is None:
+            return
+        in_time = sum(wait_s < label.within_s for wait_s in waits_s)
+        if not in_time:
+            self._document.refuse(
+                ("learn", "label", "within"),
+                f"expected a wait that is longer than that of some answers, given {label.within_s:g} s; the newest "
+                f"{len(waits_s):,} answers came {waits_s[0]:g} to {waits_s[-1]:g} s after their questions",
+            )
+            return
+        self._found["learn.label.within"] = (
+            f"{in_time:,} of {len(waits_s):,} answers came in time, half of all after {waits_s[len(waits_s) // 2]:g} s"
+        )
 
     def _check_times(self, field: str, events: Records) -> None:
-        times, reason = list[int](), ""
-        for event in events:
-            try:
-                times.append(milliseconds_of(event[field]))
-            except (KeyError, ValueError, OverflowError) as error:
-                reason = described(error)
+        found, reason = _times_of([("", event) for event in events], field)
+        times = [ms for _, ms in found]
         if not times:
             self._document.refuse(("learn", "label", "time"), reason)
             return
@@ -322,6 +341,17 @@ class SettingsCheck:
         names = sorted(features.fields or known - features.without)
         ending = f"; {refused:,} of {len(records):,} records are refused" if refused else ""
         self._found[".".join(path)] = f"{len(names)} fields: {', '.join(names[:_NAMES_SHOWN])}{ending}"
+
+
+def _times_of(events: Sequence[tuple[str, Mapping[str, Any]]], field: str) -> tuple[list[tuple[str, int]], str]:
+    """Return the times of events by their keys, in milliseconds, and why the last one without a time has none."""
+    times, reason = list[tuple[str, int]](), ""
+    for key, event in events:
+        try:
+            times.append((key, milliseconds_of(event[field])))
+        except (KeyError, ValueError, OverflowError) as error:
+            reason = described(error)
+    return times, reason
 
 
 def _partitions(count: int) -> str:

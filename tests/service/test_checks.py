@@ -143,6 +143,10 @@ async def test_answers_in_a_topic_of_their_own_are_checked_with_the_questions(ca
         )
     found = await case.found(**given | {"label": label_with(label, "time", "at")})
     assert found["learn.label.time"] == "from 2023-11-14T22:13:20 to 2023-11-14T22:13:59 (UTC)"
+    assert found["learn.label.within"] == "7 of 7 answers came in time, half of all after 30 s"
+    # The file was right, and all questions were learned as if no answer had come.
+    [said] = await case.refused(**given | {"label": label_with(label.replace("1h", "20s"), "time", "at")})
+    assert "given 20 s; the newest 7 answers came 30 to 30 s after their questions" in said
 
 
 def label_with(label: str, part: str, field: str) -> str:
