@@ -254,7 +254,8 @@ class SettingsCheck:
             self._document.refuse(
                 ("learn", "label", "within"),
                 f"expected a wait that is longer than that of some answers, given {label.within_s:g} s; the newest "
-                f"{len(waits_s):,} answers came {waits_s[0]:g} to {waits_s[-1]:g} s after their questions",
+                f"{len(waits_s):,} answers came {waits_s[0]:g} to {waits_s[-1]:g} s after their questions; "
+                "write a longer one",
             )
             return
         self._found["learn.label.within"] = (

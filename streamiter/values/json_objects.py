@@ -27,9 +27,14 @@ def objects_of(arrays: Mapping[str, Array]) -> Iterator[dict[str, Any]]:
     >>> list(objects_of({"\0json": np.array([b'{"km": 3}']), "\0has": np.array([1]), "\0time": np.array([7])}))
     [{'km': 3, '\x00time': np.int64(7)}]
     """
-    added = [name for name in arrays if name.startswith(HIDDEN) and name not in (JSON_FIELD, HAS_FIELD)]
+    added = added_fields(arrays)
     for text, *values in zip(arrays[JSON_FIELD].tolist(), *(arrays[name] for name in added), strict=True):
         yield {**orjson.loads(text), **dict(zip(added, values, strict=True))}
+
+
+def added_fields(arrays: Mapping[str, Array]) -> list[str]:
+    """Return the fields that steps have added: the text of an object does not have them."""
+    return [name for name in arrays if name.startswith(HIDDEN) and name not in (JSON_FIELD, HAS_FIELD)]
 
 
 def records_with(arrays: Mapping[str, Array], field: str) -> npt.NDArray[np.bool_]:

@@ -52,7 +52,7 @@ OF_TREE: Final = 1 << DEPTH
 EDGES_APART: Final = 2
 """A tree that is grown is tried with each second edge of a column."""
 ROWS_OF_A_LEAF: Final = 10.0
-"""So many rows without an error are added to each leaf, so that few rows do not decide where a tree grows."""
+"""This many rows without an error are added to each leaf, so that a few rows do not decide where a tree grows."""
 
 # A first step of AdaGrad is as large for each slope. Slopes below 1e-15 are what rounding left of a probability of 1.
 SQUARE_OF_CELLS_MIN: Final = 1e-30

@@ -42,7 +42,7 @@ _DEVIATIONS_MAX: Final = 3.0
 _ERROR_MAX: Final = 1e30
 # Errors are whole numbers of this part of a deviation, so that their sums are exact on each processor.
 _UNITS_OF_A_DEVIATION: Final = 256
-# Candidates of pairs are compared by so many values at most: a few milliseconds.
+# Candidates of pairs are compared by this many values at most, which takes a few milliseconds.
 _VALUES_OF_PAIRS: Final = 1 << 17
 
 
@@ -396,9 +396,8 @@ class TableWeights(ExpertWeights):
         super().restore(state)
         self._restore_tables(state)
         self._cell_weights, self._cell_sums = state["cell weights"].copy(), state["cell sums"].copy()
-        if "observed" in state:  # States of earlier versions have no errors.
-            rows, self._observed = len(state["errors"]), state["observed"]
-            self._errors[:rows], self._bins_of_errors[:rows] = state["errors"], state["bins of errors"]
+        rows, self._observed = len(state["errors"]), state["observed"]
+        self._errors[:rows], self._bins_of_errors[:rows] = state["errors"], state["bins of errors"]
 
     def _restore_tables(self, state: Mapping[str, Any]) -> None:
         self._first_of_column, self._first_of_pair = state["first of columns"].copy(), state["first of pairs"].copy()

@@ -18,7 +18,7 @@ from streamiter.operators.declared_state import NESTED, DeclaredOperator, Declar
 from streamiter.operators.due import DueHeap, DueItem
 from streamiter.operators.operator import Context, KeepsRecords
 from streamiter.operators.output import Output
-from streamiter.values.json_objects import JSON_FIELD
+from streamiter.values.json_objects import JSON_FIELD, added_fields
 from streamiter.values.records import (
     BEFORE,
     KNOWN,
@@ -58,7 +58,7 @@ _DUE: Final = Form(lambda heap: [(item[:-2], item[-1]) for item in sorted(heap)]
 def _without_columns(batch: TimedBatch) -> Any:
     """Return a batch of columns of JSON objects as their texts alone, which take a fraction of the room."""
     records = batch.records
-    if isinstance(records, Columns) and JSON_FIELD in records:
+    if isinstance(records, Columns) and JSON_FIELD in records and not added_fields(records.arrays):
         return records[JSON_FIELD].tolist(), batch.times, batch.order
     return batch
 
