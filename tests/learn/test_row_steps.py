@@ -1,6 +1,7 @@
 """The arithmetic of the adaptive linear model equals the published test vectors, with Numba and without."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -19,6 +20,7 @@ from learn.row_streams import (
 )
 from support.amended_reference import amended
 from support.examples import random_examples
+from support.waiting import PATIENCE_S
 
 from streamiter.learn import SparseRows
 from streamiter.models import LinearPredictor
@@ -198,17 +200,22 @@ def _double(number: float) -> float:
     return 2.0 * number
 
 
-def test_compiling_is_said_before_it_begins_and_only_once(caplog: pytest.LogCaptureFixture) -> None:
-    """A first model that took ten seconds looked like a job that hangs."""
+def test_compiling_is_said_before_it_begins_and_once_in_a_process(caplog: pytest.LogCaptureFixture) -> None:
+    """A first model that took ten seconds looked like a job that hangs.
+
+    Then it was said four times: by each reader of a topic while one of them compiled, and again at row 256.
+    """
     if not is_compiling():
         pytest.skip("Numba is not here")
     scope: dict[str, Any] = {}
     # The compiled code of a function without a file is not stored, so it is compiled in each run of the tests.
     exec(compile("def third(x): return x / 3\ndef ninth(x): return third(x) / 3", "<test>", "exec"), scope)
-    scope["third"] = compiled(scope["third"])
+    scope["third"], alone = compiled(scope["third"]), compiled(scope["third"])
     ninth = compiled(scope["ninth"])
     caplog.set_level("INFO", "streamiter.compiled")
-    for _ in range(2):
+    with saying_that_it_compiles("what another thread compiles"), ThreadPoolExecutor(1) as other:
+        assert other.submit(compiled(scope["ninth"]), 18.0).result(PATIENCE_S) == 2.0
+    for function in (ninth, ninth, alone):
         with saying_that_it_compiles("the ninth"):
-            assert ninth(18.0) == 2.0
+            function(18.0)
     assert caplog.messages == ["compiling the ninth; this takes about 6 s, once if a directory can be written"]

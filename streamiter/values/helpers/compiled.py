@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar, copy_context
 from functools import cache
 from importlib.util import find_spec
-from threading import Event
+from threading import Event, get_ident
 from typing import Any, Final, TypeVar, cast
 
 import numpy.typing as npt
@@ -151,7 +151,7 @@ def compiled_code_begins() -> None:
 def saying_that_it_compiles(functions: str) -> Iterator[None]:
     """Log one line before functions are compiled in this block, which takes some seconds; none if they are stored.
 
-    Where Numba is missing, a warning says how to install it, once in a process.
+    A process says it once. Where Numba is missing, a warning says how to install it, once in a process, too.
     """
     if not is_compiling():
         if find_spec("numba") is None:
@@ -160,19 +160,23 @@ def saying_that_it_compiles(functions: str) -> Iterator[None]:
         return
     from streamiter.values.helpers.numba_code import Listener, install_listener
 
-    class _Says(Listener):
-        is_said = False
+    own_thread = get_ident()
 
+    class _Says(Listener):
         def on_start(self, event: Event) -> None:
-            if not self.is_said:
-                self.is_said = True
-                _log.info("compiling %s; this takes about 6 s, once if a directory can be written", functions)
+            if get_ident() == own_thread:  # Listeners hear of what all threads compile, one thread at a time.
+                _say(functions)
 
         def on_end(self, event: Event) -> None:
             """Say nothing."""
 
     with install_listener("numba:compile", _Says()):
         yield
+
+
+@cache
+def _say(functions: str) -> None:
+    _log.info("compiling %s; this takes about 6 s, once if a directory can be written", functions)
 
 
 @cache
