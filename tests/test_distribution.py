@@ -95,15 +95,21 @@ def test_licences_are_in_both_archives(built: Path, wheel: Path) -> None:
 
 
 def test_the_hint_for_a_missing_extra_is_a_command_that_installs_it(wheel: Path, tmp_path: Path) -> None:
-    """The hint named no extra, or zsh took it for a pattern, so users could not install the connector."""
+    """The hint named no extra, or zsh took it for a pattern, so users could not install the connector.
+
+    It stood behind ``kafka://`` in the list of schemes, too, after the installation.
+    """
     installed = Installation(tmp_path, [wheel])
     kafka = ["streamiter", "topics", "list", "kafka://127.0.0.1:1?compression=wrong"]  # An error before it connects.
+    misspelt = ["streamiter", "topics", "list", "kafk://127.0.0.1:1"]
+    assert "kafka:// (pip install 'streamiter[kafka]'), memory://" in installed.run(*misspelt).stderr
     ran = installed.run(*kafka)
     assert ran.returncode == 1
     [hint] = re.findall(r"install it with: (.+)", ran.stderr)
     assert shlex.split(hint) == ["pip", "install", "streamiter[kafka]"]
     assert installed.run("/bin/sh", "-c", hint).returncode == 0
     assert "option compression: expected" in installed.run(*kafka).stderr
+    assert "kafka://, memory://" in installed.run(*misspelt).stderr
 
 
 def test_all_extras_that_hints_name_exist(metadata: Metadata) -> None:

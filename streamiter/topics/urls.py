@@ -20,6 +20,7 @@ import os
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import Field, fields
+from importlib.util import find_spec
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import SplitResult, unquote, unquote_plus, urlsplit
@@ -35,8 +36,8 @@ if TYPE_CHECKING:
 
 ENTRY_POINT_GROUP: Final = "streamiter.topics"
 
-# The extra of the distribution that installs the client library of a scheme.
-_EXTRA_OF_SCHEME: Final[Mapping[str, str]] = MappingProxyType({"kafka": "kafka"})
+# The extra of the distribution that installs the client library of a scheme, and the package of that library.
+_EXTRA_OF_SCHEME: Final[Mapping[str, tuple[str, str]]] = MappingProxyType({"kafka": ("kafka", "aiokafka")})
 
 
 def topic(url: str, **options: object) -> Topic:
@@ -54,7 +55,7 @@ def topic(url: str, **options: object) -> Topic:
     Traceback (most recent call last):
     ...
     streamiter.errors.ConfigurationError: topic 'carrier-pigeon://roof/clicks': expected one of the \
-schemes file://, kafka:// (pip install 'streamiter[kafka]'), memory://, sqlite://, given carrier-pigeon://
+schemes file://, kafka://, memory://, sqlite://, given carrier-pigeon://
     """
     return connector_for(url).topic(url, options)
 
@@ -158,14 +159,18 @@ def _checked(connector: object, entry_point: EntryPoint, url: str) -> Connector:
 
 
 def _install_hint(scheme: str) -> str:
-    extra = _EXTRA_OF_SCHEME.get(scheme)
+    extra, _ = _EXTRA_OF_SCHEME.get(scheme, ("", ""))
     return f"; install it with: pip install 'streamiter[{extra}]'" if extra else ""
 
 
 def _listed(schemes: list[str]) -> str:
-    """Return the schemes as text, each with the command that installs its client library."""
-    extras = {scheme: f" (pip install 'streamiter[{extra}]')" for scheme, extra in _EXTRA_OF_SCHEME.items()}
-    return ", ".join(f"{scheme}://{extras.get(scheme, '')}" for scheme in schemes)
+    """Return the schemes as text, with the commands that install the client libraries that are missing."""
+    missing = {
+        scheme: f" (pip install 'streamiter[{extra}]')"
+        for scheme, (extra, package) in _EXTRA_OF_SCHEME.items()
+        if find_spec(package) is None
+    }
+    return ", ".join(f"{scheme}://{missing.get(scheme, '')}" for scheme in schemes)
 
 
 _HIDDEN: Final = "…"
