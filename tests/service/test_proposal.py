@@ -87,10 +87,15 @@ def test_the_kind_of_a_field_has_its_reason(field: str, values: list[Any], kind:
         ([{"at": "2013-01-01"}], "classification", {"field": "label"}, "no field looks like a label"),
         ([{"a": 1.5}, {"a": 2.5, "b": 3}], "regression", {"field": "a"}, "'a' is only a guess of the label"),
         ([{"color": "red"}, {"color": "blue"}], "multiclass", {"field": "color"}, "only a guess"),
+        # Nothing was said, and for labels that are not true or false either it is a regression.
+        ([{"fraud": False, "km": 2}] * 9, "classification", {"field": "fraud"}, "'fraud' is always false so far: its"),
+        ([{"fraud": True, "km": 2}] * 9, "classification", {"field": "fraud"}, "'fraud' is always true so far: its"),
+        ([{"fraud": 0, "km": 2}] * 9, "classification", {"field": "fraud"}, "'fraud' is always 0 so far: its kind is"),
+        ([{"price": 5.5, "km": 2}] * 9, "regression", {"field": "price"}, "'price' is always 5.5 so far: its kind is"),
     ],
 )
 def test_what_is_not_known_is_told(records: list[Any], kind: str, label: dict[str, str], note: str) -> None:
-    """A guess looked like a fact."""
+    """A guess looked like a fact; labels that all were false so far made a regression."""
     learn, proposal = proposed(records)
     assert (learn["kind"], learn["label"]) == (kind, label)
     assert any(note in said for said in proposal.notes)
@@ -151,6 +156,15 @@ def test_answers_of_a_topic_of_their_own_are_found(answer: Any, label: dict[str,
     assert learn["features"].items() >= {"kind": "category", "km": "number"}.items()
     assert not learn["features"].keys() & {"input.answers", "rating"}
     assert any(note in said for said in proposal.notes)
+
+
+def test_answers_that_are_all_false_so_far_make_classes() -> None:
+    """The file had a regression of answers that all were false, without a word."""
+    views = [{"event": "view", "view": f"v{n}", "km": n % 7} for n in range(60)]
+    answers = [{"event": "answer", "view": f"v{n}", "fraud": False} for n in range(0, 60, 3)]
+    learn, proposal = proposed([*views, *answers])
+    assert (learn["kind"], learn["label"]["field"]) == ("classification", "fraud")
+    assert "the label 'fraud' is always false so far" in " ".join(proposal.notes)
 
 
 @pytest.mark.parametrize("has_event", [True, False])

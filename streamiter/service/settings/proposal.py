@@ -120,8 +120,9 @@ class FieldProfile:
 
     @property
     def label_kind(self) -> LearningKind:
-        """The kind of learning if the field is the label."""
-        return "multiclass" if self.are_texts else "classification" if self.are_truths else "regression"
+        """The kind of learning if the field is the label. Labels of a rare event may all be false so far."""
+        are_classes = self.are_numbers and set(self.values) <= {0, 1}
+        return "multiclass" if self.are_texts else "classification" if are_classes else "regression"
 
     def kind(self) -> tuple[FeatureKind, str]:
         """Return the proposed kind, and the reason."""
@@ -432,6 +433,7 @@ def _label_of_each(profiles: Mapping[str, FieldProfile], notes: list[str]) -> tu
             notes.append("no field looks like a label: correct the key label")
         return "classification", 'label = { field = "label" }', {"label"}
     best, *others = candidates
+    notes += _one_label_only(best)
     if not _LABEL_NAME.search(best.name) and not best.are_truths:
         notes.append(f"{best.name!r} is only a guess of the label, as good as {len(others):,} other fields; see label")
     names = ", ".join(_toml(each.name) for each in others[:_OTHERS_SHOWN])
@@ -440,6 +442,17 @@ def _label_of_each(profiles: Mapping[str, FieldProfile], notes: list[str]) -> tu
 
 
 _OTHERS_SHOWN: Final = 5
+
+
+def _one_label_only(label: FieldProfile) -> list[str]:
+    """Return what to tell of a label that has always been the same."""
+    if label.distinct != 1:
+        return []
+    value = _shown(label.values[0])
+    return [
+        f"the label {label.name!r} is always {value} so far: its kind is a guess, and nothing is learned before "
+        "another label comes"
+    ]
 
 
 def _answers_without_event(rows: Sequence[Mapping[str, Any]], label: set[str]) -> list[str]:
@@ -481,6 +494,7 @@ def _delayed_label(
     else:
         values = _profiles(row for row in rows if row.get(found.event_field) == found.answer)[found.value]
         kind = values.label_kind
+        notes += _one_label_only(values)
     line = f"label = {{ {', '.join(f'{name} = {_toml(value)}' for name, value in keys.items())} }}"
     if kind == "regression":
         middle = f"{found.value} > {sorted(values.values)[len(values.values) // 2]:g}"
