@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from streamiter.learn.quality.drift import ADWIN, DriftEvent, DriftWatch, PageHinkley
     from streamiter.learn.quality.field_watch import FieldReport, FieldWatch, compare_profiles
     from streamiter.learn.quality.validation import PredictedRows, ProgressiveValidation
+    from streamiter.learn.quality.validation_step import TrainingAdvice
     from streamiter.learn.ready_made.adaptive import AdaptiveLinearModel
     from streamiter.learn.ready_made.embeddings import Embeddings
     from streamiter.learn.rows import BadRows, Examples
@@ -110,6 +111,7 @@ else:
             "streamiter.learn.scikit_learn": "OnlineClassifier OnlineRegressor",
             "streamiter.learn.server_training": "ParameterServerTraining ParameterServerWorker",
             "streamiter.learn.quality.validation": "PredictedRows ProgressiveValidation",
+            "streamiter.learn.quality.validation_step": "TrainingAdvice",
             "streamiter.parameter_server.optimizers": "FTRL SGD AdaDelta AdaGrad Adam Constant Correction "
             "GradientDescent Inverse InverseSquareRoot LearningRate Momentum Optimizer RMSProp WarmRestarts",
             "streamiter.values.sparse_rows": "SparseRows",
@@ -171,6 +173,7 @@ __all__ = [
     "SparseRows",
     "SquaredLoss",
     "StandardScaler",
+    "TrainingAdvice",
     "WarmRestarts",
     "apriori",
     "compare_online",

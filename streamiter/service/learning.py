@@ -25,6 +25,7 @@ from streamiter.learn import (
     OnlineTraining,
     PageHinkley,
     PublishSchedule,
+    TrainingAdvice,
     sampled_negatives,
     train_online,
 )
@@ -55,6 +56,15 @@ _REPORT_EVERY_S: Final = 1.0
 # While the service lags, it learns from this many rows at a time, some 10 ms: half as many as without HTTP, so that
 # predictions and probes wait for half as long. More would learn a lag 6 % faster.
 _ROWS_OF_A_LAG: Final = BATCH_RECORDS // 4
+
+_ADVICE: Final = TrainingAdvice(
+    rows="in the file: look at field, event and key of learn.label, and at learn.features",
+    rate=(
+        'in the file: learn.learner = "default" needs no scaling and no learning rate; an optimizer needs scales, or a '
+        "smaller learning_rate, in learn.settings"
+    ),
+    labels="learn.label in the file",
+)
 
 
 class ServiceLearning:
@@ -118,6 +128,7 @@ class ServiceLearning:
             rollbacks=rollbacks,
             beside=beside,
             name=None if beside is None else challenger_step(self._settings.name),
+            advice=_ADVICE,
             **options,
             **rejections,
         )

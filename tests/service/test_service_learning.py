@@ -479,3 +479,25 @@ def test_a_service_watches_each_question_once_unless_an_optimizer_learns(learner
     ]
     expected = [(100, 100, {"km": [], "plane": []}), (200, 100, {"km": [], "plane": ["missing"]})]
     assert found == (expected if learner == "default" else [])
+
+
+def test_warnings_of_a_service_name_keys_of_its_file(caplog: pytest.LogCaptureFixture) -> None:
+    """Who had only a file was told to check arguments of train_online, which the file does not have."""
+    for label in ("late", "never"):
+        learn = LearnSettings(
+            "classification",
+            LabelSettings(label),
+            {"km": "number"},
+            learner="sgd",
+            learner_settings={"learning_rate": 1.0},
+        )
+        rows = [{"km": 9.0 * (n % 97), "late": (n * 7919) % 10 > 7, "never": False} for n in range(3_000)]
+        flow = Flow(f"service {label}")
+        source, publish = InputSettings("memory://in"), PublishSettings("memory://out", None, 1)
+        ServiceLearning(ServiceSettings("s", source, learn, publish)).train(flow.from_items(rows))
+        flow.run()
+    far, equal = caplog.messages
+    assert "rows (in the file: look at field, event and key of learn.label, and at learn.features)" in far
+    assert 'too high (in the file: learn.learner = "default" needs no scaling and no learning rate; an optimizer' in far
+    assert equal.endswith("check learn.label in the file")
+    assert not [name for name in ("train_online", "model=", "label=", "_of=") if name in far + equal]

@@ -49,7 +49,7 @@ from streamiter.learn.online.row_training import RowOwner
 from streamiter.learn.quality.drift import DRIFTS, DriftDetector
 from streamiter.learn.quality.field_watch import FIELD_REPORTS, FieldWatch
 from streamiter.learn.quality.validation import PREDICTIONS
-from streamiter.learn.quality.validation_step import Validate
+from streamiter.learn.quality.validation_step import TrainingAdvice, Validate
 from streamiter.learn.ready_made.adaptive import AdaptiveLinearModel
 from streamiter.learn.ready_made.embeddings import Embeddings
 from streamiter.learn.ready_made.label_fields import FieldsBefore, LabelFields
@@ -134,6 +134,7 @@ def train_online(
     dead_letter: Topic | None = None,
     config: IterationConfig | None = None,
     name: str | None = None,
+    advice: TrainingAdvice | None = None,
 ) -> OnlineTraining:
     """Train a linear model on a stream while the stream flows.
 
@@ -178,6 +179,7 @@ def train_online(
     started with ``restore=None``. ``beside`` is another training of these ``examples``, row by row, too: this one
     learns from its mini-batches, so both number the rows alike, whenever this one joins. Rows that are not examples
     follow ``on_error`` or go to ``dead_letter``. ``name`` is put in front of the names of the steps.
+    ``advice`` is what warnings say to check, for users who configure the training in another place than this call.
 
     Raises GraphError for options that cannot be used.
 
@@ -317,7 +319,7 @@ def train_online(
         start = start.process(lambda: OneStart(rollbacks), name=named("initial"), parallelism=1)
     models, predictions, drifts, fields, *numbered = iterate_unbounded_streams([start], [data], body, config)
     validation = predictions.process(
-        lambda: Validate(window=window, report_every=report_every, report_every_s=report_every_s),
+        lambda: Validate(window=window, report_every=report_every, report_every_s=report_every_s, advice=advice),
         name=named("validate"),
         parallelism=1,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -26,6 +26,38 @@ _FAR_ABOVE: Final = 1.5
 _LOG_LOSS_MORE: Final = 0.05
 # Numbers that differ by at most this part of them are equal, and no loss is compared with 0.
 _ROUNDING: Final = 1e-12
+
+
+class TrainingAdvice(NamedTuple):
+    """What the warnings of a training say to check, by the names with which the user has configured it.
+
+    >>> TrainingAdvice(labels="learn.label").labels
+    'learn.label'
+    """
+
+    rows: str = "check label=, extract= and key_of="
+    """If labels or features may belong to other rows."""
+    rate: str = (
+        "leave out model= in train_online: its own model needs no scaling and no learning rate; or give model= a "
+        "smaller rate and scaler=StandardScaler()"
+    )
+    """If columns may have very different scales, or the learning rate may be too high."""
+    labels: str = "label=, or target_of= and is_answer="
+    """If all labels are equal."""
+
+
+def warn_of_loss(step: str, found: tuple[int, float, float], advice: TrainingAdvice) -> None:
+    """Tell what :meth:`MeanComparison.far_above` has found."""
+    _log.warning(
+        "step %r: the loss of the last %d predictions is %.3g, and would be %.3g if each of them were the mean of all "
+        "labels so far. Usual reasons: labels or features belong to other rows (%s); columns have very different "
+        "scales, or the learning rate is too high (%s); or labels depend on features in a way that changes faster than "
+        "the model learns",
+        step,
+        *found,
+        advice.rows,
+        advice.rate,
+    )
 
 
 class MeanComparison(DeclaredState):
@@ -122,7 +154,15 @@ class Validate(DeclaredOperator):
     """None before the first predictions, which tell their kind."""
     _comparison = declared(made=MeanComparison, form=NESTED)
 
-    def __init__(self, *, window: int, report_every: int, report_every_s: float | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        window: int,
+        report_every: int,
+        report_every_s: float | None = None,
+        advice: TrainingAdvice | None = None,
+    ) -> None:
+        self._advice = advice or TrainingAdvice()
         self._window = window
         self._report_every = report_every
         self._report_every_s = report_every_s
@@ -180,16 +220,7 @@ class Validate(DeclaredOperator):
         if "loss" in rows:
             loss = SquaredLoss().total(rows["predictions"], rows["targets"], rows["weights"])
         if rows.get("is_mean", True) and (found := self._comparison.far_above(rows, loss)) is not None:
-            _log.warning(
-                "step %r: the loss of the last %d predictions is %.3g, and would be %.3g if each of them were the mean "
-                "of all labels so far. Usual reasons: labels or features belong to other rows (check label=, extract= "
-                "and key_of=); columns have very different scales, or the learning rate is too high (leave out model= "
-                "in train_online: its own model needs no scaling and no learning rate; or give model= a smaller rate "
-                "and scaler=StandardScaler()); or labels depend on features "
-                "in a way that changes faster than the model learns",
-                self._name,
-                *found,
-            )
+            warn_of_loss(self._name, found, self._advice)
 
     def on_timer(self, payload: object, out: Output) -> None:
         """Emit the metrics that are due."""
@@ -207,9 +238,10 @@ class Validate(DeclaredOperator):
                 if metrics.get("baseline_loss") == 0.0:
                     _log.warning(
                         "step %r: expected several labels, given %d equal ones, from which nothing is learned; check "
-                        "label=, or target_of= and is_answer=",
+                        "%s",
                         self._name,
                         metrics["count"],
+                        self._advice.labels,
                     )
 
     def finish(self, out: Output) -> None:
