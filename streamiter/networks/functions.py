@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamiter.learn.losses import HuberLoss, LinearLoss, SquaredLoss
+from streamiter.learn.quality.validation import ValidationKind
 from streamiter.learn.rows import refuse_rows_unless
 from streamiter.values.numbers import Array
 
@@ -223,6 +224,9 @@ class NetworkLoss(abc.ABC):
     needs_labels: ClassVar[bool] = True
     """Whether the loss uses labels."""
 
+    of_mean: ClassVar[ValidationKind | None] = None
+    """As which kind of prediction the loss is compared with the loss of the mean of the labels, if it is comparable."""
+
     @abc.abstractmethod
     def losses(self, scores: Array, labels: Array) -> Array:
         """Return the loss of each row."""
@@ -300,6 +304,7 @@ class L2Loss(RegressionLoss):
     """
 
     type_name: ClassVar[str] = "l2loss"
+    of_mean = "regression"
     linear = SquaredLoss()
 
 
@@ -324,6 +329,7 @@ class NetworkLogLoss(SignLoss):
     """
 
     type_name: ClassVar[str] = "logloss"
+    of_mean = "classification"
 
     def losses(self, scores: Array, labels: Array) -> Array:
         margins: Array = labels * scores[:, 0]
@@ -379,6 +385,7 @@ class CrossEntropyLoss(NetworkLoss):
     """
 
     type_name: ClassVar[str] = "crossentropyloss"
+    of_mean = "classification"
     expected_labels: ClassVar[str] = "labels 0 or 1 (or −1 or 1)"
     labels_to_take: ClassVar[str] = (
         "set translabel to ZeroOneTrans, which counts for files and topics, or give np.where(labels > 0, 1.0, 0.0)"
@@ -420,6 +427,7 @@ class SoftmaxLoss(NetworkLoss):
     """
 
     type_name: ClassVar[str] = "softmaxloss"
+    of_mean = "classes"
     labels_to_take: ClassVar[str] = (
         "set translabel to SubOneTrans where they count from 1, to AddOneTrans where they count from −1, or give the "
         "scores an output for each class"

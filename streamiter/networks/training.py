@@ -21,6 +21,8 @@ from streamiter.flow.graph_checks import check_user_function
 from streamiter.flow.options import check_step_options
 from streamiter.flow.stream import Stream
 from streamiter.learn.estimators import examples_of, run_offline
+from streamiter.learn.quality.validation import PredictedRows
+from streamiter.learn.quality.validation_step import MeanComparison, TrainingAdvice, warn_of_loss
 from streamiter.learn.rows import BadRows, Extract, refuse_not_finite, refuse_rows_unless
 from streamiter.learn.server_training import (
     OnlineServerOptions,
@@ -58,7 +60,7 @@ from streamiter.parameter_server.admission import Admission
 from streamiter.parameter_server.consistency import BSP, Consistency
 from streamiter.parameter_server.server import ParameterServer
 from streamiter.values.named_rows import FieldReader
-from streamiter.values.numbers import Indices, whole_number
+from streamiter.values.numbers import Array, Indices, whole_number
 from streamiter.values.records import Batch, Columns
 from streamiter.values.sparse_rows import SparseRows
 from streamiter.values.times import Times
@@ -156,7 +158,8 @@ def train_network(
     ``validation`` is rows that each version is evaluated on.
 
     Raises GraphError and ModelError for arguments that cannot work. The job fails with :class:`Diverged` if a loss, a
-    gradient or a parameter is no longer finite: no version has such numbers.
+    gradient or a parameter is no longer finite: no version has such numbers. A warning of the logger
+    ``streamiter.learn`` tells a loss of the last epoch that is far above the loss of always predicting the mean.
 
     >>> import numpy as np
     >>> from streamiter.parameter_server import BSP
@@ -202,7 +205,9 @@ def train_network(
     if judged_by is not None:
         judged_by = judged_by.widened(features, _OWNER)
         checks.check(f"{_OWNER}(validation=)", judged_by)
-    models = training.models.process(lambda: _Judge(network, judged_by), name=shared.label("judge"), parallelism=1)
+    models = training.models.process(
+        lambda: _Judge(network, epochs, data.labels, judged_by), name=shared.label("judge"), parallelism=1
+    )
     return NetworkTraining(models, training.losses, steps.in_all * workers)
 
 
@@ -262,13 +267,18 @@ class _StepNumbers(Source):
 
 
 class _Judge(DeclaredOperator):
-    """Numbers versions, and adds their evaluation to their metrics."""
+    """Numbers versions, adds their evaluation to their metrics, and warns of a bad loss of the last one."""
 
     _epoch = declared(0)
 
-    def __init__(self, network: Network, data: LabelledRows | None) -> None:
+    def __init__(self, network: Network, epochs: int, labels: Array, data: LabelledRows | None) -> None:
         self._graph = network.graph()
+        self._epochs = epochs
+        self._labels = labels
         self._data = data
+
+    def open(self, context: Context) -> None:
+        self._name = context.name
 
     def process(self, model: ModelSnapshot, out: Output) -> None:
         """Emit the version with its number and its evaluation."""
@@ -280,7 +290,36 @@ class _Judge(DeclaredOperator):
             except Diverged as error:
                 raise error.within(f"epoch {self._epoch}, rows for validation") from error
             metrics = {**metrics, **found.metrics(_VALIDATION), _ROWS: found.rows}
+        if self._epoch == self._epochs:
+            # Networks learn from few mini-batches, so in the first epochs, and in all of one epoch, they are young.
+            if self._epoch > 1:
+                self._compare(self._labels, metrics.get("loss"))
+            elif self._data is not None:
+                self._compare(self._data.labels, metrics[f"{_VALIDATION}loss"])
         out.emit(msgspec.structs.replace(model, metrics=metrics, epoch=self._epoch))
+
+    def _compare(self, labels: Array, loss: float | None) -> None:
+        """Warn of a mean loss that is far above the loss of the mean of the labels."""
+        if (kind := self._graph.loss_layer.loss.of_mean) is None or loss is None:
+            return
+        targets = labels.astype(np.float64) if kind == "regression" else (labels > 0.0).astype(np.float64)
+        rows: PredictedRows = {
+            "task": kind,
+            "predictions": targets,
+            "targets": targets,
+            "weights": np.ones(len(labels)),
+        }
+        if kind == "classes":
+            rows["classes"] = labels.astype(np.intp)
+        comparison, total = MeanComparison(), loss * len(labels)
+        for _ in range(2):  # The first rows only tell the mean.
+            if (found := comparison.far_above(rows, total, together=1)) is not None:
+                warn_of_loss(self._name, found, _ADVICE)
+
+
+_ADVICE: Final = TrainingAdvice(
+    rows="look at the labels, and at translabel", rate="lower lr, scale features and labels, or take another seed"
+)
 
 
 # After Ctrl-C the steps in the channels are still made: with short channels these are few.

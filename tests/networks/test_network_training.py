@@ -374,6 +374,34 @@ def test_the_model_of_the_last_epoch_that_was_finite_is_kept(workers: int, valid
     assert np.isfinite(kept.predictor([[1.0, 1.0]])).all()
 
 
+@pytest.mark.parametrize("epochs", [1, 4])
+@pytest.mark.parametrize("loss", ["logloss", "crossentropyloss", "l2loss", "softmaxloss", "hingeloss"])
+def test_a_network_far_worse_than_the_mean_is_told_once(
+    loss: str, epochs: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With a learning rate of 1,000 no number became infinite, and nothing was said of a log loss of 400."""
+    x = np.random.default_rng(1).normal(size=(300, 3))
+    signs = np.sign(x @ [1.0, -2.0, 0.5])
+    data = LabelledRows(x, {"softmaxloss": signs + 1.0, "l2loss": 3.0 + signs}.get(loss, signs))
+    outputs, transfer = 3 if loss == "softmaxloss" else 1, "sigmoid" if loss == "crossentropyloss" else "identity"
+    layers = {
+        "hidden": {"type": "simpleinputlayer", "outputdim": 4, "transfunc": "tanh"},
+        "value": {"type": "fclayer", "inputlayer": "hidden", "outputdim": outputs, "transfunc": transfer},
+        "loss": {"type": "losslayer", "lossfunc": loss, "inputlayer": "value"},
+    }
+    for lr in (0.1, 1_000.0):
+        assert caplog.messages == []
+        settings = {"epoch": epochs, "numupdateperepoch": 30, "lr": lr, "decayclass": "Constant"}
+        network = {"data": {"indexrange": 3}, "train": settings, "default_optimizer": "Adam", "layers": layers}
+        fit_network(Network.from_json(network), data, data[:200], progress=False)
+    if loss == "hingeloss":  # It is not compared: the mean of labels is no prediction of it.
+        assert caplog.messages == []
+        return
+    [message] = caplog.messages
+    assert message.startswith(f"step 'judge': the loss of the last {200 if epochs == 1 else 300} predictions is ")
+    assert "too high (lower lr, scale features and labels, or take another seed)" in message
+
+
 def test_without_a_finite_epoch_there_is_no_model() -> None:
     """No model is better than the initial model."""
     with pytest.raises(Diverged, match=r"^epoch 1, step 2 of 5: .*; lower lr") as caught:

@@ -78,8 +78,10 @@ class MeanComparison(DeclaredState):
     """The first target; sums of squares lose the digits of numbers such as 1,700,000,000 that hardly differ."""
     _is_told = declared(False)
 
-    def far_above(self, rows: PredictedRows, loss: float) -> tuple[int, float, float] | None:
-        """Count rows and the sum of their losses.
+    def far_above(
+        self, rows: PredictedRows, loss: float, *, together: int = _ROWS_COMPARED
+    ) -> tuple[int, float, float] | None:
+        """Count rows and the sum of their losses; as soon as they are as many as ``together``, compare them.
 
         When the loss is far above the loss of the mean for the first time, return the number of rows and both losses.
         """
@@ -89,7 +91,7 @@ class MeanComparison(DeclaredState):
         self._count += len(weights)
         self._loss += loss
         self._recent = _added(self._recent, self._sums(rows))
-        if self._count < _ROWS_COMPARED:
+        if self._count < together:
             return None
         is_first = not np.count_nonzero(self._all)
         self._all = _added(self._all, self._recent)
