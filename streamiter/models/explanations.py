@@ -27,6 +27,7 @@ SEVERAL_FIELDS: Final = "(several fields)"
 EFFECT_OF: Final = "effect of "
 """The beginning of the names of metrics that say how much a column or a pair matters."""
 
+_SHOWN_CONTRIBUTIONS: Final = 10
 _SHOWN_PARTS: Final = 22
 _SHOWN_ROWS: Final = 8
 
@@ -35,9 +36,11 @@ _TINY: Final = 1e-300
 _ONE_LESS: Final = 1e-14
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Explanation:
     """The score of a row as a sum, or the scores of several rows: then each contribution has a number for each row.
+
+    ``print`` and notebooks show the ten greatest contributions, and the sum of all others.
 
     A model of classes has arrays, whose last axis has a number for each probability.
     """
@@ -53,12 +56,33 @@ class Explanation:
         """The sum of the intercept and all contributions; the link turns it into the prediction."""
         return sum(self.contributions.values(), start=self.intercept)
 
+    @property
+    def ranked(self) -> dict[str, Any]:
+        """The contributions, the greatest first: by their distance from 0, of several rows by its mean.
+
+        >>> Explanation(0.5, {"hour": 0.2, "sky": -3.0}).ranked
+        {'sky': -3.0, 'hour': 0.2}
+        """
+        return dict(sorted(self.contributions.items(), key=lambda each: -float(np.abs(each[1]).mean())))
+
+    def _cells(self) -> tuple[list[str], list[list[str]]]:
+        """Return headings, and a row of texts for each of the greatest parts and for the sum of all others."""
+        ranked = list(self.ranked.items())
+        parts = {"score": self.score, "intercept": self.intercept, **dict(ranked[:_SHOWN_CONTRIBUTIONS])}
+        if rest := [part for _, part in ranked[_SHOWN_CONTRIBUTIONS:]]:
+            parts[f"{len(rest):,} others together"] = sum(rest)
+        cut = ["…"] if np.size(self.score) > _SHOWN_ROWS else []
+        rows = [
+            [name, *(f"{number:.3g}" for number in np.ravel(part)[:_SHOWN_ROWS]), *cut] for name, part in parts.items()
+        ]
+        return ["part", *[""] * (len(rows[0]) - 1)], rows
+
+    def __repr__(self) -> str:
+        return text_table(*self._cells())
+
     def _repr_html_(self) -> str:
-        """Return a table of the contributions, the largest first, for notebooks; of several rows the first ones."""
-        parts = {"score": self.score, "intercept": self.intercept}
-        parts |= dict(sorted(self.contributions.items(), key=lambda each: -float(np.abs(each[1]).mean())))
-        rows = [[name, *(f"{number:.3g}" for number in np.ravel(part)[:_SHOWN_ROWS])] for name, part in parts.items()]
-        return html_table("score = intercept + contributions", [""] * len(rows[0]), rows[:_SHOWN_PARTS])
+        """Return a table of the contributions, the greatest first, for notebooks; of several rows the first ones."""
+        return html_table("score = intercept + contributions", *self._cells())
 
 
 def explanation_of(intercept: Any, parts: Mapping[str, Any], is_single: bool) -> Explanation:
@@ -130,8 +154,10 @@ class Effects:
         """Return headings, and a row of texts for each field and pair, the strongest first."""
         rows = [(column.strength, column.field, column.extremes) for column in self.columns]
         rows += [(pair.strength, " × ".join(pair.fields), ("", "")) for pair in self.pairs]
-        strongest = sorted(rows, key=lambda row: -row[0])[:_SHOWN_PARTS]
-        cells = [[name, f"{strength:.3f}", *extremes] for strength, name, extremes in strongest]
+        strongest = sorted(rows, key=lambda row: -row[0])
+        cells = [[name, f"{strength:.3f}", *extremes] for strength, name, extremes in strongest[:_SHOWN_PARTS]]
+        if weaker := strongest[_SHOWN_PARTS:]:
+            cells.append([f"{len(weaker):,} others", f"≤ {weaker[0][0]:.3f}", "", ""])
         return without_empty_columns(["field", "strength", "lowers most", "raises most"], cells)
 
     def __repr__(self) -> str:

@@ -11,6 +11,7 @@ from streamiter import Columns
 from streamiter.errors import ModelError
 from streamiter.learn import LinearRegression, LogisticRegression, SparseRows, StandardScaler
 from streamiter.models import LinearPredictor
+from streamiter.models.explanations import ColumnEffect, Effects, Explanation
 
 DRAW = np.random.default_rng(2)
 A, B = DRAW.normal(size=(2, 300))
@@ -99,6 +100,28 @@ def test_matrices_and_sparse_rows_are_explained_by_column() -> None:
         np.testing.assert_allclose(explained.score, score_of(model.predict(features), "truth values"), rtol=1e-7)
         one = model.explain(x[0] if features is x else (sparse[0]))
         assert one.score == pytest.approx(explained.score[0])
+
+
+def test_explanations_show_the_greatest_parts_and_how_many_others_there_are() -> None:
+    """A row of thirty fields was explained by ninety numbers in the order of the fields; notebooks left some out."""
+    parts = {f"f{at}": (-1) ** at * float(at % 13) for at in range(15)}
+    explained = Explanation(0.5, parts)
+    assert list(explained.ranked)[:3] == ["f12", "f11", "f10"]
+    assert explained.ranked == parts
+    lines = [line.split() for line in repr(explained).splitlines()]
+    assert lines[1:3] == [["score", f"{explained.score:.3g}"], ["intercept", "0.5"]]
+    assert [name for name, _ in lines[3:-1]] == ["f12", "f11", "f10", "f9", "f8", "f7", "f6", "f5", "f4", "f3"]
+    assert lines[-1] == ["5", "others", "together", "2"]
+    assert "<td>5 others together</td><td>2</td>" in explained._repr_html_()
+    several = Explanation(np.zeros(9), {"small": np.ones(9), "great": np.arange(9) - 4.0})
+    assert [line.split()[0] for line in repr(several).splitlines()] == ["part", "score", "intercept", "great", "small"]
+    assert all(line.endswith("…") for line in repr(several).splitlines()[1:])
+
+
+def test_effects_tell_how_many_others_there_are() -> None:
+    """A model of forty fields seemed to have 22."""
+    columns = [ColumnEffect(f"f{at}", float(at), ()) for at in range(30)]
+    assert repr(Effects(None, columns, [])).splitlines()[-1].split() == ["8", "others", "≤", "7.000"]
 
 
 def test_plain_linear_models_explain_tables() -> None:

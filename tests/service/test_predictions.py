@@ -121,13 +121,17 @@ def test_partial_answers_have_an_error_in_the_place_of_a_wrong_row() -> None:
 
 @pytest.mark.parametrize("crosses", [(), [("km", "night"), ("sky", "night"), ("sky", "km")]])
 @pytest.mark.parametrize("labels", ["truth values", "numbers", "classes"])
-def test_contributions_add_up_to_the_score(labels: str, crosses: Any) -> None:
-    """The contributions on a page did not add up: the crosses of fields were left out."""
+def test_contributions_add_up_to_the_score_the_greatest_first(labels: str, crosses: Any) -> None:
+    """The contributions on a page did not add up: the crosses of fields were left out. And they had no order."""
     version = version_of(learned(labels, crosses).parameters())
     row = trips(1, seed=4)[0] | {"wind": None, "unknown": 3}
     [shown] = answer({"rows": [row]}, version, explain=True)["predictions"]
     assert "unknown" not in shown["contributions"]
     assert {" × ".join(cross) for cross in crosses} <= set(shown["contributions"])
+    sizes = [
+        np.abs(list(part.values()) if labels == "classes" else part).mean() for part in shown["contributions"].values()
+    ]
+    assert sizes == sorted(sizes, reverse=True)
     names = list(shown["score"]) if labels == "classes" else [None]
     for name in names:
         parts = [shown["intercept"], *shown["contributions"].values()]

@@ -267,7 +267,7 @@ class VersionRows:
         explained: Explanation = self._linear.explain(row)
         predicted["score"] = self._by_label(explained.score)
         predicted["intercept"] = self._by_label(explained.intercept)
-        predicted["contributions"] = {name: self._by_label(part) for name, part in explained.contributions.items()}
+        predicted["contributions"] = {name: self._by_label(part) for name, part in explained.ranked.items()}
 
     def _by_label(self, part: Any) -> Any:
         return part if self._classes is None else dict(zip(self._labels, part.tolist(), strict=False))
