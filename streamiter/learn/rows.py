@@ -16,7 +16,7 @@ from typing import Any, Final, TypedDict, TypeVar, overload
 import numpy as np
 import numpy.typing as npt
 
-from streamiter.errors import ConfigurationError, ModelError, shortened
+from streamiter.errors import ConfigurationError, ModelError, described, raising_line, shortened
 from streamiter.operators.declared_state import DeclaredState, again, declared
 from streamiter.operators.output import Output, RejectionPolicy
 from streamiter.topics.topic import Topic
@@ -175,32 +175,52 @@ def of_numbered_rows(
     return None
 
 
-def blaming_rows(function: Callable[[Any], Result], mini_batch: Batch, check: Callable[[Any], object]) -> Result:
+def blaming_rows(
+    function: Callable[[Any], Result], mini_batch: Batch, check: Callable[[Any], object], of_user: str = ""
+) -> Result:
     """Return ``function(mini_batch)``; if the function fails as a whole, find the rows at fault.
 
     ``check`` is called for each row alone, and ``BadRows`` names the rows for which it fails. A ConfigurationError is
-    passed on: no row is at fault.
+    passed on: no row is at fault. ``of_user`` is the option with which the user gave the function.
     """
     try:
         return function(mini_batch)
     except (BadRows, ConfigurationError):
         raise
     except Exception as error:
-        alone = ((row, _reason(check, take(mini_batch, [row]))) for row in range(len(mini_batch)))
+        alone = ((row, _reason(check, take(mini_batch, [row]), of_user)) for row in range(len(mini_batch)))
         if reasons := {row: reason for row, reason in alone if reason is not None}:
             raise BadRows(reasons, next(iter(reasons.values())), reasons) from error
         raise
 
 
-def _reason(check: Callable[[Any], object], row: Batch) -> str | None:
+def _reason(check: Callable[[Any], object], row: Batch, of_user: str) -> str | None:
     """Return why the check of a row fails."""
     try:
         check(row)
     except BadRows as bad:
         return bad.reason
     except Exception as error:
-        return f"{type(error).__name__}: {error}"
+        failed = failed_function(of_user, error)
+        return described(error) if failed is error else str(failed)
     return None
+
+
+def failed_function(of_user: str, error: Exception) -> Exception:
+    """Return the error of a record on which the function of an option has failed: it names the option and the line.
+
+    An error that begins with what was expected is returned as it is, such as those of a service about its labels.
+
+    >>> print(failed_function("DelayedLabels(key_of=)", KeyError("id")))
+    DelayedLabels(key_of=) failed in a function: KeyError: 'id'; let it take such a record, or choose what happens to \
+it: on_error="skip" or dead_letter=
+    """
+    if not of_user or str(error).startswith("expected "):
+        return error
+    return ModelError(
+        f"{of_user} failed in {raising_line(error)}: {described(error)}; let it take such a record, or choose what "
+        'happens to it: on_error="skip" or dead_letter='
+    )
 
 
 def without(mini_batch: Batch, bad: BadRows, out: Output) -> Batch:

@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple, TypedDict, cast, final
 import numpy as np
 
 from streamiter.learn.labels import Label
-from streamiter.learn.late_labels.delayed_labels import DelayedLabels
+from streamiter.learn.late_labels.delayed_labels import DelayedLabels, come_with_questions
 from streamiter.learn.ready_made.label_fields import LabelFields
 from streamiter.learn.ready_made.row_reading import (
     NumberedBatch,
@@ -17,7 +17,7 @@ from streamiter.learn.ready_made.row_reading import (
     ReadsLabels,
     record_of_features,
 )
-from streamiter.learn.rows import BadRows, blaming_rows, of_numbered_rows, row_weights
+from streamiter.learn.rows import BadRows, blaming_rows, failed_function, of_numbered_rows, row_weights
 from streamiter.operators.functions import field_column, field_read_by, field_values, values_at_once
 from streamiter.operators.output import Output
 from streamiter.operators.timed.in_order import BEFORE_FIELD, TIME_FIELD
@@ -84,14 +84,19 @@ def _without_order(event: dict[str, Any]) -> dict[str, Any]:
 def answers_and_keys(labels: DelayedLabels, events: Batch) -> tuple[Truths, Keys]:
     """Return for each event whether it is an answer, and its key. Raises BadRows for events without a key."""
 
-    def read(some: Batch) -> tuple[Truths, Keys]:
+    def answers_of(some: Batch) -> Truths:
         are_answers = field_column(labels.is_answer, some, "biuf")
         if are_answers is None:
             are_answers = np.fromiter(map(bool, field_values(labels.is_answer, some)), np.bool_, len(some))
-        keys = field_column(labels.key_of, some, "iU")
-        return are_answers.astype(np.bool_), _checked_keys(field_values(labels.key_of, some)) if keys is None else keys
+        return are_answers.astype(np.bool_)
 
-    return blaming_rows(read, events, read)
+    def keys_of(some: Batch) -> Array | list[Any]:
+        keys = field_column(labels.key_of, some, "iU")
+        return field_values(labels.key_of, some) if keys is None else keys
+
+    are_answers = blaming_rows(answers_of, events, answers_of, "DelayedLabels(is_answer=)")
+    keys = blaming_rows(keys_of, events, keys_of, "DelayedLabels(key_of=)")
+    return are_answers, blaming_rows(_checked_keys, keys, _checked_keys) if isinstance(keys, list) else keys
 
 
 def _checked_keys(keys: list[Any]) -> list[Hashable]:
@@ -194,7 +199,7 @@ class EventReader(ReadsLabels):
             except Exception as raised:
                 error = raised
             if len(labels) < len(answers):
-                out.reject(answers[len(labels)], error)
+                out.reject(answers[len(labels)], failed_function("DelayedLabels(target_of=)", error))
                 labels.append(None)
         return labels
 
@@ -206,11 +211,13 @@ class EventReader(ReadsLabels):
             are_answers, keys = events.is_answer, events.keys
             labelled = ~are_answers
         target_of, weight_of = self._events.target_of, self._events.weight_of
+        option = "DelayedLabels({}_of=)" if labelled is None else "train_online({}=)"  # As the user has written it.
         has_label, weights = are_answers if labelled is None else labelled, None
         if weight_of is not None:
-            weights = row_weights("train_online", self._values(weight_of, records, has_label, 1.0), len(records))
+            given = self._values(weight_of, records, has_label, option.format("weight"), default=1.0)
+            weights = row_weights("train_online", given, len(records))
         # The label of a row says which of its fields are features. A refused answer is not read again with its batch.
-        labels = [] if labelled is None else self._values(target_of, records, labelled)
+        labels = [] if labelled is None else self._values(target_of, records, labelled, option.format("label"))
         features = record_of_features(self._read_questions(records, np.flatnonzero(~are_answers)))
         if labelled is None:
             labels = self._labels_of_answers(records, are_answers, out)
@@ -229,13 +236,15 @@ class EventReader(ReadsLabels):
         return cast(list[Label], labels.tolist())
 
     @staticmethod
-    def _values(value_of: Callable[[Any], Any], records: Batch, labelled: Truths, default: Any = None) -> list[Any]:
+    def _values(
+        value_of: Callable[[Any], Any], records: Batch, labelled: Truths, option: str, default: Any = None
+    ) -> list[Any]:
         """Return a value of each event that has a label."""
 
         def values_of(rows: Sequence[tuple[Any, bool]]) -> list[Any]:
             return [value_of(event) if has_label else default for event, has_label in rows]
 
-        return blaming_rows(values_of, list(zip(records, labelled.tolist(), strict=True)), values_of)
+        return blaming_rows(values_of, list(zip(records, labelled.tolist(), strict=True)), values_of, option)
 
     def _read_questions(self, records: Batch, asked: Indices) -> NamedRows | SparseRows:
         if not len(asked):
@@ -243,7 +252,9 @@ class EventReader(ReadsLabels):
         questions = take(records, asked)
         self._unnamed.look_at(questions)
         try:
-            return blaming_rows(self._read, questions, self._read)
+            owner = "train_online" if come_with_questions(self._events) else "DelayedLabels"
+            option = f"{owner}(features=)" if callable(self._events.features) else ""
+            return blaming_rows(self._read, questions, self._read, option)
         except BadRows as bad:
             reasons = {int(asked[row]): reason for row, reason in bad.reasons.items()}
             raise BadRows([asked[row] for row in bad.rows], bad.reason, reasons) from bad

@@ -27,6 +27,7 @@ from streamiter.learn.rows import (
     as_examples,
     blaming_rows,
     checked_rows,
+    failed_function,
     of_numbered_rows,
     row_vector,
     row_weights,
@@ -170,6 +171,9 @@ class OnlineWorker(GradientWorker):
 _PROBABILITY_MIN: Final = 1e-12
 
 
+_FEATURES: Final = "DelayedLabels(features=)"
+
+
 class DelayedLabelsWorker(OnlineWorker, KeepsRecords):
     """Predicts each question when it arrives, and learns from it when its label is known.
 
@@ -269,7 +273,7 @@ class DelayedLabelsWorker(OnlineWorker, KeepsRecords):
             label = self._labels.target_of(answer)
             return None if label is None else float(label)
         except Exception as error:
-            out.reject(answer, error)
+            out.reject(answer, failed_function("DelayedLabels(target_of=)", error))
             return None
 
     def _predict_questions(self, records: Batch, asked: Indices, out: Output) -> tuple[Indices, SparseRows, Floats]:
@@ -277,7 +281,7 @@ class DelayedLabelsWorker(OnlineWorker, KeepsRecords):
         row_of = np.full(len(records), -1)
 
         def predict(questions: Batch, places: Indices) -> tuple[SparseRows, Floats]:
-            found = blaming_rows(self._predicted, questions, self._features)
+            found = blaming_rows(self._predicted, questions, self._features, _FEATURES)
             row_of[asked[places]] = np.arange(len(places))
             return found
 
@@ -285,7 +289,9 @@ class DelayedLabelsWorker(OnlineWorker, KeepsRecords):
         return row_of, *(found or (SparseRows.from_rows([], self._model.width), np.zeros(0)))
 
     def _predicted(self, questions: Batch) -> tuple[SparseRows, Floats]:
-        rows: SparseRows = self._features(questions)
+        rows = checked_rows(_FEATURES, self._features(questions), self._model.width)
+        if not isinstance(rows, SparseRows):
+            rows = SparseRows.from_dense(rows)
         return rows, self._model.predict(rows)
 
     def _learn_from(self, made: QuestionSteps, numbers: Indices, predictions: Floats, out: Output) -> None:

@@ -15,6 +15,7 @@ from functools import partial
 from operator import itemgetter
 from typing import Any, Final, Literal, NamedTuple, cast
 
+from streamiter.engine.graph.output import ByKey
 from streamiter.errors import GraphError, shortened
 from streamiter.flow.building import functions_before
 from streamiter.flow.event_time import comes_from_join, is_labelled_by_join, numbers_of_event_time
@@ -426,12 +427,12 @@ def _by_gradients(shared: _TrainingOptions, model: MakeModel, extract: Extract |
 
 
 def _by_key(events: Stream, shared: _TrainingOptions) -> Stream:
-    """Send the questions and answers of one key to one subtask."""
+    """Send the questions and answers of one key to one subtask; the worker there refuses those without a key."""
     assert shared.labels is not None
     key_of = shared.labels.key_of
     if come_with_questions(shared.labels):
         return events.key_by(itemgetter(3))
-    return events.key_by((lambda ordered: key_of(ordered[2])) if shared.is_timed else key_of)
+    return events.partitioned(ByKey((lambda ordered: key_of(ordered[2])) if shared.is_timed else key_of, tolerant=True))
 
 
 def _by_rows(
