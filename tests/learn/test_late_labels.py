@@ -1,5 +1,6 @@
 """Labels that come later than their questions: what the default model learns from them, wherever batches are cut."""
 
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -22,7 +23,8 @@ from learn.online_support import (
     without,
 )
 
-from streamiter.learn import AdaptiveLinearModel, DelayedLabels, ProgressiveValidation, SparseRows
+from streamiter.errors import JobFailed
+from streamiter.learn import AdaptiveLinearModel, DelayedLabels, LogisticRegression, ProgressiveValidation, SparseRows
 from streamiter.learn.asked_questions import AskedScores
 from streamiter.learn.late_labels.event_reading import TimedEvents, answers_and_keys
 from streamiter.learn.ready_made.model_rows import RowSteps
@@ -49,6 +51,40 @@ def test_experts_are_judged_by_the_predictions_that_were_made() -> None:
     result = trained(groups(400, 10), labels=COIN, mini_batch=1_000, mode="synchronous")
     # That of a coin is 0.69; judged when the answers come, it is above 2.
     assert result.metrics["loss"] < 0.9
+
+
+# ---- functions that fail
+
+
+@pytest.mark.parametrize("model", [None, lambda: LogisticRegression(1)], ids=["by row", "by gradients"])
+@pytest.mark.parametrize(
+    ("option", "function", "record"),
+    [
+        ("key_of", lambda event: event["key"] if event["n"] == 3 else event["id"], {"n": 3, "id": 1, "label": False}),
+        ("is_answer", lambda event: event["n"] > 1 and event["key"], {"n": 2, "id": 0, "label": True}),
+        ("target_of", lambda event: event["key"], {"n": 2, "id": 0, "label": True}),
+        (
+            "features",
+            lambda questions: [[event["key" if event["n"] else "n"]] for event in questions],
+            {"n": 1, "id": 1},
+        ),
+    ],
+)
+def test_an_error_of_a_function_names_option_record_and_line(
+    option: str, function: Any, record: Record, model: Any
+) -> None:
+    """A field was misspelt in one of four functions, and the error was KeyError: 'key', without saying which."""
+    given = [{"n": 0, "id": 0}, {"n": 1, "id": 1}, {"n": 2, "id": 0, "label": True}, {"n": 3, "id": 1, "label": False}]
+    labels = replace(delayed(lambda rows: [[row["n"]] for row in rows], "label"), **{option: function})
+    for workers in (1, 2):
+        with pytest.raises(JobFailed) as failed:
+            trained(given, labels=labels, model=model, workers=workers)
+        assert f"on record {record}: DelayedLabels({option}=) failed in test_late_labels.py:" in str(failed.value)
+        assert "KeyError: 'key'; let it take such a record, or choose what happens to it: on_error=\"skip\" or" in str(
+            failed.value
+        )
+        skipped = trained(given, labels=labels, model=model, workers=workers, on_error="skip")
+        assert skipped.statistics.state == "finished"
 
 
 # ---- compared with a plain loop

@@ -58,8 +58,8 @@ class DelayedLabels:
     otherwise: Label = None
     """The label of a question whose wait is over, also by the end of the stream; None: the question is forgotten."""
     weight_of: Callable[[Any], float] | None = None
-    """``weight_of(answer)`` returns the sample weight of its row; None: 1. Not with the schedules ``"expected"`` and
-    ``"weighted"``."""
+    """``weight_of(answer)`` returns the sample weight of its row; None: 1. Not with ``model=``, and not with
+    the schedules ``"expected"`` and ``"weighted"``."""
     unknown: Literal["report", "refuse", "skip"] = "report"
     """What happens to an answer without a question that waits. "report": it becomes a dead letter if the training has a
     topic for these, else it is skipped. "refuse": it follows the policy of the training, which may end the job. It is

@@ -314,6 +314,12 @@ def train_online(
             extract = _extract_of(label, features, weight)
         if labels is not None:
             function_of_features("DelayedLabels", labels.features)
+            if labels.weight_of is not None:
+                option = "train_online(weight=)" if weight is not None else "DelayedLabels(weight_of=)"
+                raise GraphError(
+                    f"{option}: expected none for labels that come later with model=, which learns each row with the "
+                    "weight 1, given one; leave out model=, or the weight"
+                )
         body = _by_gradients(shared, cast(MakeModel, model), extract)
     start = initial or flow.from_items([None], name=named("start"), parallelism=1)
     if initial is not None or rollbacks is not None:
