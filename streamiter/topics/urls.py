@@ -25,7 +25,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import SplitResult, unquote, unquote_plus, urlsplit
 
-from streamiter.errors import ConfigurationError, did_you_mean
+from streamiter.errors import ConfigurationError, did_you_mean, shortened
 from streamiter.topics.topic import Connector, Topic
 from streamiter.values.numbers import has_plain_digits
 from streamiter.values.settings import WrongValue, choice_of, flag_of
@@ -221,12 +221,12 @@ def _shown_option(option: str) -> str:
 
 
 def shown_given(given: object) -> str:
-    """Return the repr of a value that was given in place of a topic; for a URL, without its secrets.
+    """Return the repr of a value that was given in place of a topic, cut if it is long; for a URL, without its secrets.
 
     >>> shown_given("kafka://h/t?sasl_password=hush"), shown_given(None)
     ("'kafka://h/t?sasl_password=…'", 'None')
     """
-    return repr(shown_url(given)) if isinstance(given, str) else repr(given)
+    return repr(shown_url(given)) if isinstance(given, str) else shortened(given)
 
 
 def shown_path(path: str) -> str:
