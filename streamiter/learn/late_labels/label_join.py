@@ -316,8 +316,8 @@ class LabelJoin(DeclaredState):
             self._has_warned = True
             _log.warning(
                 "%s: more than %d questions and answers wait for each other, so from now on those whose wait ends "
-                "first are forgotten; let the labels have a shorter wait (within_s=, in the file of a service within of "
-                "learn.label), or DelayedLabels a larger waiting_max",
+                "first are forgotten; let the labels have a shorter wait (within_s=, or within of learn.label in the "
+                "file of a service), or DelayedLabels a larger waiting_max",
                 self._step,
                 self._settings[layout.KEPT_MAX],
             )
