@@ -18,8 +18,8 @@ from typing import Any, Final, NoReturn, Protocol, cast
 import numpy as np
 
 from streamiter.errors import ConfigurationError, RejectRecords, StreamiterError, shortened
-from streamiter.values.json_objects import is_exact
 from streamiter.values.numbers import Array
+from streamiter.values.object_columns import is_exact
 from streamiter.values.origins import BatchOrigin, RowNumbers
 from streamiter.values.records import Batch, Columns, rows_of_table, take, untimed
 

@@ -1,7 +1,7 @@
 """JSON objects with the columns of some fields, whose types are found in the records: no schema is needed.
 
 For steps that read a few fields of many records. The rows of the columns are still the objects, see
-:mod:`streamiter.values.json_objects`.
+:mod:`streamiter.values.object_columns`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from streamiter.topics.joined_values import JoinedValues
 from streamiter.topics.json_columns import ColumnScanner
 from streamiter.topics.topic import TopicBatch
 from streamiter.values.helpers.compiled import is_compiling, is_loaded
-from streamiter.values.json_objects import HAS_FIELD, JSON_FIELD
+from streamiter.values.object_columns import HAS_FIELD, JSON_FIELD
 from streamiter.values.records import Batch, Columns
 
 # Measured: columns of fewer records take longer than dicts.

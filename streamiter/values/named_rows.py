@@ -47,8 +47,8 @@ from streamiter.values.field_kinds import (
     times_of_values,
 )
 from streamiter.values.helpers.compiled import compiled, is_compiling, is_loaded
-from streamiter.values.json_objects import JSON_FIELD, object_values, records_with
 from streamiter.values.numbers import Array, Floats, Indices
+from streamiter.values.object_columns import JSON_FIELD, object_values, records_with
 from streamiter.values.records import Batch, Columns, columns_of_table
 
 ABSENT: Final = -1

@@ -44,8 +44,8 @@ import numpy.typing as npt
 
 from streamiter.errors import InternalError, PlainDataError, StreamiterError
 from streamiter.values.deferred import PlainValue
-from streamiter.values.json_objects import JSON_FIELD, objects_of
 from streamiter.values.numbers import Array
+from streamiter.values.object_columns import JSON_FIELD, objects_of
 from streamiter.values.origins import BatchOrigin
 from streamiter.values.tables import arrays_of_table, values_of_column
 from streamiter.values.times import MIN_TIME, Times

@@ -18,7 +18,7 @@ from streamiter.operators.declared_state import NESTED, DeclaredOperator, Declar
 from streamiter.operators.due import DueHeap, DueItem
 from streamiter.operators.operator import Context, KeepsRecords
 from streamiter.operators.output import Output
-from streamiter.values.json_objects import JSON_FIELD, added_fields
+from streamiter.values.object_columns import JSON_FIELD, added_fields
 from streamiter.values.records import (
     BEFORE,
     KNOWN,

@@ -29,8 +29,8 @@ from streamiter.service.settings.tables import (
     LearnSettings,
 )
 from streamiter.values.field_kinds import number_of_text
-from streamiter.values.json_objects import JSON_FIELD, is_exact, object_values
 from streamiter.values.numbers import Array, is_number, plain_float, plain_scalar
+from streamiter.values.object_columns import JSON_FIELD, is_exact, object_values
 from streamiter.values.records import Batch, Columns
 
 Record = Mapping[str, Any]
