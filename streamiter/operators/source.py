@@ -93,6 +93,9 @@ class Source:
     topic_name: str | None = None
     """The name of the topic that the source reads, for statistics."""
 
+    brings_events: bool = True
+    """Whether the records are events, for statistics; False for records that only pass through the flow."""
+
     def open(self, context: Context, positions: Positions | None) -> MaybeAwaitable:
         """Prepare to read. Called once, first; ``positions`` are those of a snapshot, or None."""
 

@@ -48,7 +48,7 @@ from streamiter.service.learning import (
     rejections_of,
 )
 from streamiter.service.observing.challenger import Challenger
-from streamiter.service.observing.observations import LOG_STEPS, LoopBlock
+from streamiter.service.observing.observations import LoopBlock
 from streamiter.service.observing.prediction_log import RecordsOfFile, file_of_predictions
 from streamiter.service.settings.labels import reads_truth, with_truth
 from streamiter.service.settings.tables import ServiceSettings
@@ -69,9 +69,11 @@ _CODES: Final[Mapping[str, int]] = {"stall": STALLED, "time": ABORTED}
 # After an outage of a topic the job is started again: at first soon, since most outages are restarts of a broker.
 _WAITS_S: Final = (1.0, 2.0, 5.0, 10.0)
 
-
 HISTORY_STEPS: Final = ("history", "history of answers")
 """The names of the sources of histories."""
+
+# They bring predictions from their file into their log.
+_LOG_STEPS: Final = ("predictions on record", "log predictions")
 
 # A stop commits a last checkpoint, unless that takes this long: the first while the broker is away, the second while it
 # answers. An abort takes up to 8 s while it is away. Compose kills the process after 45 s, Kubernetes after 60.
@@ -189,7 +191,7 @@ class OnlineLearningService(ServiceSurfaces):
         """Bring predictions from their file into their log, if it has each of them exactly once."""
         file, log = file_of_predictions(self.settings), self.settings.predictions.log
         if file is not None and log is not None:
-            codec, (source, sink) = RecordsOfFile(), LOG_STEPS
+            codec, (source, sink) = RecordsOfFile(), _LOG_STEPS
             on_lost = self.settings.input.on_lost
             records = self.flow.source(file, decode=codec, on_lost=on_lost, name=source, parallelism=1)
             # A record above the limit is refused before it is answered; it comes here only if the limit was not known.
@@ -437,7 +439,7 @@ class OnlineLearningService(ServiceSurfaces):
         try:
             return await start()
         except CheckpointError as error:
-            if not concerns_challenger(error, *LOG_STEPS):
+            if not concerns_challenger(error, *_LOG_STEPS):
                 raise
             # They have come, or have gone, since the checkpoint: all other steps keep their state.
             return await start(changed_steps=list(error.changes))

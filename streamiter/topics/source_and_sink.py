@@ -88,6 +88,7 @@ class TopicSource(TellsEnd):
         self._clock: Clock | None = None
         self._url = topic.url
         self.topic_name = topic.name
+        self.brings_events = getattr(decoder, "brings_events", True)
         self._timestamps_ms: dict[int, int] = {}
         self._returned: dict[int, int] = {}
         """For each partition the offset after the last record that the reader has returned."""

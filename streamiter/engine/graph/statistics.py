@@ -100,6 +100,8 @@ class SourceStatistics:
     read_records: int | None = None
     """About how many records a source that ends has read since its first start; the lag is what is left. None: it does
     not end, or is not known."""
+    brings_events: bool = True
+    """Whether its records are events; False for records that only pass through the flow."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,7 +71,7 @@ class Feeder:
         self._then: Control = EndOfInput()
         self._running: asyncio.Task[None] | None = None
         self._last_lag: Mapping[int, int] = {}
-        self._last_statistics = SourceStatistics(source.topic_name, None, 0.0, {})
+        self._last_statistics = SourceStatistics(source.topic_name, None, 0.0, {}, None, source.brings_events)
         self._carriers: set[type] = {list}
         """Types of batches that the source has brought and that are no tables."""
 
@@ -226,6 +226,7 @@ class Feeder:
                 if read_ms.get(part, 0) > 0
             },
             read_records=self.source.read_records(),
+            brings_events=self.source.brings_events,
         )
 
     def lag(self) -> Mapping[int, int]:

@@ -40,9 +40,6 @@ ProcessRole = Literal["service", "leader", "standby", "replica"]
 """What the process is for: ``service``: it learns, and no other process does; ``leader``: it learns, and a standby
 would take over; ``standby``: it predicts, and would take over from the leader; ``replica``: it predicts."""
 
-LOG_STEPS: Final = ("predictions on record", "log predictions")
-"""The steps that bring predictions from their file into their log: their records are no events."""
-
 # An hour of samples, at one a second: what the charts of the page show. A longer history is kept by Prometheus.
 HISTORY: Final = 3_600
 SAMPLE_S: Final = 1.0
@@ -371,9 +368,9 @@ class Observations:
             seconds = max(now_s - before[1], 1e-9)
             events_per_s = (_events(tasks) - _events(before[2])) / seconds
             self.rates = tuple(_rates(*pair, seconds) for pair in zip(before[2], tasks, strict=True))
-        of_events = [task for task in tasks if task.steps[0].step not in LOG_STEPS]
-        lags = [records for task in of_events for records in task.lag.values()]
-        lags_s = [lag_s for task in of_events if task.source is not None for lag_s in task.source.lag_s.values()]
+        of_events = [(task, task.source) for task in tasks if task.source is not None and task.source.brings_events]
+        lags = [records for task, _ in of_events for records in task.lag.values()]
+        lags_s = [lag_s for _, source in of_events for lag_s in source.lag_s.values()]
         lag_records, lag_s = sum(lags) if lags else None, max(lags_s, default=None)
         self.samples.append(Sample(at_ms, events_per_s, lag_records, lag_s))
         self._see_history([task for task in tasks if task.steps[0].step in self.history_steps], now_s)
@@ -427,8 +424,8 @@ def mean_rate(samples: Sequence[Sample]) -> float | None:
 
 def _events(tasks: Sequence[TaskStatistics]) -> int:
     """Return the records that sources of events have brought."""
-    sources = [task.steps[0] for task in tasks if task.source is not None]
-    return sum(step.counts.records_in for step in sources if step.step not in LOG_STEPS)
+    sources = [task for task in tasks if task.source is not None and task.source.brings_events]
+    return sum(task.steps[0].counts.records_in for task in sources)
 
 
 def _rates(before: TaskStatistics, now: TaskStatistics, seconds: float) -> TaskRates:

@@ -24,7 +24,6 @@ from streamiter.models.versions import ModelVersion
 from streamiter.service.observing.challenger import ChallengerNow
 from streamiter.service.observing.health import HealthProblem, facts_of, liveness, readiness
 from streamiter.service.observing.observations import (
-    LOG_STEPS,
     CheckpointSeen,
     Observations,
     ProcessRole,
@@ -324,7 +323,7 @@ def _step(name: str, instances: Sequence[tuple[TaskStatistics, int]], rates_of: 
 
 
 def _is_topic(task: TaskStatistics) -> bool:
-    return task.source is not None and task.source.topic is not None and task.steps[0].step not in LOG_STEPS
+    return task.source is not None and task.source.topic is not None and task.source.brings_events
 
 
 def _state_of(busy: float | None, blocked: float | None, held: float | None) -> StepActivity | None:

@@ -312,6 +312,8 @@ class RecordsOfFile:
     (b'a-1',)
     """
 
+    brings_events = False
+
     def decode(self, batch: TopicBatch) -> list[tuple[bytes | None, bytes | None, int]]:
         """Return the value, the key and the time of each record."""
         return list(zip(batch.values, batch.keys, batch.timestamps_ms, strict=True))
