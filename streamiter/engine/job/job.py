@@ -121,7 +121,7 @@ class Job:
         except asyncio.CancelledError:
             # Who cancels the start waits for no other process: one of them may be lost.
             self._stop_followers("abort")
-            self.others_are_lost()
+            leave_other_processes(self)
             with contextlib.suppress(Exception):
                 await self.wait()
             raise
@@ -229,12 +229,6 @@ class Job:
         """Tell the followers; a process that has failed closes its steps already, which an abort would interrupt."""
         for process in sorted(self._running.difference(but), reverse=True):
             self._exchange.send(process, "stop", mode)
-
-    def others_are_lost(self) -> None:
-        """Do not wait for the followers of other processes at the end, because a process was lost."""
-        self._running &= {0}
-        if not self._running:
-            self._all_ended.set()
 
     # -- stopping and snapshots ------------------------------------------------------------------------
 
@@ -445,3 +439,10 @@ class Job:
         for process, (at_s, report) in sorted(self._reports.items()):
             age_s = now_s - at_s if process in self._running else 0.0
             yield ProcessStatistics(process, report.statistics.state, age_s)
+
+
+def leave_other_processes(job: Job) -> None:
+    """Let the job not wait for the followers of other processes at the end, because a process was lost."""
+    job._running &= {0}
+    if not job._running:
+        job._all_ended.set()

@@ -45,7 +45,7 @@ import msgspec
 from streamiter.engine.graph.graph import RunnableFlow
 from streamiter.engine.graph.statistics import REPORT_EVERY_S
 from streamiter.engine.job.follower import JobFollower
-from streamiter.engine.job.job import Job, StopMode
+from streamiter.engine.job.job import Job, StopMode, leave_other_processes
 from streamiter.engine.job.running import follower_of, job_of
 from streamiter.engine.plan.job_settings import JobOptions, OwnProcess
 from streamiter.engine.plan.placement import Placement
@@ -202,7 +202,7 @@ class _Process:
             stopping.cancel()
         if self._job.done():
             if isinstance(job := self._job.result(), Job):
-                job.others_are_lost()
+                leave_other_processes(job)
             await self._stop("abort")
         work.cancel()
         await asyncio.gather(work, return_exceptions=True)
