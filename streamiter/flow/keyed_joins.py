@@ -48,7 +48,6 @@ from streamiter.operators.timed.kinds import Sliding, WindowKind
 from streamiter.operators.timed.several_aggregates import Aggregates
 from streamiter.values.numbers import whole_number
 from streamiter.values.records import Key, OutputTag, Record
-from streamiter.values.subtasks import check_keys
 from streamiter.values.times import Seconds
 
 T = TypeVar("T")
@@ -411,7 +410,7 @@ class KeyedJoins(Stream[Record], Generic[Key, Record]):
         label = options.get("name") or method
         keyed: dict[str, Outlets] = {}
         keys: list[Callable[[Any], Any]] = []
-        settings: dict[str, Any] = {"check_keys": check_keys}
+        settings: dict[str, Any] = {}
         for name, stream in inputs.items():
             if not isinstance(stream, KeyedJoins):
                 raise GraphError(

@@ -36,7 +36,6 @@ from streamiter.operators.timed.several_aggregates import Aggregates
 from streamiter.operators.timed.steps import ClockWindowStep, EventWindowStep
 from streamiter.operators.timed.windowing import WindowResult
 from streamiter.values.records import Key, OutputTag, Record
-from streamiter.values.subtasks import check_keys
 from streamiter.values.times import Seconds
 
 T = TypeVar("T")
@@ -71,7 +70,7 @@ class KeyedStream(KeyedJoins[Key, Record]):
             )
         kind: Any = KeyedReduceBatch if self._whole_batches else KeyedReduce
         key_of, keyed = self._key_of, tolerant(self, options)
-        return keyed._add("reduce", lambda: kind(key_of, f, check_keys=check_keys), options)
+        return keyed._add("reduce", lambda: kind(key_of, f), options)
 
     @overload
     def stateful_map(
@@ -102,9 +101,7 @@ class KeyedStream(KeyedJoins[Key, Record]):
         if callable(initial):
             check_user_function(initial, "stateful_map(initial=)", [], step=options.get("name"))
         key_of = record_key(self, "stateful_map")
-        return tolerant(self, options)._add(
-            "stateful_map", lambda: StatefulMap(key_of, f, initial, check_keys=check_keys), options
-        )
+        return tolerant(self, options)._add("stateful_map", lambda: StatefulMap(key_of, f, initial), options)
 
     def process(
         self, factory: OperatorFactory, *, time_to_live_s: Seconds | None = None, **options: Unpack[ProcessOptions]
@@ -181,7 +178,6 @@ class KeyedStream(KeyedJoins[Key, Record]):
             "early_every_s": early_s,
             "late": check_tag(late, step=label),
             "retracting": results == "retracting",
-            "check_keys": check_keys,
         }
         if time == "event":
             check_event_time(self, "window")
@@ -246,7 +242,7 @@ class KeyedStream(KeyedJoins[Key, Record]):
             check_nothing_is_late(late, 0.0, step=label)
         operator = Deduplicate if time == "event" else DeduplicateByClock
         keyed, key_of = tolerant(self, options), record_key(self, "deduplicate")
-        make = lambda: operator(key_of, id_of, within, late=tag, check_keys=check_keys)  # noqa: E731
+        make = lambda: operator(key_of, id_of, within, late=tag)  # noqa: E731
         return Stream(self._flow, add_next_step({SINGLE_INPUT: keyed}, "deduplicate", make, options))
 
 

@@ -22,13 +22,11 @@ from streamiter.values.numbers import Array
 from streamiter.values.object_columns import is_exact
 from streamiter.values.origins import BatchOrigin, RowNumbers
 from streamiter.values.records import Batch, Columns, rows_of_table, take, untimed
+from streamiter.values.subtasks import check_keys
 
 Function = Callable[..., Any]
 KeyOf = Callable[[Any], Any]
 """Returns the key of a record."""
-
-CheckKeys = Callable[[list[Any]], list[Any]]
-"""Returns the keys as they are used (numpy scalars become Python's); raises for a value that cannot be a key."""
 
 
 class RefusedRecords(Protocol):
@@ -313,7 +311,6 @@ def _apply_tolerantly(f: Callable[[Any], Any], batch: Batch, out: RefusedRecords
 
 def accepted_keys(
     key_of: KeyOf,
-    check_keys: CheckKeys,
     records: Batch,
     out: RefusedRecords,
     *,

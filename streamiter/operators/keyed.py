@@ -12,9 +12,9 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
-from streamiter.errors import ConfigurationError, InternalError, RejectRecords, shortened
+from streamiter.errors import ConfigurationError, InternalError, shortened
 from streamiter.operators.definitions import Definition, function_in_words
-from streamiter.operators.functions import CheckKeys, FunctionResultError, accepted_keys, plain_function, refuse
+from streamiter.operators.functions import FunctionResultError, accepted_keys, plain_function, refuse
 from streamiter.operators.keyed_state import KeyedState, KeyedStates, StateFrame, in_turns, independent_copy
 from streamiter.operators.operator import Context, EngineOperator, states_by_own_keys
 from streamiter.operators.output import Output, as_list, keep_rows
@@ -27,20 +27,14 @@ NO_STATE: Final = object()
 """Stands for the state of an unknown key, since None may be a state."""
 
 
-def any_keys(keys: list[Any]) -> list[Any]:
-    """Return the keys as they are."""
-    return keys
-
-
 class KeyedOperator(EngineOperator):
     """Base class of the operators with a state for each key, which never expires."""
 
     keeps = "the states of its keys"
     one_by_one: Literal["never", "if tolerant", "always"] = "if tolerant"
 
-    def __init__(self, key_of: Callable[[Any], Any], check_keys: CheckKeys) -> None:
+    def __init__(self, key_of: Callable[[Any], Any]) -> None:
         self._key_of = plain_function(f"{type(self).__name__}(key_of)", key_of)
-        self._check_keys = check_keys
         self._states: KeyedStates = KeyedState(SystemClock(), name=type(self).__name__, encode=_before_open)
 
     def definition(self) -> Definition:
@@ -52,7 +46,7 @@ class KeyedOperator(EngineOperator):
     def keyed(self, batch: Batch, out: Output) -> tuple[list[Any], list[Any]]:
         """Return the records and their keys; refuse records without a valid key."""
         records = as_list(out, batch)
-        places, keys = accepted_keys(self._key_of, self._check_keys, records, out)
+        places, keys = accepted_keys(self._key_of, records, out)
         if len(keys) < len(records):
             keep_rows(out, places)
             records = [records[place] for place in places]
@@ -89,10 +83,8 @@ class KeyedReduce(KeyedOperator):
     [1, 2, 4, 6]
     """
 
-    def __init__(
-        self, key_of: Callable[[Any], Any], f: Callable[[Any, Any], Any], *, check_keys: CheckKeys = any_keys
-    ) -> None:
-        super().__init__(key_of, check_keys)
+    def __init__(self, key_of: Callable[[Any], Any], f: Callable[[Any, Any], Any]) -> None:
+        super().__init__(key_of)
         self._f = plain_function("KeyedReduce(f)", f)
 
     def definition(self) -> Definition:
@@ -149,14 +141,9 @@ class StatefulMap(KeyedOperator):
     """
 
     def __init__(
-        self,
-        key_of: Callable[[Any], Any],
-        f: Callable[[Any, Any], tuple[Any, Any]],
-        initial: Any = None,
-        *,
-        check_keys: CheckKeys = any_keys,
+        self, key_of: Callable[[Any], Any], f: Callable[[Any, Any], tuple[Any, Any]], initial: Any = None
     ) -> None:
-        super().__init__(key_of, check_keys)
+        super().__init__(key_of)
         self._f = plain_function("StatefulMap(f)", f)
         self._initial = independent_copy(initial) if not callable(initial) else initial
 
@@ -227,8 +214,8 @@ class KeyedReduceBatch(KeyedOperator):
     [array([1, 2, 4, 6])]
     """
 
-    def __init__(self, keys_of: Callable[[Batch], Array], ufunc: np.ufunc, *, check_keys: CheckKeys = any_keys) -> None:
-        super().__init__(keys_of, check_keys)
+    def __init__(self, keys_of: Callable[[Batch], Array], ufunc: np.ufunc) -> None:
+        super().__init__(keys_of)
         self._ufunc = _running_ufunc(ufunc)
 
     def definition(self) -> Definition:
@@ -238,7 +225,7 @@ class KeyedReduceBatch(KeyedOperator):
         if not len(batch):
             return
         groups = RecordsByKey(array_of_keys("KeyedReduceBatch(keys_of)", self._key_of(batch), len(batch)))
-        keys = self._checked_group_keys(groups)
+        keys = groups.keys.tolist()
         states = self._states.load(keys)
         carried = list(map(states.get, keys, repeat(NO_STATE)))
         if isinstance(batch, np.ndarray) and _reduces_arrays(self._ufunc, batch, carried):
@@ -255,21 +242,6 @@ class KeyedReduceBatch(KeyedOperator):
         keys_of_records[groups.order] = np.repeat(np.array(keys, dtype=object), groups.counts)
         records = batch if isinstance(batch, list) else list(batch)
         return running_reduce(self._ufunc, states, keys_of_records.tolist(), records, out)
-
-    def _checked_group_keys(self, groups: RecordsByKey) -> list[Any]:
-        keys = groups.keys.tolist()
-        try:
-            return self._check_keys(keys)
-        except Exception:
-            for group, key in enumerate(keys):
-                self._check_group_key(groups, group, key)
-            raise
-
-    def _check_group_key(self, groups: RecordsByKey, group: int, key: Any) -> None:
-        try:
-            self._check_keys([key])
-        except Exception as error:
-            raise RejectRecords(groups[group].tolist(), str(error)) from error
 
     def _reduced(
         self, batch: Array, groups: RecordsByKey, states: dict[Any, Any], keys: list[Any], carried: list[Any]

@@ -10,9 +10,7 @@ from hypothesis import strategies as st
 from operators.operator_harness import Driven, frozen, pieces_of, stored, thorough
 from support.examples import EXAMPLES, random_examples
 
-from streamiter.errors import RejectRecords
 from streamiter.operators import KeyedReduce, KeyedReduceBatch, StatefulMap
-from streamiter.values.subtasks import check_keys
 
 WORDS = st.lists(st.text("abc", min_size=1, max_size=3))
 
@@ -65,7 +63,7 @@ both = pytest.mark.parametrize(("operator", "f"), [REDUCE, STATEFUL])
 @both
 def test_keys_of_numpy_and_of_python_are_one(operator: Any, f: Any) -> None:
     """The state of a key must be found in any kind of batch that contains the records."""
-    driven = Driven(operator(lambda record: record % 2, f, check_keys=check_keys))
+    driven = Driven(operator(lambda record: record % 2, f))
     driven.feed(np.array([1, 3]), [1, 3])
     [[keys, _]] = stored(driven.operator.snapshot())()
     assert keys == [1]
@@ -102,7 +100,7 @@ def by_loop(values: Any, keys: Any, ufunc: Any) -> list[Any]:
 
 
 def check_against_loop(values: Any, keys: Any, ufunc: Any, places: list[int]) -> Driven:
-    driven = Driven(KeyedReduceBatch(Cyclic(keys).of_batch, ufunc, check_keys=check_keys))
+    driven = Driven(KeyedReduceBatch(Cyclic(keys).of_batch, ufunc))
     with np.errstate(all="ignore"):
         driven.feed(*pieces_of(values, places))
         assert frozen(driven.records) == frozen(by_loop(values, keys, ufunc))
@@ -252,18 +250,3 @@ def test_state_continues_across_kinds_of_batches(example: tuple[list[int], list[
 def test_values_that_numpy_reduces_differently_are_reduced_by_the_loop(values: Any, ufunc: Any) -> None:
     """Numpy would change the type here, or its loops need not agree to the bit."""
     check_against_loop(values, np.array([0, 1, 0, 0]), ufunc, [3])
-
-
-def test_a_key_that_the_checker_refuses_is_refused_with_all_its_records() -> None:
-    """No state may change before the refusal, because the engine calls again with the other records."""
-
-    def check(keys: list[Any]) -> list[Any]:
-        if 13 in keys:
-            raise ValueError("unlucky")
-        return keys
-
-    driven = Driven(KeyedReduceBatch(lambda batch: batch, np.add, check_keys=check))
-    with pytest.raises(RejectRecords, match="unlucky") as refusal:
-        driven.feed(np.array([13, 1, 13]))
-    assert refusal.value.indices == (0, 2)
-    assert stored(driven.operator.snapshot())() == []

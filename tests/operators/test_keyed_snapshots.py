@@ -257,11 +257,11 @@ class TestErrors:
             list(self.snapshot_of(value, touched=touched).frames())
 
     def test_a_key_that_is_not_plain_data_is_named(self) -> None:
-        """An operator without the engine accepts keys of any kind."""
-        driven = Driven(KeyedReduce(lambda record: frozenset({record}), lambda total, record: record))
-        driven.feed([1, 2])
-        with pytest.raises(PlainDataError, match=r"^state of step 'the step': key: expected .* given frozenset"):
-            list(driven.operator.snapshot().frames())
+        """States without an operator take keys of any kind."""
+        states = keyed_state(ManualClock())
+        states.set(frozenset({1}), {"n": 1})
+        with pytest.raises(PlainDataError, match=r"^state of step 'count': key: expected .* given frozenset"):
+            list(states.snapshot().frames())
 
 
 def test_a_released_snapshot_keeps_no_state_and_cannot_be_stored(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,7 +32,6 @@ from streamiter.operators import (
 from streamiter.operators.functions import field_or_function, values_at_once
 from streamiter.operators.output import RecordFailure
 from streamiter.values.records import Columns
-from streamiter.values.subtasks import check_keys
 
 
 def inverse(record: Any) -> float:
@@ -288,9 +287,8 @@ def halting(record: int) -> Iterator[int]:
 
 def keyed(key_of: Callable[[int], Any]) -> list[Callable[[], Operator]]:
     return [
-        lambda: KeyedReduce(key_of, lambda total, record: total + 6 // record, check_keys=check_keys),
-        lambda: StatefulMap(key_of, lambda total, record: ((total or 0) + 6 // record,) * 2, check_keys=check_keys),
-        lambda: KeyedReduce(key_of, lambda total, record: total + 6 // record),  # the dictionary checks the keys
+        lambda: KeyedReduce(key_of, lambda total, record: total + 6 // record),
+        lambda: StatefulMap(key_of, lambda total, record: ((total or 0) + 6 // record,) * 2),
     ]
 
 

@@ -23,7 +23,6 @@ from streamiter.operators.operator import Context, IterationListener, Operator, 
 from streamiter.operators.output import Output, RecordFailure, detach, each_with_its_row, keep_rows
 from streamiter.operators.steps import Filter, Map
 from streamiter.values.records import Batch, TimedBatch, take
-from streamiter.values.subtasks import check_keys
 from streamiter.values.times import MIN_TIME
 
 Entry = Callable[[Batch], None]
@@ -352,7 +351,7 @@ def _at_hand(batch: Batch, index: int, times: StepTimes | None) -> None:
 
 def keyed_records(batch: Batch, key_of: KeyOf, out: Output, times: StepTimes | None = None) -> tuple[Batch, list[Any]]:
     """Return the records and their keys, and refuse records without a good key."""
-    places, keys = accepted_keys(key_of, check_keys, batch, out, at_hand=lambda place: _at_hand(batch, place, times))
+    places, keys = accepted_keys(key_of, batch, out, at_hand=lambda place: _at_hand(batch, place, times))
     if len(keys) == len(batch):
         return batch, keys
     keep_rows(out, places)

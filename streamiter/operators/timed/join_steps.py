@@ -11,8 +11,8 @@ import numpy as np
 
 from streamiter.operators.definitions import Definition, at_most, function_in_words
 from streamiter.operators.event_time import PARTS_OF_A_STEP, TellsOrder
-from streamiter.operators.functions import CheckKeys, KeyOf, accepted_keys, refuse
-from streamiter.operators.keyed import KeyedOperator, any_keys
+from streamiter.operators.functions import KeyOf, accepted_keys, refuse
+from streamiter.operators.keyed import KeyedOperator
 from streamiter.operators.keyed_state import in_turns
 from streamiter.operators.operator import Context
 from streamiter.operators.output import Output
@@ -21,6 +21,7 @@ from streamiter.operators.timed.joining import IntervalJoin, Side, TimedRecord, 
 from streamiter.operators.timed.several_aggregates import Aggregates
 from streamiter.operators.timed.steps import ByClock, TimedOperator
 from streamiter.values.records import Batch, OutputTag, TimedBatch, order_of, untimed
+from streamiter.values.subtasks import check_keys
 from streamiter.values.times import MAX_TIME, MIN_TIME
 
 
@@ -37,10 +38,9 @@ class JoinOperator(TimedOperator):
         *,
         lateness_ms: int = 0,
         late: OutputTag | None = None,
-        check_keys: CheckKeys = any_keys,
     ) -> None:
         """``key_of`` is for the first input, ``other_key_of`` for the second one."""
-        super().__init__(join, key_of, check_keys, late)
+        super().__init__(join, key_of, late)
         self._join = join
         self._other_key_of = other_key_of
         self._lateness_ms = lateness_ms
@@ -216,16 +216,9 @@ class JoinTableNow(KeyedOperator):
     takes_timed_batches = True
 
     def __init__(
-        self,
-        value_of: KeyOf,
-        how: TableHow,
-        key_of: KeyOf,
-        table_key_of: KeyOf,
-        *,
-        waits: bool = True,
-        check_keys: CheckKeys = any_keys,
+        self, value_of: KeyOf, how: TableHow, key_of: KeyOf, table_key_of: KeyOf, *, waits: bool = True
     ) -> None:
-        super().__init__(key_of, check_keys)
+        super().__init__(key_of)
         self._table_key_of = table_key_of
         self._value_of = value_of
         self._how: TableHow = how
@@ -247,7 +240,7 @@ class JoinTableNow(KeyedOperator):
         records = untimed(batch)
         keys: list[Any] = []
         values: list[Any] = []
-        for place, key in zip(*accepted_keys(self._table_key_of, self._check_keys, records, out), strict=True):
+        for place, key in zip(*accepted_keys(self._table_key_of, records, out), strict=True):
             try:
                 values.append(self._value_of(records[place]))
             except Exception as error:
@@ -263,7 +256,7 @@ class JoinTableNow(KeyedOperator):
 
     def process_stream_batch(self, batch: Batch, out: Output) -> None:
         records = untimed(batch)
-        places, keys = accepted_keys(self._key_of, self._check_keys, records, out)
+        places, keys = accepted_keys(self._key_of, records, out)
         joined: list[Any] = []
         joined_places: list[int] = []
         for some, of_some in in_turns(self._states, keys, places):
@@ -287,18 +280,10 @@ class Deduplicate(TimedOperator):
 
     keeps = "the ids that have passed"
 
-    def __init__(
-        self,
-        key_of: KeyOf,
-        id_of: KeyOf,
-        within_ms: int,
-        *,
-        late: OutputTag | None = None,
-        check_keys: CheckKeys = any_keys,
-    ) -> None:
+    def __init__(self, key_of: KeyOf, id_of: KeyOf, within_ms: int, *, late: OutputTag | None = None) -> None:
         self._passed = Deduplication(within_ms)
         self._within_ms = within_ms
-        super().__init__(self._passed, key_of, check_keys, late)
+        super().__init__(self._passed, key_of, late)
         self._id_of = id_of
 
     def definition(self) -> Definition:
@@ -313,7 +298,7 @@ class Deduplicate(TimedOperator):
         self._reach_watermark(out)
         for record, key, time in self._moments(batch, out):
             try:
-                [identity] = self._check_keys([self._id_of(record)])
+                [identity] = check_keys([self._id_of(record)])
             except Exception as error:
                 refuse(out, record, error)
                 continue

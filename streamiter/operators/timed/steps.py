@@ -9,8 +9,8 @@ from typing import Any, Final, cast
 import numpy as np
 
 from streamiter.operators.definitions import Definition, at_most
-from streamiter.operators.functions import CheckKeys, accepted_keys, refuse
-from streamiter.operators.keyed import KeyedOperator, any_keys, array_of_keys
+from streamiter.operators.functions import accepted_keys, refuse
+from streamiter.operators.keyed import KeyedOperator, array_of_keys
 from streamiter.operators.keyed_state import StateFrame, after_restore, in_turns
 from streamiter.operators.operator import Context, KeepsRecords, keys_are_further
 from streamiter.operators.output import Output, each_with_its_row
@@ -22,6 +22,7 @@ from streamiter.values.deferred import Deferred
 from streamiter.values.helpers.clock import is_due
 from streamiter.values.numbers import Array
 from streamiter.values.records import Batch, OutputTag, TimedBatch, slice_batch, untimed
+from streamiter.values.subtasks import check_keys
 from streamiter.values.times import MAX_TIME, MIN_TIME, Times, shown_time
 
 _log = logging.getLogger("streamiter.operators")
@@ -33,15 +34,9 @@ class TimedOperator(KeyedOperator, KeepsRecords):
     takes_timed_batches = True
     time: str = "event"
 
-    def __init__(
-        self,
-        states: TimedStates[Any],
-        key_of: Callable[[Any], Any],
-        check_keys: CheckKeys,
-        late: OutputTag | None = None,
-    ) -> None:
+    def __init__(self, states: TimedStates[Any], key_of: Callable[[Any], Any], late: OutputTag | None = None) -> None:
         """``late`` is the side output of late records; without it they are dropped."""
-        super().__init__(key_of, check_keys)
+        super().__init__(key_of)
         self.late = 0
         """The number of late records since the start."""
         self._late_tag = late
@@ -168,7 +163,7 @@ class TimedOperator(KeyedOperator, KeepsRecords):
         self, key_of: Callable[[Any], Any], records: Batch, out: Output, first_row: int
     ) -> tuple[Sequence[int], list[Any]]:
         """Return the places of the records that have a valid key, and these keys; refuse the other records."""
-        return accepted_keys(key_of, self._check_keys, records, out, first_row=first_row)
+        return accepted_keys(key_of, records, out, first_row=first_row)
 
 
 def _no_timestamp() -> ValueError:
@@ -197,13 +192,12 @@ class WindowStep(TimedOperator):
         late: OutputTag | None = None,
         retracting: bool = False,
         whole_batches: bool = False,
-        check_keys: CheckKeys = any_keys,
     ) -> None:
         aggregates = aggregates.copy()
         self._windows: OpenWindows = make_windows(
             kind, aggregates, lateness_ms=lateness_ms, retracting=retracting, gives_early=early_every_s is not None
         )
-        super().__init__(self._windows, key_of, check_keys, late)
+        super().__init__(self._windows, key_of, late)
         self._definition = {
             "kind": "window",
             **kind.definition(),
@@ -269,7 +263,7 @@ class WindowStep(TimedOperator):
     def _keys_of(self, records: Batch) -> Sequence[Any] | Array:
         if self._whole_batches:
             return array_of_keys("key_by_batch", self._key_of(records), len(records))
-        return self._check_keys(list(map(self._key_of, records)))
+        return check_keys(list(map(self._key_of, records)))
 
     def on_timer(self, payload: Any, out: Output) -> None:
         """Emit early results."""
