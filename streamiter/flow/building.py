@@ -30,7 +30,7 @@ from streamiter.engine.graph.graph import (
 )
 from streamiter.engine.graph.output import Forward, Partitioning, Rebalance
 from streamiter.engine.states.backends import StateBackend
-from streamiter.engine.tasks.entries import check_can_listen, check_event_timers
+from streamiter.engine.tasks.making import check_can_listen, check_event_timers
 from streamiter.errors import ConfigurationError, GraphError, shortened, user_line
 from streamiter.flow.graph_checks import (
     check_codec,

@@ -6,8 +6,6 @@ several steps share: ``all_or_nothing``, ``step_names`` and checks of their argu
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Protocol, TypeVar, Unpack, overload
@@ -25,6 +23,7 @@ from streamiter.flow.building import (
     register_struct_of,
 )
 from streamiter.flow.graph_checks import (
+    check_checkpoints,
     check_codec,
     check_count,
     check_factory,
@@ -34,6 +33,7 @@ from streamiter.flow.graph_checks import (
     check_source_start,
     check_stop,
     check_topic,
+    checked_steps,
 )
 from streamiter.flow.keyed_joins import add_keyed_operator, has_record_keys
 from streamiter.flow.keyed_stream import KeyedStream
@@ -46,6 +46,7 @@ from streamiter.operators.steps import Identity
 from streamiter.topics.formats import Json, Text, Typed
 from streamiter.topics.source_and_sink import DecodeValues, TopicSource
 from streamiter.topics.topic import Decoder, SourceStart, StartPosition, StopPosition, Topic
+from streamiter.values.helpers.clock import is_in_event_loop
 from streamiter.values.records import Batch, Columns, rows_of_table
 from streamiter.values.sparse_rows import SparseRows, is_scipy_sparse
 from streamiter.values.tables import ArrowTable
@@ -271,8 +272,7 @@ class Flow(FlowUnderConstruction):
         the machine did not respond, no step has failed: the job restarts from its last checkpoint.
         """
         _check_not_imported(self.name)
-        with contextlib.suppress(RuntimeError):
-            asyncio.get_running_loop()
+        if is_in_event_loop():
             raise GraphError(
                 f"flow {self.name!r}: run() expected no running event loop, given one; "
                 "write: job = await flow.start(); await job.wait()"
@@ -289,8 +289,8 @@ class Flow(FlowUnderConstruction):
 
         check_on_interrupt(self.name, on_interrupt)
         if "changed_steps" in options:  # Also given to the job that restarts.
-            options["changed_steps"] = _checked_steps(self.name, options["changed_steps"])
-        _check_checkpoints(self.name, options)
+            options["changed_steps"] = checked_steps(self.name, options["changed_steps"])
+        check_checkpoints(self.name, options)
         if on is not None:
             if not hasattr(on, "_run_flow"):
                 raise ConfigurationError(
@@ -333,12 +333,12 @@ class Flow(FlowUnderConstruction):
                 "await asyncio.to_thread(flow.run, on=…)"
             )
         check_step_options("start", options, RunOptions)
-        _check_checkpoints(self.name, options)
+        check_checkpoints(self.name, options)
         given: dict[str, Any] = {name: in_seconds(option) for name, option in options.items() if option is not None}
         restore, snapshot = options.get("restore", "last"), given.pop("snapshot", None)
         check_restore_option(self.name, restore)
         given["restore"] = restore
-        given["changed_steps"] = _checked_steps(self.name, given.get("changed_steps", ()))
+        given["changed_steps"] = checked_steps(self.name, given.get("changed_steps", ()))
         job = job_of(self, JobOptions(**given))
         await job.start(snapshot)
         return job
@@ -421,33 +421,6 @@ def _check_not_imported(flow: str) -> None:
             f"flow {flow!r}: expected that no flow runs while a process of a run imports the program, given run(); "
             'put it behind: if __name__ == "__main__":'
         )
-
-
-def _check_checkpoints(flow: str, options: Mapping[str, object]) -> None:
-    from streamiter.engine.storage.store import Checkpoints  # Imported here, as in start.
-
-    checkpoints, snapshot = options.get("checkpoints"), options.get("snapshot")
-    if not isinstance(checkpoints, Checkpoints | None):
-        raise ConfigurationError(
-            f"flow {flow!r}: expected checkpoints= to be Checkpoints(…), given {shortened(checkpoints)}; write "
-            'checkpoints=Checkpoints("folder")'
-        )
-    if checkpoints is not None and snapshot is not None:
-        raise ConfigurationError(
-            f"flow {flow!r}: expected either checkpoints= or snapshot=, given both; a job with checkpoints resumes "
-            "from the last checkpoint by itself"
-        )
-
-
-def _checked_steps(flow: str, given: object) -> frozenset[str]:
-    """Return the names in ``changed_steps=``. A str is refused, although it is an iterable of letters."""
-    names = None if isinstance(given, str) or not isinstance(given, Iterable) else list(given)
-    if names is None or not all(isinstance(name, str) for name in names):
-        raise ConfigurationError(
-            f"flow {flow!r}: expected changed_steps= to be a list of names of steps, given "
-            f'{shortened(given if names is None else names)}; write changed_steps=["name of the step"]'
-        )
-    return frozenset(names)
 
 
 def listed_items(owner: str, items: Any) -> Batch:

@@ -1,6 +1,7 @@
-"""Checks of the arguments with which a flow is built: options, positions in topics, functions and factories.
+"""Checks of the arguments with which a flow is built or started: options, positions in topics, functions, factories.
 
-Each check raises GraphError with the step, the expected value, the given value, and what to write instead.
+Each check raises GraphError, or ConfigurationError at the start, with the step or the flow, the expected value, the
+given value, and what to write instead.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ import numpy as np
 
 from streamiter.engine.graph.graph import Edge, Step, awaited_edges, upstream_of
 from streamiter.engine.states.backends import StateBackend
-from streamiter.engine.tasks.entries import SOURCE_METHODS, check_handlers, check_methods
-from streamiter.errors import GraphError, shortened
+from streamiter.engine.tasks.making import SOURCE_METHODS, check_handlers, check_methods
+from streamiter.errors import ConfigurationError, GraphError, shortened
 from streamiter.operators.functions import asynchronous_kind, misfit
 from streamiter.operators.operator import Operator
 from streamiter.operators.output import RejectionPolicy
@@ -394,3 +395,31 @@ def check_input_names(names: Iterable[str]) -> None:
                 f"connect: expected a name of an input that does not end in batch, given {name!r}: process_{name} "
                 f"would be a method for whole batches; choose another, such as {name}es"
             )
+
+
+def check_checkpoints(flow: str, options: Mapping[str, object]) -> None:
+    """Raise ConfigurationError unless ``checkpoints=`` and ``snapshot=`` of a start fit."""
+    from streamiter.engine.storage.store import Checkpoints  # A program that only builds a flow does not need it.
+
+    checkpoints, snapshot = options.get("checkpoints"), options.get("snapshot")
+    if not isinstance(checkpoints, Checkpoints | None):
+        raise ConfigurationError(
+            f"flow {flow!r}: expected checkpoints= to be Checkpoints(…), given {shortened(checkpoints)}; write "
+            'checkpoints=Checkpoints("folder")'
+        )
+    if checkpoints is not None and snapshot is not None:
+        raise ConfigurationError(
+            f"flow {flow!r}: expected either checkpoints= or snapshot=, given both; a job with checkpoints resumes "
+            "from the last checkpoint by itself"
+        )
+
+
+def checked_steps(flow: str, given: object) -> frozenset[str]:
+    """Return the names in ``changed_steps=``. A str is refused, although it is an iterable of letters."""
+    names = None if isinstance(given, str) or not isinstance(given, Iterable) else list(given)
+    if names is None or not all(isinstance(name, str) for name in names):
+        raise ConfigurationError(
+            f"flow {flow!r}: expected changed_steps= to be a list of names of steps, given "
+            f'{shortened(given if names is None else names)}; write changed_steps=["name of the step"]'
+        )
+    return frozenset(names)

@@ -31,6 +31,7 @@ from streamiter.iteration.progress import EndReason
 from streamiter.learn.rows import BadRows, Examples, Extract, as_examples
 from streamiter.topics.topic import Decoder, StopPosition, Topic
 from streamiter.topics.urls import shown_url
+from streamiter.values.helpers.clock import is_in_event_loop
 from streamiter.values.records import Batch, Columns
 from streamiter.values.sparse_rows import SparseRows
 
@@ -251,7 +252,7 @@ def run_offline(
             return of_loop(statistics) if done is None else done()
 
         run = _OfflineRun(flow, count, display, describe or (lambda: ""), first_stop, channel_limits)
-        statistics = run.in_thread() if _is_in_event_loop() else run_in_own_loop(run.until_end())
+        statistics = run.in_thread() if is_in_event_loop() else run_in_own_loop(run.until_end())
     if statistics.state == "aborted":
         raise KeyboardInterrupt
     if display is not None and was_interrupted(statistics) and (made := count(statistics)):
@@ -271,14 +272,6 @@ def rounds_done(statistics: JobStatistics, *, first: int = 0, most: int | None =
     done = max(0, statistics.loops[0].epoch_complete - first) if statistics.loops else 0
     # Feedback that still circulates after the last round does not count.
     return done if most is None else min(done, most)
-
-
-def _is_in_event_loop() -> bool:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True
 
 
 @dataclass

@@ -20,7 +20,7 @@ import msgspec
 from streamiter.engine.graph.graph import SINGLE_INPUT, Edge, Step, StepLoop, leaves_loop
 from streamiter.engine.graph.output import Forward
 from streamiter.engine.tasks.chain import is_per_round
-from streamiter.engine.tasks.entries import is_awaited
+from streamiter.engine.tasks.making import is_awaited
 from streamiter.errors import GraphError
 from streamiter.operators.holding import MiniBatch
 from streamiter.operators.operator import Boundary, Operator, known_of

@@ -33,7 +33,8 @@ from streamiter.engine.states.backends import JobStates
 from streamiter.engine.storage.replay_cache import ReplayCache
 from streamiter.engine.tasks.chain import Rounds
 from streamiter.engine.tasks.feeder import EventTimeInput, Feeder, SinkEncoding
-from streamiter.engine.tasks.instance import OperatorInstance, check_not_shared, make_source, operator_of, operators_of
+from streamiter.engine.tasks.instance import OperatorInstance
+from streamiter.engine.tasks.making import check_not_shared, make_source, operator_of, operators_of
 from streamiter.engine.tasks.task import Task
 from streamiter.engine.tasks.task_barriers import Acknowledge
 from streamiter.engine.tasks.topic_feedback import TopicFeedback

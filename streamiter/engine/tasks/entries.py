@@ -1,25 +1,24 @@
-"""The methods of a user's operator: their checks, and the calls that the engine makes of them.
+"""The calls that the engine makes of a user's operator to handle its records.
 
-The checks raise GraphError for a method that the engine could not call. An *entry* is a function that handles a batch
-at one input of one operator instance. Here are the entries that most operators have: without keys and event time, and
-called directly. :mod:`~streamiter.engine.tasks.timed_entries` has one for all other operators.
+An *entry* is a function that handles a batch at one input of one operator instance. Here are the entries that most
+operators have: without keys and event time, and called directly. :mod:`~streamiter.engine.tasks.timed_entries` has one
+for all other operators.
 """
 
 from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Executor
 from types import CoroutineType
-from typing import Any, Final
+from typing import Any
 
-from streamiter.engine.graph.graph import SINGLE_INPUT
-from streamiter.errors import ConfigurationError, GraphError, RejectRecords, StreamiterError, shortened
+from streamiter.errors import ConfigurationError, RejectRecords, StreamiterError, shortened
 from streamiter.operators.event_timers import StepTimes
-from streamiter.operators.functions import KeyOf, accepted_keys, misfit, refuse, refuse_coroutines
+from streamiter.operators.functions import KeyOf, accepted_keys, refuse, refuse_coroutines
 from streamiter.operators.keyed_state import in_turns
-from streamiter.operators.operator import Context, IterationListener, Operator, states_of
+from streamiter.operators.operator import Context, states_of
 from streamiter.operators.output import Output, RecordFailure, detach, each_with_its_row, keep_rows
 from streamiter.operators.steps import Filter, Map
 from streamiter.values.records import Batch, TimedBatch, take
@@ -27,159 +26,6 @@ from streamiter.values.times import MIN_TIME
 
 Entry = Callable[[Batch], None]
 AsyncEntry = Callable[[Batch], Coroutine[Any, Any, None]]
-
-_OPERATOR_METHODS: Final[Mapping[str, Sequence[str]]] = {
-    "open": ["context"],
-    "finish": ["out"],
-    "close": [],
-    "snapshot": [],
-    "restore": ["state"],
-    "redistribute": ["states", "parallelism"],
-    "wanted_inputs": [],
-    "input_ended": ["name", "out"],
-    "on_timer": ["payload", "out"],
-    "on_event_timer": ["payload", "out"],
-    "on_event_time_watermark": ["watermark", "out"],
-    "on_epoch_watermark_incremented": ["epoch_watermark", "context", "out"],
-    "on_iteration_terminated": ["context", "out"],
-}
-"""The methods of an operator that the engine calls if they exist, with the names of their arguments."""
-
-SOURCE_METHODS: Final[Mapping[str, Sequence[str]]] = {
-    "open": ["context", "positions"],
-    "read": [],
-    "positions": [],
-    "settled": ["positions"],
-    "is_idle": [],
-    "lag": [],
-    "report_positions": ["group", "positions"],
-    "redistribute": ["positions", "parallelism"],
-    "close": [],
-}
-"""The methods of a source that the engine calls, with the names of their arguments."""
-
-
-def handler_of(
-    operator: Operator | type[Operator], input_name: str, *, step: str, keyed: bool = False, where: str | None = None
-) -> tuple[str, bool]:
-    """Return the name of the method that handles an input, and whether the method takes whole batches.
-
-    If the operator has both methods, the one for batches is used; with keys, the one for records. Raises GraphError if
-    it has neither.
-    """
-    suffix = "" if input_name == SINGLE_INPUT else f"_{input_name}"
-    by_record, by_batch = (f"process{suffix}", False), (f"process{suffix}_batch", True)
-    for method, whole_batches in (by_record, by_batch) if keyed else (by_batch, by_record):
-        if callable(getattr(operator, method, None)):
-            return method, whole_batches
-    raise GraphError(
-        f"step {step!r}: expected {_class_of(operator)} to define {by_record[0]}(record, out) or "
-        f"{by_batch[0]}(batch, out), given neither; define one of them",
-        where=where,
-    )
-
-
-def check_handlers(
-    operator: Operator | type[Operator], input_names: Sequence[str], *, step: str, keyed: bool, where: str | None = None
-) -> None:
-    """Raise GraphError for an operator, or its class, with methods that the engine cannot call.
-
-    ``where`` is the line that added the step; None while that line runs.
-    """
-    methods = dict(_OPERATOR_METHODS)
-    for input_name in input_names:
-        method, whole_batches = handler_of(operator, input_name, step=step, keyed=keyed, where=where)
-        methods[method] = ["batch" if whole_batches else "record", "out"]
-        if keyed and whole_batches and input_name == SINGLE_INPUT:
-            raise GraphError(
-                f"step {step!r}: expected {_class_of(operator)} to define process(record, out), since a keyed step "
-                "works record by record, given a method for whole batches; define process, or leave out key_by",
-                where=where,
-            )
-        if operator.runs_in_thread and inspect.iscoroutinefunction(getattr(operator, method)):
-            raise GraphError(
-                f"step {step!r}: expected {_class_of(operator)}.{method} to be a plain method, since it runs in a "
-                "thread, given a coroutine function; write def, or leave out runs_in_thread",
-                where=where,
-            )
-    check_methods(operator, methods, step=step, where=where)
-    asked = [("wanted_inputs", "it is asked after each record"), ("on_event_time_watermark", "records wait for it")]
-    if operator.runs_in_thread:
-        asked.append(("on_event_timer", "its step runs in a thread"))
-    for method, reason in asked:
-        if inspect.iscoroutinefunction(getattr(operator, method, None)):
-            raise GraphError(
-                f"step {step!r}: expected {_class_of(operator)}.{method} to be a plain method, since {reason}, given a "
-                "coroutine function; write def",
-                where=where,
-            )
-
-
-def check_methods(owner: object, methods: Mapping[str, Sequence[str]], *, step: str, where: str | None = None) -> None:
-    """Raise GraphError for a method of an operator or source, or of its class, that does not take these arguments."""
-    for method, takes in methods.items():
-        called = getattr(owner, method, None)
-        if called is None:
-            continue
-        if not callable(called):
-            raise GraphError(
-                f"step {step!r}: expected {_class_of(owner)}.{method} to be a method, given {called!r}; write def "
-                f"{method}({', '.join(['self', *takes])})",
-                where=where,
-            )
-        # A class returns the plain function for a method of its instances.
-        unbound = isinstance(owner, type) and inspect.isfunction(called) and not _is_static(owner, method)
-        if reason := misfit(called, takes, unbound=unbound):
-            raise GraphError(
-                f"step {step!r}: expected {_class_of(owner)}.{method} to be called as {method}({', '.join(takes)}), "
-                f"given {reason}; write def {method}({', '.join(['self', *takes])})",
-                where=where,
-            )
-
-
-def _is_static(kind: type, method: str) -> bool:
-    defined = next(vars(base)[method] for base in kind.__mro__ if method in vars(base))
-    return isinstance(defined, staticmethod)
-
-
-def check_can_listen(
-    operator: Operator | type[Operator], hears_of_epochs: bool, *, step: str, where: str | None = None
-) -> None:
-    """Raise GraphError for a listener, or its class, in a step where no epoch ends."""
-    is_listener = issubclass(operator if isinstance(operator, type) else type(operator), IterationListener)
-    if is_listener and not hears_of_epochs and getattr(operator, "needs_epochs", True):
-        raise GraphError(
-            f"step {step!r}: expected an IterationListener in the body of an iteration, given {_class_of(operator)} "
-            "outside, where no epoch ends and no callback comes; add the step in the body, stamp the stream with "
-            "epochs_every, or set needs_epochs = False in a class that also works without",
-            where=where,
-        )
-
-
-def check_event_timers(
-    operator: Operator | type[Operator], has_event_time: bool, *, step: str, where: str | None = None
-) -> None:
-    """Raise GraphError for an operator, or its class, with event timers in a step without event time."""
-    if has_event_time or not callable(getattr(operator, "on_event_timer", None)):
-        return
-    raise GraphError(
-        f"step {step!r}: expected a stream with event time, since {_class_of(operator)} defines on_event_timer, given "
-        "one without; put .event_time(…) before the step",
-        where=where,
-    )
-
-
-def _class_of(owner: object) -> str:
-    return (owner if isinstance(owner, type) else type(owner)).__name__
-
-
-def is_awaited(operator: Operator, input_names: Sequence[str], *, step: str, keyed: bool = False) -> bool:
-    """Return whether the task must await the operator: a method is a coroutine function, or runs in a thread."""
-    if operator.runs_in_thread:
-        return True
-    methods = [getattr(operator, handler_of(operator, name, step=step, keyed=keyed)[0]) for name in input_names]
-    methods.append(getattr(operator, "on_event_timer", None))
-    return any(inspect.iscoroutinefunction(method) for method in methods)
 
 
 class EntryCounts:

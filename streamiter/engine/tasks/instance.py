@@ -17,22 +17,11 @@ import msgspec
 
 from streamiter.engine.graph.graph import Step
 from streamiter.engine.states.backends import JobStates
-from streamiter.engine.tasks.entries import (
-    SOURCE_METHODS,
-    AsyncEntry,
-    Entry,
-    EntryCounts,
-    check_can_listen,
-    check_event_timers,
-    check_handlers,
-    check_methods,
-    check_result,
-    handler_of,
-    is_awaited,
-)
+from streamiter.engine.tasks.entries import AsyncEntry, Entry, EntryCounts, check_result
 from streamiter.engine.tasks.failures import FailuresOf, StepNote, noted, unless_cancelled
+from streamiter.engine.tasks.making import handler_of, is_awaited
 from streamiter.engine.tasks.timed_entries import Timing, called_directly, make_async_entry, make_entry
-from streamiter.errors import ConfigurationError, GraphError, StreamiterError, shortened
+from streamiter.errors import ConfigurationError, shortened
 from streamiter.operators.definitions import Definition, function_in_words
 from streamiter.operators.event_time import AssignEventTime
 from streamiter.operators.event_timers import StepTimes
@@ -50,9 +39,8 @@ from streamiter.operators.operator import (
     known_of,
 )
 from streamiter.operators.output import Output, TimedOutput, pass_watermark
-from streamiter.operators.source import Source
 from streamiter.values.deferred import Encode, PlainValue
-from streamiter.values.helpers.clock import Clock, TimerHandle
+from streamiter.values.helpers.clock import Clock, TimerHandle, is_in_event_loop
 from streamiter.values.records import BATCH_RECORDS, Batch, EventTimeWatermark, untimed
 from streamiter.values.subtasks import key_group, subtask_of_key
 from streamiter.values.times import MIN_TIME
@@ -458,7 +446,7 @@ class OperatorInstance(EntryCounts):
                 "the timer emits would have no epoch; emit them in input_ended"
             )
         self._timers_set += 1
-        if _in_event_loop():
+        if is_in_event_loop():
             self._schedule(self._timers_set, delay_s, key, payload)
         else:
             assert self._loop is not None
@@ -527,79 +515,5 @@ class OperatorInstance(EntryCounts):
                     await resuming
 
 
-def _in_event_loop() -> bool:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True
-
-
 _SWEEP: Final = object()
 """The payload of the timer that drops expired keyed state."""
-
-
-def operators_of(step: Step, subtasks: Sequence[int], first: Operator | None) -> dict[int, Operator]:
-    """Return the operators of these subtasks; ``first`` is the operator of subtask 0, if it is made and checked."""
-    operators: dict[int, Operator] = {} if first is None else {0: first}
-    checked = {type(operator) for operator in operators.values()}
-    for subtask in subtasks[len(operators) :]:
-        operator = operators[subtask] = operator_of(step)
-        if type(operator) not in checked:
-            checked.add(type(operator))
-            _check_operator(step, operator)
-    return operators
-
-
-def _check_operator(step: Step, operator: Operator) -> None:
-    """Check an operator. Its class was checked when the step was added, unless its factory is a function."""
-    if step.source is None and not isinstance(operator, Boundary):
-        check_handlers(operator, step.input_names(), step=step.name, keyed=step.keys is not None, where=step.where)
-    check_can_listen(operator, step.hears_of_epochs, step=step.name, where=step.where)
-    check_event_timers(operator, step.has_event_time, step=step.name, where=step.where)
-    if step.loop is not None:
-        step.loop.check_operator(step, operator)
-
-
-def operator_of(step: Step) -> Operator:
-    return _made_by(step.factory, step, Operator, "an Operator", "streamiter.Operator")
-
-
-def check_not_shared(operators: Mapping[Step, Mapping[int, Operator]]) -> None:
-    owners: dict[int, Step] = {}
-    for step, instances in operators.items():
-        for operator in instances.values():
-            owner = owners.setdefault(id(operator), step)
-            if owner is not step or sum(operator is other for other in instances.values()) > 1:
-                raise GraphError(
-                    f"step {step.name!r}: expected its factory to make a new operator for each "
-                    f"subtask, given one that step {owner.name!r} already has; make it inside the factory",
-                    where=step.where,
-                )
-
-
-def _made_by(factory: Callable[[], object], step: Step, kind: type[T], in_words: str, public_name: str) -> T:
-    try:
-        made = factory()
-    except StreamiterError:
-        raise  # its message says what is wrong
-    except Exception as error:
-        raise GraphError(
-            f"step {step.name!r}: expected its factory to work without arguments, given "
-            f"{type(error).__name__}: {error}; correct the factory, which is called once for each subtask",
-            where=step.where,
-        ) from error
-    if not isinstance(made, kind):
-        raise GraphError(
-            f"step {step.name!r}: expected its factory to give {in_words}, given {type(made).__name__}; derive it from "
-            f"{public_name}",
-            where=step.where,
-        )
-    return made
-
-
-def make_source(step: Step) -> Source:
-    assert step.source is not None
-    source = _made_by(step.source, step, Source, "a Source", "streamiter.operators.Source")
-    check_methods(source, SOURCE_METHODS, step=step.name, where=step.where)
-    return source

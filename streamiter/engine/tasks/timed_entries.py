@@ -20,12 +20,12 @@ from streamiter.engine.tasks.entries import (
     by_record,
     check_result,
     for_single,
-    handler_of,
     keyed_records,
     keys_in_turns,
     rejection,
     without_rejected,
 )
+from streamiter.engine.tasks.making import handler_of
 from streamiter.operators.event_timers import StepTimes
 from streamiter.operators.functions import KeyOf, refuse
 from streamiter.operators.operator import Context, Operator, Progress, known_of

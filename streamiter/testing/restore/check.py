@@ -8,7 +8,6 @@ a function that builds it.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import random
 from collections.abc import Callable, Mapping, Sequence
@@ -40,6 +39,7 @@ from streamiter.testing.restore.driving import (
 )
 from streamiter.testing.restore.process import RestoreProcess, restored_run
 from streamiter.values.deferred import PlainValue
+from streamiter.values.helpers.clock import is_in_event_loop
 from streamiter.values.helpers.importing import describe, imported
 from streamiter.values.plain_data import PlainData
 from streamiter.values.records import Batch, OutputTag
@@ -188,8 +188,7 @@ def check_flow_restore(
 
 
 def _check(what: str, build: Build, *, fresh_process: bool, process: RestoreProcess | None, **settings: Any) -> None:
-    with contextlib.suppress(RuntimeError):
-        asyncio.get_running_loop()
+    if is_in_event_loop():
         raise ConfigurationError(f"{what}: expected no running event loop, given one; call it from a plain function")
     if not fresh_process:
         Comparison(what, build, process=None, **settings).run()

@@ -50,6 +50,15 @@ async def in_time(waiting: Coroutine[object, object, object], clock: Clock, due_
         done.cancel()
 
 
+def is_in_event_loop() -> bool:
+    """Return whether an event loop runs this code."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
 def is_due(left_s: float) -> bool:
     """Return whether a duration is over, of which ``left_s`` seconds are left.
 
