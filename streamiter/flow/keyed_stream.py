@@ -23,10 +23,17 @@ from streamiter.flow.graph_checks import (
     check_tag,
     check_user_function,
 )
-from streamiter.flow.keyed_joins import KeyedJoins, TimeOf, add_keyed_operator, has_record_keys, record_key, tolerant
+from streamiter.flow.keyed_joins import (
+    KeyedJoins,
+    TimeOf,
+    WindowedStream,
+    add_keyed_operator,
+    has_record_keys,
+    record_key,
+    tolerant,
+)
 from streamiter.flow.options import ProcessOptions, StepOptions, check_step_options, survives
 from streamiter.flow.stream import Stream
-from streamiter.flow.windowed_stream import WindowedStream
 from streamiter.operators.functions import field_or_function
 from streamiter.operators.keyed import KeyedReduce, KeyedReduceBatch, StatefulMap
 from streamiter.operators.operator import OperatorFactory
