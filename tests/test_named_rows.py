@@ -12,7 +12,8 @@ from streamiter import Columns
 from streamiter.errors import ModelError
 from streamiter.learn import BadRows
 from streamiter.values.field_kinds import HUGE
-from streamiter.values.named_rows import ABSENT, FieldReader, NamedRows, hash_of, named_matrix
+from streamiter.values.hashes import hash_of
+from streamiter.values.named_rows import ABSENT, FieldReader, NamedRows, named_matrix
 
 BITS = 6
 

@@ -17,7 +17,7 @@ from streamiter.operators.definitions import Definition
 from streamiter.operators.output import Output, RejectionPolicy
 from streamiter.topics.topic import Topic
 from streamiter.values.field_kinds import as_text
-from streamiter.values.named_rows import drawn_hashes, hash_of
+from streamiter.values.hashes import drawn_hashes, hash_of
 from streamiter.values.numbers import Indices, whole_number
 
 # A row costs as much as the choice itself, and more than this many were little better in four streams (decision 066).

@@ -19,8 +19,9 @@ from streamiter.models.documents import EMBEDDINGS, SHAPES, Parameters, without_
 from streamiter.models.linear_predictor import LinearPredictor
 from streamiter.models.update import ModelUpdate
 from streamiter.models.versions import ModelVersion
+from streamiter.values.hashes import place_of_missing
 from streamiter.values.known_fields import of_reader, published_fields
-from streamiter.values.named_rows import FieldReader, place_of_missing
+from streamiter.values.named_rows import FieldReader
 from streamiter.values.numbers import Array, Floats
 
 

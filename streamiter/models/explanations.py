@@ -17,8 +17,8 @@ import numpy as np
 from streamiter.models.shape_scores import BinnedRows, MemberScores, ShapeScores
 from streamiter.models.shapes import CELLS_OF_PAIR, COARSE_BINS, FINE_BINS, NO_EDGE, coarse_of
 from streamiter.values.field_kinds import PARTS, part_of
+from streamiter.values.hashes import place_of_text
 from streamiter.values.helpers.notebooks import html_table, text_table, without_empty_columns
-from streamiter.values.named_rows import place_of_text
 from streamiter.values.numbers import Array, Floats, Indices
 
 SEVERAL_FIELDS: Final = "(several fields)"

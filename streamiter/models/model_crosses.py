@@ -17,7 +17,8 @@ from streamiter.values.crossed_rows import (
     places_of_cross,
 )
 from streamiter.values.field_kinds import HUGE, is_no_time
-from streamiter.values.named_rows import NamedRows, place_of_text
+from streamiter.values.hashes import place_of_text
+from streamiter.values.named_rows import NamedRows
 from streamiter.values.numbers import standardized
 
 CACHED_TEXTS: Final = 65_536

@@ -21,8 +21,9 @@ from streamiter.models.shape_scores import BinnedRows, ShapeScores
 from streamiter.models.shapes import Shapes
 from streamiter.values.crossed_rows import Cross
 from streamiter.values.field_kinds import HUGE, are_texts, is_no_time, prepared_value
+from streamiter.values.hashes import place_of_text
 from streamiter.values.known_fields import BadKind, of_reader, published_fields
-from streamiter.values.named_rows import ABSENT, FieldReader, NamedRows, is_missing, named_matrix, place_of_text
+from streamiter.values.named_rows import ABSENT, FieldReader, NamedRows, is_missing, named_matrix
 from streamiter.values.numbers import NUMBERS, Floats, Indices, is_number
 from streamiter.values.records import Columns, columns_of_table
 from streamiter.values.sparse_rows import SparseRows, rows_to_predict, sparse_if_scipy, sums_by
@@ -439,8 +440,7 @@ class StandardizedModel:
     def _text_feature(self, name: str, value: Any) -> _TextFeature:
         """Return what the model knows of a text, or of a missing value, in a field."""
         key = (name, None if value != value else value)  # NaN equals no other NaN.
-        found = self._text_features.get(key)
-        if found is None:
+        if (found := self._text_features.get(key)) is None:
             if len(self._text_features) >= CACHED_TEXTS:
                 self._text_features.clear()
             if isinstance(value, str):

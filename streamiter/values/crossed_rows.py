@@ -15,7 +15,8 @@ from typing import Any, Final
 import numpy as np
 
 from streamiter.errors import ConfigurationError
-from streamiter.values.named_rows import ABSENT, NamedRows, hash_of, is_missing, mixed_hashes
+from streamiter.values.hashes import hash_of, mixed_hashes
+from streamiter.values.named_rows import ABSENT, NamedRows, is_missing
 from streamiter.values.numbers import Floats, Indices
 
 Cross = tuple[str, str]

@@ -43,7 +43,8 @@ from streamiter.values.field_states import (
     first_of,
     of_plain_values,
 )
-from streamiter.values.named_rows import ABSENT, NamedRows, is_missing, place_of_missing, place_of_text
+from streamiter.values.hashes import place_of_missing, place_of_text
+from streamiter.values.named_rows import ABSENT, NamedRows, is_missing
 from streamiter.values.numbers import Floats, Truths
 
 _log = logging.getLogger("streamiter.learn")

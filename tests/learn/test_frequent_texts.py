@@ -7,7 +7,7 @@ import pytest
 
 from streamiter import Columns
 from streamiter.learn import AdaptiveLinearModel
-from streamiter.values.named_rows import place_of_text
+from streamiter.values.hashes import place_of_text
 
 ROWS = 12_000
 FREQUENT = 20

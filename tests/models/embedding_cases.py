@@ -9,7 +9,7 @@ from models.shape_cases import TOWNS, linear_part, random_shapes
 
 from streamiter.models import LinearPredictor
 from streamiter.models.embedding_scores import EmbeddingKind
-from streamiter.values.named_rows import hash_of
+from streamiter.values.hashes import hash_of
 
 FACTORS = 3
 FIELDS = ["town", "at[hour]", "gone", "at[weekday]"]

@@ -6,7 +6,7 @@ import numpy as np
 from support.tables_reference import tables_reference
 
 from streamiter.models.shapes import CELLS_OF_PAIR, EDGES_OF_COLUMN, FINE_BINS, Shapes, TableMember
-from streamiter.values.named_rows import place_of_text
+from streamiter.values.hashes import place_of_text
 
 TOWNS = ["Kyjiw", "Ἀθῆναι", "𝄞", "Roma"]
 BITS = 18

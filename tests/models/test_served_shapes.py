@@ -11,7 +11,7 @@ from support.tables_reference import tables_reference
 from streamiter import Flow
 from streamiter.learn import AdaptiveLinearModel, train_online
 from streamiter.models import LinearPredictor
-from streamiter.values.named_rows import place_of_text
+from streamiter.values.hashes import place_of_text
 
 # The tables are published as float32, of which each has an error of at most 6e-8 of its size.
 NEAR = 2e-6

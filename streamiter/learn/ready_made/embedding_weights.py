@@ -19,8 +19,8 @@ from streamiter.learn.ready_made.embeddings import Embeddings
 from streamiter.learn.ready_made.expert_weights import ROWS_OF_A_START, SQUARES_KEPT, ExpertWeights, actions_of, plain
 from streamiter.learn.ready_made.model_rows import BEHIND_KEYS, ModelRows, RowSteps
 from streamiter.parameter_server.admission import UNKNOWN_TIME
+from streamiter.values.hashes import drawn_hashes
 from streamiter.values.helpers.compiled import saying_that_it_compiles
-from streamiter.values.named_rows import drawn_hashes
 from streamiter.values.numbers import Float32s, Floats, Integers, Truths
 
 # Which numbers begin with these drawn numbers: part of what is hashed.

@@ -334,7 +334,7 @@ class Profile(Aggregate):
     def __init__(self) -> None:
         # Imported here: other windows do not need to know how fields are read.
         from streamiter.values.field_profiles import ValueProfile
-        from streamiter.values.named_rows import hash_of
+        from streamiter.values.hashes import hash_of
 
         self._profiles = ValueProfile
         self._code_of = lru_cache(65_536)(lambda text: hash_of(text.encode("utf-8", "surrogatepass")) >> 1)

@@ -11,7 +11,7 @@ from streamiter.models import ModelUpdate, ServedModel
 from streamiter.models.served import ServedVersion
 from streamiter.models.update import learner_in
 from streamiter.service.settings.tables import ChallengerSettings
-from streamiter.values.named_rows import hash_of
+from streamiter.values.hashes import hash_of
 
 
 @dataclass(slots=True)

@@ -26,8 +26,8 @@ from streamiter.models.served import ServedVersion
 from streamiter.service.settings.tables import PredictionSettings, ServiceSettings
 from streamiter.topics import OutgoingBatch, Topic, TopicBatch, topic
 from streamiter.topics.topic import SizeLimit, TopicWriter
+from streamiter.values.hashes import hash_of
 from streamiter.values.helpers.clock import Clock
-from streamiter.values.named_rows import hash_of
 
 _log = logging.getLogger("streamiter.service")
 

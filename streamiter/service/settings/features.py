@@ -14,8 +14,9 @@ from streamiter.learn.rows import rows_of_wrong_kind
 from streamiter.models import LinearPredictor, Parameters
 from streamiter.models.explanations import Explanation
 from streamiter.service.settings.tables import READY_MADE, LearnSettings
+from streamiter.values.hashes import hash_of
 from streamiter.values.known_fields import KnownFields
-from streamiter.values.named_rows import ABSENT, NamedRows, hash_of, is_missing
+from streamiter.values.named_rows import ABSENT, NamedRows, is_missing
 from streamiter.values.records import Batch
 from streamiter.values.sparse_rows import SparseRows
 
