@@ -240,15 +240,15 @@ def check_can_wait(
             )
 
 
-def check_on(on: object, method: str, *, step: str | None) -> None:
+def check_on(on: object, *, step: str | None) -> None:
     """Raise GraphError unless ``on`` is the name of a field, a function, or a pair of these for left and right."""
     if isinstance(on, tuple) and len(on) != 2:
         raise GraphError(
-            f"{method}: expected a field's name, a function or a pair of these, given {on!r}; "
+            f"join: expected a field's name, a function or a pair of these, given {on!r}; "
             'write on="id", or on=("user_id", "id") for left and right'
         )
     for key in on if isinstance(on, tuple) else (on,):
-        check_field_or_function(key, method, step=step)
+        check_field_or_function(key, "join", step=step)
 
 
 def check_stop(stop: StopPosition, *, step: str) -> None:

@@ -504,7 +504,7 @@ class Stream(Outlets, Generic[Record]):
         """
         if not isinstance(other, Stream):
             raise GraphError(f"join: expected a stream, given {other!r}; write left.join(right, on=…)")
-        check_on(on, "join", step=options.get("name"))
+        check_on(on, step=options.get("name"))
         check_same_flow(self, other, "join")
         check_bounded(self, "join")
         check_bounded(other, "join")

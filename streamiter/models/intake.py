@@ -113,10 +113,9 @@ class ChainAssembler:
     Changes that are in order are kept until :meth:`newest` applies them.
     """
 
-    def __init__(self, *, state: bool = True, waiting_bytes_max: int = _WAITING_BYTES_MAX) -> None:
+    def __init__(self, *, state: bool = True) -> None:
         """``state``: whether updates have the state of the learner, which programs that predict do not need."""
         self._state = state
-        self._waiting_bytes_max = waiting_bytes_max
         self._waiting: dict[Rank, dict[tuple[Rank, str | None], _Change]] = {}
         """The changes that follow each update, by their rank and checksum: of those of two writers one is the next."""
         self._waiting_bytes = 0
@@ -265,7 +264,7 @@ class ChainAssembler:
         if (key := (change.headers.rank, change.headers.chain)) not in following:
             following[key] = change
             self._waiting_bytes += len(change.value)
-        while self._waiting_bytes > self._waiting_bytes_max:
+        while self._waiting_bytes > _WAITING_BYTES_MAX:
             self._drop(min(self._all_waiting(), key=lambda each: each.headers.rank))
 
     def _drop(self, change: _Change) -> None:

@@ -2,11 +2,10 @@
 
 A topic is a durable log in partitions. Each record has a partition, an offset in that partition, a time stamp and,
 optionally, a key, a value and headers. Offsets grow and may have gaps. A reader asks for partitions and offsets and is
-*read committed*: it sees the records of a transaction once the transaction is committed, and never those of an aborted
-one.
+*read committed*: it sees the records of a transaction once that is committed, and never those of an aborted one.
 
-Read :class:`Topic` first: it opens readers, writers and transactions. The contract suite of the tests checks every
-connector against this protocol. What connectors have in common is in :mod:`streamiter.topics.connecting`.
+Read :class:`Topic` first: it opens readers, writers and transactions. What connectors have in common is in
+:mod:`streamiter.topics.connecting`.
 """
 
 from __future__ import annotations
@@ -484,10 +483,8 @@ class SizeLimit:
         """Return the size in bytes of each record of the batch that is too large, by index."""
         if not batch.headers and longest(batch.values) + longest(batch.keys) < self.size_bytes - _FRAMING_BYTES:
             return {}
-        nothing = [None] * len(batch)
-        headers = [()] * len(batch) if batch.headers is None else batch.headers
-        records = zip(batch.values, batch.keys or nothing, headers, strict=True)
-        sizes = enumerate(self.size_of(*record) for record in records)
+        given = TopicBatch(values=batch.values, keys=batch.keys, headers=batch.headers)
+        sizes = enumerate(map(self.size_of, given.values, given.keys, given.headers))
         return {index: size_bytes for index, size_bytes in sizes if size_bytes > self.size_bytes}
 
 

@@ -50,11 +50,9 @@ class RestoreProcess:
     False
     """
 
-    def __init__(self, hash_seed: int | None = None) -> None:
-        """``hash_seed`` is its PYTHONHASHSEED; None: one that differs from the PYTHONHASHSEED of this process."""
-        mine = os.environ.get("PYTHONHASHSEED", "random")
-        # If mine is random, any fixed one differs, and a failure can be repeated.
-        self._hash_seed = hash_seed if hash_seed is not None else (1 if mine != "1" else 2)
+    def __init__(self) -> None:
+        # If that of this process is random, any fixed one differs, and a failure can be repeated.
+        self._hash_seed = "1" if os.environ.get("PYTHONHASHSEED") != "1" else "2"
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: Connection
 
@@ -110,7 +108,7 @@ class RestoreProcess:
                 [sys.executable, "-c", _PROGRAM, json.dumps(sys.path), str(other.fileno())],
                 stdin=subprocess.DEVNULL,
                 stdout=_STDERR,
-                env={**os.environ, "PYTHONHASHSEED": str(self._hash_seed)},
+                env={**os.environ, "PYTHONHASHSEED": self._hash_seed},
                 pass_fds=[other.fileno()],
             )
         return self._process
