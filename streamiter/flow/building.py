@@ -30,7 +30,7 @@ from streamiter.engine.graph.graph import (
 )
 from streamiter.engine.graph.output import Forward, Partitioning, Rebalance
 from streamiter.engine.states.backends import StateBackend
-from streamiter.engine.tasks.making import check_can_listen, check_event_timers
+from streamiter.engine.tasks.making import check_in_step
 from streamiter.errors import ConfigurationError, GraphError, shortened, user_line
 from streamiter.flow.graph_checks import (
     check_codec,
@@ -412,10 +412,7 @@ def add_next_step(
         )
         step = flow.graph.add_step(step, is_named=name is not None, label_lasts=label_lasts)
         if isinstance(factory, type):  # Its class may show that it cannot work in this step.
-            check_can_listen(factory, step.hears_of_epochs, step=step.name)
-            check_event_timers(factory, step.has_event_time, step=step.name)
-            if loop is not None:
-                loop.check_operator(step, factory)
+            check_in_step(step, factory)
         if dead_letter is not None:
             add_dead_letters(flow, step, dead_letter)
     return StepOutput(step)

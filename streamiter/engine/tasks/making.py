@@ -131,31 +131,24 @@ def _is_static(kind: type, method: str) -> bool:
     return isinstance(defined, staticmethod)
 
 
-def check_can_listen(
-    operator: Operator | type[Operator], hears_of_epochs: bool, *, step: str, where: str | None = None
-) -> None:
-    """Raise GraphError for a listener, or its class, in a step where no epoch ends."""
+def check_in_step(step: Step, operator: Operator | type[Operator]) -> None:
+    """Raise GraphError for an operator, or its class, that needs epochs or times that its step does not have."""
     is_listener = issubclass(operator if isinstance(operator, type) else type(operator), IterationListener)
-    if is_listener and not hears_of_epochs and getattr(operator, "needs_epochs", True):
+    if is_listener and not step.hears_of_epochs and getattr(operator, "needs_epochs", True):
         raise GraphError(
-            f"step {step!r}: expected an IterationListener in the body of an iteration, given {_class_of(operator)} "
-            "outside, where no epoch ends and no callback comes; add the step in the body, stamp the stream with "
-            "epochs_every, or set needs_epochs = False in a class that also works without",
-            where=where,
+            f"step {step.name!r}: expected an IterationListener in the body of an iteration, given "
+            f"{_class_of(operator)} outside, where no epoch ends and no callback comes; add the step in the body, "
+            "stamp the stream with epochs_every, or set needs_epochs = False in a class that also works without",
+            where=step.where,
         )
-
-
-def check_event_timers(
-    operator: Operator | type[Operator], has_event_time: bool, *, step: str, where: str | None = None
-) -> None:
-    """Raise GraphError for an operator, or its class, with event timers in a step without event time."""
-    if has_event_time or not callable(getattr(operator, "on_event_timer", None)):
-        return
-    raise GraphError(
-        f"step {step!r}: expected a stream with event time, since {_class_of(operator)} defines on_event_timer, given "
-        "one without; put .event_time(…) before the step",
-        where=where,
-    )
+    if not step.has_event_time and callable(getattr(operator, "on_event_timer", None)):
+        raise GraphError(
+            f"step {step.name!r}: expected a stream with event time, since {_class_of(operator)} defines "
+            "on_event_timer, given one without; put .event_time(…) before the step",
+            where=step.where,
+        )
+    if step.loop is not None:
+        step.loop.check_operator(step, operator)
 
 
 def _class_of(owner: object) -> str:
@@ -182,18 +175,12 @@ def operators_of(step: Step, subtasks: Sequence[int], first: Operator | None) ->
         operator = operators[subtask] = operator_of(step)
         if type(operator) not in checked:
             checked.add(type(operator))
-            _check_operator(step, operator)
+            # Its class was checked when the step was added, unless its factory is a function.
+            if step.source is None and not isinstance(operator, Boundary):
+                keyed = step.keys is not None
+                check_handlers(operator, step.input_names(), step=step.name, keyed=keyed, where=step.where)
+            check_in_step(step, operator)
     return operators
-
-
-def _check_operator(step: Step, operator: Operator) -> None:
-    """Check an operator. Its class was checked when the step was added, unless its factory is a function."""
-    if step.source is None and not isinstance(operator, Boundary):
-        check_handlers(operator, step.input_names(), step=step.name, keyed=step.keys is not None, where=step.where)
-    check_can_listen(operator, step.hears_of_epochs, step=step.name, where=step.where)
-    check_event_timers(operator, step.has_event_time, step=step.name, where=step.where)
-    if step.loop is not None:
-        step.loop.check_operator(step, operator)
 
 
 def operator_of(step: Step) -> Operator:
