@@ -198,8 +198,7 @@ class Connector(abc.ABC):
 
 StartPosition = Literal["earliest", "latest"] | Mapping[int, int] | datetime
 """Where reading begins: at the earliest or after the latest record, at an offset for each partition, or at the first
-record of a time or later (an aware datetime). A partition that a mapping does not name begins at its earliest
-record."""
+record of a time or later (an aware datetime). A partition that a mapping lacks begins at its earliest record."""
 
 SourceStart = StartPosition | Literal["committed"]
 """Where the source of a flow begins: at a position, or where its consumer group has committed to resume."""
@@ -582,7 +581,8 @@ class Decoder(Protocol):
     A source calls that function in a thread before ``decode``, while the event loop runs other steps.
 
     A decoder that asks a server has an asynchronous method ``before_decoding(batch, clock)``. A source awaits it for
-    each batch; it may be called, and cancelled, more than once for a batch.
+    each batch; it may be called, and cancelled, more than once for a batch. Statistics count no record of a decoder
+    with ``brings_events = False`` as an event.
     """
 
     def decode(self, batch: TopicBatch) -> Batch:
