@@ -338,6 +338,17 @@ def accepted_keys(
     return places, keys
 
 
+def records_with_keys(
+    key_of: KeyOf, records: Batch, out: RefusedRecords, at_hand: Callable[[int], object] = lambda place: None
+) -> tuple[Batch, list[Any]]:
+    """Return the records that have a valid key, and these keys; refuse the other records of the batch at hand."""
+    places, keys = accepted_keys(key_of, records, out, at_hand=at_hand)
+    if len(keys) == len(records):
+        return records, keys
+    out._keep_rows(places)
+    return take(records, places), keys
+
+
 def records_of(batch: Batch) -> tuple[Iterator[Any], Iterator[Any]]:
     """Return an iterator over the records, and an iterator whose length hint tells the progress of the first.
 

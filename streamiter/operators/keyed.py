@@ -14,10 +14,10 @@ import numpy as np
 
 from streamiter.errors import ConfigurationError, InternalError, shortened
 from streamiter.operators.definitions import Definition, function_in_words
-from streamiter.operators.functions import FunctionResultError, accepted_keys, plain_function, refuse
+from streamiter.operators.functions import FunctionResultError, plain_function, records_with_keys, refuse
 from streamiter.operators.keyed_state import KeyedState, KeyedStates, StateFrame, in_turns, independent_copy
 from streamiter.operators.operator import Context, EngineOperator, states_by_own_keys
-from streamiter.operators.output import Output, as_list, keep_rows
+from streamiter.operators.output import Output, as_list
 from streamiter.values.deferred import Deferred
 from streamiter.values.helpers.clock import SystemClock
 from streamiter.values.numbers import Array, Indices
@@ -42,15 +42,6 @@ class KeyedOperator(EngineOperator):
 
     def open(self, context: Context) -> None:
         self._states = states_by_own_keys(context)
-
-    def keyed(self, batch: Batch, out: Output) -> tuple[list[Any], list[Any]]:
-        """Return the records and their keys; refuse records without a valid key."""
-        records = as_list(out, batch)
-        places, keys = accepted_keys(self._key_of, records, out)
-        if len(keys) < len(records):
-            keep_rows(out, places)
-            records = [records[place] for place in places]
-        return records, keys
 
     def snapshot(self) -> Deferred:
         """Return the states as they are now, to be encoded later."""
@@ -91,7 +82,7 @@ class KeyedReduce(KeyedOperator):
         return {**super().definition(), "kind": "reduce", "f": function_in_words(self._f)}
 
     def process_batch(self, batch: Batch, out: Output) -> None:
-        records, keys = self.keyed(batch, out)
+        records, keys = records_with_keys(self._key_of, as_list(out, batch), out)
         results: list[Any] = []
         for some, of_some in in_turns(self._states, keys, records):
             results += running_reduce(self._f, self._states.load(some), some, of_some, out)
@@ -151,7 +142,7 @@ class StatefulMap(KeyedOperator):
         return {**super().definition(), "kind": "stateful_map"}
 
     def process_batch(self, batch: Batch, out: Output) -> None:
-        records, keys = self.keyed(batch, out)
+        records, keys = records_with_keys(self._key_of, as_list(out, batch), out)
         results: list[Any] = []
         for some, of_some in in_turns(self._states, keys, records):
             results += self._mapped(self._states.load(some), some, of_some, out)

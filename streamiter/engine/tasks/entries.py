@@ -16,7 +16,7 @@ from typing import Any
 
 from streamiter.errors import ConfigurationError, RejectRecords, StreamiterError, shortened
 from streamiter.operators.event_timers import StepTimes
-from streamiter.operators.functions import KeyOf, accepted_keys, refuse, refuse_coroutines
+from streamiter.operators.functions import refuse, refuse_coroutines
 from streamiter.operators.keyed_state import in_turns
 from streamiter.operators.operator import Context, states_of
 from streamiter.operators.output import Output, RecordFailure, detach, each_with_its_row, keep_rows
@@ -182,23 +182,14 @@ def without_rejected(batch: Batch, rejected: RejectRecords, out: Output, times: 
             f"the reason was: {rejected.reason}"
         )
     for index in sorted(refused):
-        _at_hand(batch, index, times)
+        put_time_at_hand(batch, index, times)
         refuse(out, batch[index], rejected, index)
     kept = [index for index in range(len(batch)) if index not in refused]
     keep_rows(out, kept)
     return take(batch, kept)
 
 
-def _at_hand(batch: Batch, index: int, times: StepTimes | None) -> None:
+def put_time_at_hand(batch: Batch, index: int, times: StepTimes | None) -> None:
     """Let the timestamp of a record be at hand: a dead letter has it, too."""
     if times is not None:
         times.timestamp = int(batch.times[index]) if isinstance(batch, TimedBatch) else MIN_TIME
-
-
-def keyed_records(batch: Batch, key_of: KeyOf, out: Output, times: StepTimes | None = None) -> tuple[Batch, list[Any]]:
-    """Return the records and their keys, and refuse records without a good key."""
-    places, keys = accepted_keys(key_of, batch, out, at_hand=lambda place: _at_hand(batch, place, times))
-    if len(keys) == len(batch):
-        return batch, keys
-    keep_rows(out, places)
-    return take(batch, places), keys

@@ -20,14 +20,14 @@ from streamiter.engine.tasks.entries import (
     by_record,
     check_result,
     for_single,
-    keyed_records,
     keys_in_turns,
+    put_time_at_hand,
     rejection,
     without_rejected,
 )
 from streamiter.engine.tasks.making import handler_of
 from streamiter.operators.event_timers import StepTimes
-from streamiter.operators.functions import KeyOf, refuse
+from streamiter.operators.functions import KeyOf, records_with_keys, refuse
 from streamiter.operators.operator import Context, Operator, Progress, known_of
 from streamiter.operators.output import Output, RecordFailure, TimedOutput, each_with_its_row
 from streamiter.operators.steps import Filter, Map
@@ -192,7 +192,11 @@ def _moments(
     batch: Batch, context: Context, key_of: KeyOf | None, out: Output, times: StepTimes | None
 ) -> Iterator[tuple[Any, Any]]:
     """Give each key (None without keys) with its record, whose place in the batch, or timestamp, is at hand."""
-    records, keys = (batch, [None] * len(batch)) if key_of is None else keyed_records(batch, key_of, out, times)
+    records, keys = (
+        (batch, [None] * len(batch))
+        if key_of is None
+        else records_with_keys(key_of, batch, out, lambda place: put_time_at_hand(batch, place, times))
+    )
     turns = keys_in_turns(context, keys, records, times)
     if times is not None and isinstance(out, TimedOutput):
         return _timed_moments(turns, times, out)
