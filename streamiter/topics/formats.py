@@ -121,6 +121,11 @@ class WithMetadata:
         if prepare is not None:
             await prepare(batch, clock)
 
+    def parts(self, batch: TopicBatch) -> Iterable[TopicBatch]:
+        """Return the parts of the batch that the inner decoder decodes one by one."""
+        parts = getattr(self.decoder, "parts", None)
+        return [batch] if parts is None else parts(batch)  # type: ignore[no-any-return]
+
     def decode(self, batch: TopicBatch) -> Batch:
         """Return the dicts; raises the ``DecodeError`` of the inner decoder."""
         partition, values = batch.partition, self.decoder.decode(batch)

@@ -89,6 +89,15 @@ class JoinedValues(Sequence[bytes | None]):
         return int(self.ends[index - 1]) + 1 if index else 0
 
 
+def lengths_of(values: Sequence[bytes | None]) -> Indices:
+    """Return the length of each value, 0 for None."""
+    if isinstance(values, JoinedValues):
+        lengths = values.ends.copy()
+        lengths[1:] -= values.ends[:-1] + 1
+        return lengths
+    return np.fromiter(map(len, [value or b"" for value in values]), np.int64, len(values))
+
+
 def joined_column(
     columns: Sequence[Sequence[Entry] | None], lengths: Sequence[int], missing: Entry
 ) -> list[Entry] | None:

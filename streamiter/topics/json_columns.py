@@ -20,11 +20,11 @@ import numpy.typing as npt
 
 from streamiter.errors import ConfigurationError, EncodeError
 from streamiter.topics.formats import BAD_INPUT, decode_values, encode_columns, encode_each, rows_to_encode
-from streamiter.topics.joined_values import JoinedValues
+from streamiter.topics.joined_values import JoinedValues, lengths_of
 from streamiter.topics.topic import OutgoingBatch, TopicBatch
 from streamiter.values.helpers.compiled import is_compiling, is_loaded, saying_that_it_compiles
 from streamiter.values.numbers import Array, Indices, whole_number
-from streamiter.values.records import Batch, Columns, take
+from streamiter.values.records import WIDE_TEXTS_BYTES, Batch, Columns, take
 
 if TYPE_CHECKING:
     from streamiter.topics.json_scanner import Fields
@@ -107,10 +107,11 @@ class JsonColumns:
     """JSON objects as `Columns`, both ways: one array for each field of the schema.
 
     ``fields`` maps each name to a numpy type, or to a type and a width for a list of that length, whose column has
-    the shape (records, width). ``"str"`` is numpy text as wide as the longest value. Reading ignores other fields. It
-    refuses a value with a field that is missing, null, of another type, out of the type's range or of another width.
-    Writing takes `Columns` of exactly these fields, converts numbers to the field's type, and refuses values that could
-    not be read back.
+    the shape (records, width). ``"str"`` is numpy text as wide as the longest value of the batch; a source divides a
+    batch in which one value is so long that it would take much memory. Reading ignores other fields. It refuses a value
+    with a field that is missing, null, of another type, out of the type's range or of another width. Writing takes
+    `Columns` of exactly these fields, converts numbers to the field's type, and refuses values that could not be read
+    back.
 
     >>> decoder = JsonColumns({"id": "int64", "x": ("float64", 2), "name": "str"})
     >>> values = [b'{"id": 1, "x": [0.5, 1], "name": "a"}', b'{"name": "bc", "x": [2, 3], "id": 2, "z": 0}']
@@ -133,6 +134,8 @@ class JsonColumns:
         self._decode = msgspec.json.Decoder(_column_row_type(self._fields)).decode
         self._scanner: ColumnScanner | None = None
         self._records_before_scanning: float = _LOADED_AFTER if is_compiling() else math.inf
+        # Of one character of each text of a record.
+        self._text_bytes = max((4 * (field.width or 1) for field in self._fields if field.dtype.kind == "U"), default=0)
 
     def __reduce__(self) -> tuple[type[JsonColumns], tuple[object]]:
         # Ray sends flows to other processes; decoders of msgspec cannot be sent.
@@ -146,15 +149,32 @@ class JsonColumns:
         values, scanner = batch.values, self._scanner
         if len(values) < _SCANNED_TOGETHER or self._waits_for() > len(values):
             return None
+        is_joined = isinstance(values, JoinedValues) and len(values) >= _SCANNED_IN_THREAD
+        if (scanner is not None and not is_joined) or len(self.parts(batch)) > 1:
+            return None
         if scanner is None:
             return lambda: self._loaded_scanner().scan(values)
-        if not isinstance(values, JoinedValues) or len(values) < _SCANNED_IN_THREAD:
-            return None
+        assert isinstance(values, JoinedValues)
 
         def scan() -> None:
             values.decoded = _Scanned(scanner, scanner.scan(values))
 
         return scan
+
+    def parts(self, batch: TopicBatch) -> Sequence[TopicBatch]:
+        """Return the parts of the batch to decode one by one: one long text makes all of its array as wide."""
+        if not self._text_bytes:
+            return [batch]
+        lengths, most_characters = lengths_of(batch.values), WIDE_TEXTS_BYTES // self._text_bytes
+        if len(lengths) * lengths.max(initial=0) <= most_characters:
+            return [batch]
+        parts, start, longest = [], 0, 0
+        for place, length in enumerate(lengths.tolist()):
+            longest = max(longest, length)
+            if place > start and (place + 1 - start) * longest > most_characters:
+                parts.append(batch[start:place])
+                start, longest = place, length
+        return [*parts, batch[start:]]
 
     def decode(self, batch: TopicBatch) -> Batch:
         """Return the columns; raise ``DecodeError`` for values that do not fit the schema."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
@@ -290,10 +290,15 @@ class DecodeValues(EngineOperator):
     def __init__(self, topic: Topic, decoder: Decoder) -> None:
         self._url = topic.url
         self._decoder = decoder
+        self._parts: Callable[[TopicBatch], Iterable[TopicBatch]] = getattr(decoder, "parts", lambda batch: (batch,))
         self.decoded: TopicBatch | None = None
         """The records that are emitted now, as they came from the topic."""
 
     def process_batch(self, batch: TopicBatch, out: Output) -> None:
+        for part in self._parts(batch):
+            self._emit(part, out)
+
+    def _emit(self, batch: TopicBatch, out: Output) -> None:
         try:
             records = self._decoder.decode(batch)
         except DecodeError as error:
@@ -315,7 +320,7 @@ class DecodeValues(EngineOperator):
             out.reject(value, reason, origin=BatchOrigin(self._url, originals=original))
         good = [index for index in range(len(batch)) if index not in error.failures]
         if good:
-            self.process_batch(batch.take(good), out)
+            self._emit(batch.take(good), out)
 
 
 # The next write or flush raises the failure of a write in the background. If no further record arrives, a timer

@@ -583,6 +583,8 @@ class Decoder(Protocol):
     A decoder that asks a server has an asynchronous method ``before_decoding(batch, clock)``. A source awaits it for
     each batch; it may be called, and cancelled, more than once for a batch. Statistics count no record of a decoder
     with ``brings_events = False`` as an event.
+
+    A decoder with a method ``parts(batch)`` decodes each of the batches that it returns on its own.
     """
 
     def decode(self, batch: TopicBatch) -> Batch:

@@ -32,6 +32,7 @@ Columns(2 records: x float64, y int64)
 from __future__ import annotations
 
 import contextlib
+import math
 import operator
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -295,29 +296,46 @@ def take(batch: Batch, indices: Sequence[int] | Array) -> Batch:
     return [batch[index] for index in indices]
 
 
-def can_concatenate(first: Batch, second: Batch) -> bool:
-    """Return whether two batches can become one without a change to the type of any record."""
+WIDE_TEXTS_BYTES: Final = 64 << 20
+"""An array of texts that are far shorter than its longest one, which each has room for, takes at most so many bytes."""
+
+# Texts are far shorter from here on: the arrays that are joined are as many times narrower.
+_TIMES_NARROWER: Final = 8
+
+
+def can_concatenate(first: Batch, second: Batch, records: int = BATCH_RECORDS) -> bool:
+    """Return whether two batches can become one without a change to the type of any record.
+
+    Nor may one long text among the ``records`` of what they become a part of take all memory.
+    """
     if type(first) is not type(second):
         return False
     if isinstance(first, np.ndarray):
         assert isinstance(second, np.ndarray)
-        return first.shape[1:] == second.shape[1:] and _same_records(first.dtype, second.dtype)
+        return first.shape[1:] == second.shape[1:] and _same_records(first, second, records)
     if isinstance(first, Columns):
         assert isinstance(second, Columns)
-        return first.names == second.names and all(can_concatenate(first[name], second[name]) for name in first.names)
+        return first.names == second.names and all(
+            can_concatenate(array, second[name], records) for name, array in first.arrays.items()
+        )
     if isinstance(first, TimedBatch):
         assert isinstance(second, TimedBatch)
-        return can_concatenate(first.records, second.records) and (first.order is None) is (second.order is None)
+        is_possible = can_concatenate(first.records, second.records, records)
+        return is_possible and (first.order is None) is (second.order is None)
     return isinstance(first, list)
 
 
-def _same_records(first: np.dtype[Any], second: np.dtype[Any]) -> bool:
-    """Return whether records of these types are alike. Texts are, whatever width numpy has given the array."""
+def _same_records(array: Array, other: Array, records: int) -> bool:
+    """Return whether records of these arrays are alike. Texts are, whatever width numpy has given the array."""
+    first, second = array.dtype, other.dtype
     if first is second:
         return True
     if first == second:
         return first.char == second.char  # numpy's long and long long are equal, but not their scalars
-    return first.kind == second.kind and first.kind in "US"
+    if first.kind != second.kind or first.kind not in "US":
+        return False
+    narrow, wide = sorted((first.itemsize, second.itemsize))
+    return wide <= _TIMES_NARROWER * narrow or records * math.prod(array.shape[1:]) * wide <= WIDE_TEXTS_BYTES
 
 
 def concatenate(batches: Sequence[Batch]) -> Batch:
@@ -350,7 +368,8 @@ def one_batch(batches: Sequence[Batch]) -> Batch:
 
     If one of them has timestamps, so has the result.
     """
-    if all(can_concatenate(batches[0], batch) for batch in batches[1:]):
+    count = sum(map(len, batches))
+    if all(can_concatenate(batches[0], batch, count) for batch in batches[1:]):
         return concatenate(batches)
     records = [record for batch in batches for record in batch]
     timed = [batch for batch in batches if isinstance(batch, TimedBatch)]

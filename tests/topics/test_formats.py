@@ -16,13 +16,15 @@ import pyarrow
 import pytest
 from checkpoints.plain_values import EDGES, many, some_float, some_text
 from support.examples import random_examples
+from topics.test_json_scanner import joined
 
-from streamiter import errors
+from streamiter import Flow, errors
 from streamiter.topics import (
     Decoder,
     Encoder,
     Json,
     JsonColumns,
+    MemoryBroker,
     OutgoingBatch,
     Raw,
     Text,
@@ -312,6 +314,46 @@ def test_columns_of_every_supported_type() -> None:
     assert columns[1]["t"].tolist() == ["a", "bcd"]
     with pytest.raises(errors.DecodeError, match="float32"):
         decode(decoder, value.replace(b"0.5", b"1e300"))
+
+
+# With these, an array of all names would take 2.4 GB.
+LONG_NAMES = ["é" * {50: 100_000, 150: 2_000_000}.get(number, number % 4) for number in range(300)]
+LONG_VALUES = [orjson.dumps({"id": number, "x": [0, 1], "name": name}) for number, name in enumerate(LONG_NAMES)]
+
+
+@in_both_ways
+async def test_one_long_text_does_not_make_all_texts_of_its_batch_as_wide() -> None:
+    """One value of a megabyte among thousands became an array of gigabytes, and the process of the flow was killed."""
+    topic, sizes = MemoryBroker().topic("points"), list[int]()
+    await topic.create(partitions=1)
+    writer = await topic.open_writer()
+    await writer.write(OutgoingBatch(LONG_VALUES))
+    await writer.close()
+
+    def noted(points: Columns) -> Columns:
+        sizes.append(points["name"].nbytes)
+        return points
+
+    flow = Flow("points")
+    # The batches meet again in the inbox of the second step, and in the last one.
+    points = flow.source(topic, decode=POINTS, stop="latest").map_batch(noted).rebalance().map_batch(noted)
+    together = points.batch(len(LONG_NAMES)).collect()
+    await (await flow.start()).wait()
+    [batch] = together.items
+    assert [point["name"] for point in batch] == LONG_NAMES
+    assert sum(sizes) < 2 * 100_000_000
+
+
+@in_both_ways
+@pytest.mark.parametrize("decoder", [POINTS, WithMetadata(POINTS)], ids=["alone", "with metadata"])
+def test_values_in_one_buffer_are_divided_as_others_are(decoder: Any) -> None:
+    """Values of Kafka, or those with keys, were decoded in another way: one long text made an array of gigabytes."""
+    batch = TopicBatch(values=joined([*LONG_VALUES]))
+    parts = decoder.parts(batch)
+    assert [each.offsets[0] for each in parts] == [0, 83, 150, 154]
+    assert POINTS.ahead(batch) is None
+    assert [value for part in parts for value in part.values] == LONG_VALUES
+    assert len(decoder.parts(batch[:50])) == 1
 
 
 @in_both_ways
