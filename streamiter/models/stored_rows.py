@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamiter.errors import ModelError, StorageFull
-from streamiter.values.helpers.files import advice_for
+from streamiter.values.helpers.files import advice_for, says_full
 from streamiter.values.numbers import Array, Indices
 
 if TYPE_CHECKING:
@@ -42,8 +42,6 @@ _NUMBERS_BYTES: Final = 8
 # Blocks, indexes, filters, and memtables, which are half of it. The system keeps files in its own cache.
 _MEMORY_BYTES: Final = 16 << 20
 _MEMTABLE_BYTES: Final = 4 << 20
-_FILTER_BITS_PER_KEY: Final = 10
-_LOG_BYTES: Final = 1 << 20
 
 # Blocks that are written at once, a few megabytes: the memory of a batch.
 _BLOCKS_AT_ONCE: Final = 4096
@@ -52,9 +50,6 @@ _BLOCKS_AT_ONCE: Final = 4096
 _NUMBER_BYTES: Final = 4
 NO_TABLE: Final = bytes(_NUMBER_BYTES)
 """The beginning of all keys that are not of rows."""
-
-# The texts of the system for a full disk, a full quota, and a limit on the size of files.
-_FULL_DISK: Final = ("No space left on device", "Disk quota exceeded", "File too large", "Max allowed space")
 
 
 class _Table:
@@ -266,7 +261,7 @@ class RowsDatabase:
     def error(self, given: str) -> Exception:
         """Return the error to raise for what the folder has, or RocksDB says."""
         begin = f"{self._subject}: expected to read and write its rows in {self._folder}, given"
-        if any(reason in given for reason in _FULL_DISK):
+        if says_full(given):
             return StorageFull(f"{begin} {given:.200}; the last version answers: free space on that disk")
         if "lock file" in given or "lock hold" in given:
             return ModelError(
@@ -278,27 +273,12 @@ class RowsDatabase:
 
 
 def _opened(folder: Path) -> Rdict:
-    from rocksdict import BlockBasedOptions, Cache, DBCompressionType, Options, Rdict, WriteBufferManager
+    from rocksdict import Rdict
 
-    blocks, cache = BlockBasedOptions(), Cache(_MEMORY_BYTES)
-    blocks.set_block_cache(cache)
-    blocks.set_cache_index_and_filter_blocks(True)
-    blocks.set_pin_l0_filter_and_index_blocks_in_cache(True)
-    blocks.set_bloom_filter(_FILTER_BITS_PER_KEY, False)
-    blocks.set_format_version(5)
-    options = Options(raw_mode=True)
-    options.create_if_missing(True)
-    options.set_block_based_table_factory(blocks)
-    options.set_write_buffer_manager(
-        WriteBufferManager.new_write_buffer_manager_with_cache(_MEMORY_BYTES // 2, False, cache)
-    )
-    options.set_write_buffer_size(_MEMTABLE_BYTES)
-    options.set_compression_type(DBCompressionType.none())  # Learned numbers are hardly compressed.
-    options.set_max_background_jobs(2)
-    options.set_max_log_file_size(_LOG_BYTES)
-    options.set_keep_log_file_num(1)
-    options.set_stats_dump_period_sec(0)
-    return Rdict(str(folder), options)
+    from streamiter.values.helpers.rocks import DatabaseMemory
+
+    # Learned numbers are hardly compressed.
+    return Rdict(str(folder), DatabaseMemory(_MEMORY_BYTES).options(_MEMTABLE_BYTES, is_large=False))
 
 
 def _without_cache() -> Any:

@@ -124,7 +124,7 @@ class WithMetadata:
     def parts(self, batch: TopicBatch) -> Iterable[TopicBatch]:
         """Return the parts of the batch that the inner decoder decodes one by one."""
         parts = getattr(self.decoder, "parts", None)
-        return [batch] if parts is None else parts(batch)  # type: ignore[no-any-return]
+        return [batch] if parts is None else parts(batch)
 
     def decode(self, batch: TopicBatch) -> Batch:
         """Return the dicts; raises the ``DecodeError`` of the inner decoder."""

@@ -19,34 +19,14 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Final
 
-from rocksdict import (
-    AccessType,
-    BlockBasedIndexType,
-    BlockBasedOptions,
-    Cache,
-    Checkpoint,
-    DbClosedError,
-    DBCompressionType,
-    Options,
-    Rdict,
-    ReadOptions,
-    WriteBatch,
-    WriteBufferManager,
-    WriteOptions,
-)
+from rocksdict import AccessType, Checkpoint, DbClosedError, Rdict, ReadOptions, WriteBatch, WriteOptions
 
 from streamiter.errors import CheckpointError, ConfigurationError, StorageFull
-from streamiter.values.helpers.files import NOT_ALLOWED, RunFolder, advice_for
+from streamiter.values.helpers.files import NOT_ALLOWED, RunFolder, advice_for, says_full
+from streamiter.values.helpers.rocks import DatabaseMemory
 
-# A memtable that is full is written while the next one is filled. A checkpoint writes one of this size at the most.
+# A checkpoint writes one memtable of this size at the most.
 _MEMTABLE_BYTES: Final = 32 << 20
-# An update of one row then uploads a file of this size at the most, besides what compactions rewrite.
-_FILE_BYTES: Final = 32 << 20
-# One false positive in a hundred: so a new key rarely reads a block.
-_FILTER_BITS_PER_KEY: Final = 10
-# All files are named in it, about 100 bytes each; a checkpoint copies it.
-_MANIFEST_BYTES: Final = 4 << 20
-_LOG_BYTES: Final = 1 << 20
 
 # Checkpoints of the databases of a process that are made at the same time; they wait for the disk.
 _THREADS: Final = 4
@@ -65,42 +45,6 @@ _NOT_KEPT: Final = (".log", "LOG", "LOCK", "IDENTITY")
 StoredRow = tuple[bytes, bytes]
 RowChange = tuple[bytes, bytes | None]
 """The key of a row and its new value; None: the row is deleted."""
-
-
-class DatabaseMemory:
-    """The memory that all databases of a flow in one process share: blocks, indexes, filters and memtables."""
-
-    def __init__(self, size_bytes: int) -> None:
-        self.cache = Cache(size_bytes)
-        # Memtables are charged to the cache, so both stay below its size.
-        self.memtables = WriteBufferManager.new_write_buffer_manager_with_cache(size_bytes // 2, False, self.cache)
-
-    def options(self) -> Options:
-        """Return the options of a database."""
-        blocks = BlockBasedOptions()
-        blocks.set_block_cache(self.cache)
-        blocks.set_cache_index_and_filter_blocks(True)
-        blocks.set_pin_l0_filter_and_index_blocks_in_cache(True)
-        blocks.set_bloom_filter(_FILTER_BITS_PER_KEY, False)
-        # A filter of a whole file has megabytes. One that is larger than a shard of the cache, of which there are up to
-        # 64, would be read again for each key.
-        blocks.set_index_type(BlockBasedIndexType.two_level_index_search())
-        blocks.set_partition_filters(True)
-        blocks.set_pin_top_level_index_and_filter(True)
-        blocks.set_format_version(5)
-        options = Options(raw_mode=True)
-        options.create_if_missing(True)
-        options.set_block_based_table_factory(blocks)
-        options.set_write_buffer_manager(self.memtables)
-        options.set_write_buffer_size(_MEMTABLE_BYTES)
-        options.set_target_file_size_base(_FILE_BYTES)
-        options.set_compression_type(DBCompressionType.lz4())
-        options.set_max_background_jobs(2)
-        options.set_max_manifest_file_size(_MANIFEST_BYTES)
-        options.set_max_log_file_size(_LOG_BYTES)
-        options.set_keep_log_file_num(1)
-        options.set_stats_dump_period_sec(0)
-        return options
 
 
 class DatabaseHome:
@@ -180,7 +124,7 @@ class Database:
         if self._opened is None:
             folder, memory = self._folder, self._home.memory
             with self._explained():
-                self._opened = Rdict(str(folder), memory.options())
+                self._opened = Rdict(str(folder), memory.options(_MEMTABLE_BYTES, is_large=True))
                 self._opened.set_write_options(self._options)
         return self._opened
 
@@ -326,7 +270,7 @@ class Database:
 def explained(error: Exception, owner: str, folder: Path) -> Exception:
     """Return the error to raise for an error of RocksDB, or of the disk."""
     text = str(error)
-    if any(reason in text for reason in _FULL_DISK):
+    if says_full(text):
         return StorageFull(
             f"{owner}: expected room for its state in {folder.parent}, given {text:.200}; the last checkpoint is as it "
             "was: free space on that disk, or choose another with RocksState(…), and start the flow again"
@@ -337,15 +281,12 @@ def explained(error: Exception, owner: str, folder: Path) -> Exception:
     )
 
 
-# The texts of the system for a full disk, a full quota, and a limit on the size of files.
-_FULL_DISK: Final = ("No space left on device", "Disk quota exceeded", "File too large", "Max allowed space")
-
-
 @contextlib.contextmanager
 def opened(folder: Path, *, owner: str) -> Iterator[Rdict]:
     """Open a checkpoint for reading; with little memory, since its rows are read once and in order."""
+    options = DatabaseMemory(_MEMTABLE_BYTES).options(_MEMTABLE_BYTES, is_large=True)
     try:
-        rows = Rdict(str(folder), DatabaseMemory(_MEMTABLE_BYTES).options(), access_type=AccessType.read_only(False))
+        rows = Rdict(str(folder), options, access_type=AccessType.read_only(False))
     except Exception as error:
         raise explained(error, owner, folder) from error
     with contextlib.closing(rows):

@@ -26,6 +26,16 @@ from streamiter.values.helpers.closing import undone_on_failure
 # A full disk, a full quota, a limit on the size of files (RLIMIT_FSIZE).
 FULL_DISK: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
+
+def says_full(reason: str) -> bool:
+    """Return whether an error, of which a database gives the text only, is that the disk is full.
+
+    >>> says_full("IO error: No space left on device: While appending to file"), says_full("Input/output error")
+    (True, False)
+    """
+    return any(text in reason for text in (*map(os.strerror, FULL_DISK), "Max allowed space"))
+
+
 # A wrong folder or a wrong user: errors that do not go away with time.
 NOT_ALLOWED: Final = frozenset(
     {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.ENAMETOOLONG}
