@@ -260,10 +260,9 @@ class ServedModel:
     def check(self) -> None:
         """Raise ``ModelError`` if following is interrupted, or has ended."""
         self._raise_failure()
-        if self._follower.outage is not None:
-            raise ModelError(
-                f"{self._subject}: the topic does not answer, trying again: {self._follower.outage}"
-            ) from self._follower.outage
+        if (outage := self._follower.outage) is not None:
+            what = "its disk is full" if isinstance(outage, StorageFull) else "the topic does not answer"
+            raise ModelError(f"{self._subject}: {what}, trying again: {outage}") from outage
 
     async def _take_over(self, update: ModelUpdate) -> None:
         is_large = self._load is None and members_in(update.parameters, EMBEDDINGS) is not None

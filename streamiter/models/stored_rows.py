@@ -162,10 +162,11 @@ class RowsDatabase:
                     "files; choose another folder"
                 )
             self._rows = _opened(folder)
+        self._is_writable = True
 
     def close(self) -> None:
         """Close it. Rows can no longer be read."""
-        with self._explained():
+        with contextlib.suppress(StorageFull), self._explained():  # What it cannot write now is in its log.
             self._rows.close()
 
     def rows(self, table: int, numbers: StoredNumbers, like: Array) -> Array:
@@ -217,14 +218,14 @@ class RowsDatabase:
                 batch.delete(key)
             else:
                 batch.put(key, value)
-        with self._explained():
+        with self._writing():
             self._rows.write(batch)
 
     def delete_unused(self) -> None:
         """Delete the tables that nothing refers to any more."""
-        unused, self._unused = self._unused, []
-        for number in unused:
+        for number in [*self._unused]:
             self._delete(number, number + 1)
+            self._unused.remove(number)
 
     def delete_others(self, tables: Iterable[int]) -> None:
         """Delete all tables but these: a process that was killed has left them."""
@@ -237,7 +238,7 @@ class RowsDatabase:
     def _delete(self, first: int, end: int) -> None:
         begin = first.to_bytes(_NUMBER_BYTES + 1, "big")[1:]
         behind = b"\xff" * 9 if end >> 32 else end.to_bytes(_NUMBER_BYTES, "big")
-        with self._explained():
+        with self._writing():
             self._rows.delete_range(begin, behind)
             self._rows.compact_range(begin, behind)  # It frees the disk.
 
@@ -246,6 +247,23 @@ class RowsDatabase:
         table = _Table(number)
         weakref.finalize(table, self._unused.append, number).atexit = False
         return table
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Let the block write. After a write that found no room RocksDB takes no others, until it is opened again.
+
+        Meanwhile rows are read. There is no call of ``close``, since another thread may read at this moment.
+        """
+        try:
+            with self._explained():
+                if not self._is_writable:
+                    self._rows, self._is_writable = _opened(self._folder), True
+                yield
+        except StorageFull:
+            if self._is_writable:
+                with self._explained():
+                    self._rows, self._is_writable = _opened(self._folder, is_read_only=True), False
+            raise
 
     @contextlib.contextmanager
     def _explained(self) -> Iterator[None]:
@@ -262,7 +280,10 @@ class RowsDatabase:
         """Return the error to raise for what the folder has, or RocksDB says."""
         begin = f"{self._subject}: expected to read and write its rows in {self._folder}, given"
         if says_full(given):
-            return StorageFull(f"{begin} {given:.200}; the last version answers: free space on that disk")
+            return StorageFull(
+                f"{begin} {given:.200}; the version there is complete: free space on that disk, then a follower that "
+                "runs goes on, and one that could not start is started again"
+            )
         if "lock file" in given or "lock hold" in given:
             return ModelError(
                 f"{begin} another process, or another ServedModel of this one, that uses the folder; give each a "
@@ -272,13 +293,15 @@ class RowsDatabase:
         return ModelError(f"{begin} {given:.200}; {advice_for(given, otherwise)}")
 
 
-def _opened(folder: Path) -> Rdict:
-    from rocksdict import Rdict
+def _opened(folder: Path, *, is_read_only: bool = False) -> Rdict:
+    from rocksdict import AccessType, Rdict
 
     from streamiter.values.helpers.rocks import DatabaseMemory
 
     # Learned numbers are hardly compressed.
-    return Rdict(str(folder), DatabaseMemory(_MEMORY_BYTES).options(_MEMTABLE_BYTES, is_large=False))
+    options = DatabaseMemory(_MEMORY_BYTES).options(_MEMTABLE_BYTES, is_large=False)
+    access = AccessType.read_only(False) if is_read_only else AccessType.read_write()
+    return Rdict(str(folder), options, access_type=access)
 
 
 def _without_cache() -> Any:

@@ -299,33 +299,36 @@ def take(batch: Batch, indices: Sequence[int] | Array) -> Batch:
 WIDE_TEXTS_BYTES: Final = 64 << 20
 """An array of texts that are far shorter than its longest one, which each has room for, takes at most so many bytes."""
 
+# What a step has gathered is a list only if its arrays could hardly be made: functions may expect ``Columns``.
+_GATHERED_TEXTS_BYTES: Final = 1 << 30
+
 # Texts are far shorter from here on: the arrays that are joined are as many times narrower.
 _TIMES_NARROWER: Final = 8
 
 
-def can_concatenate(first: Batch, second: Batch, records: int = BATCH_RECORDS) -> bool:
+def can_concatenate(first: Batch, second: Batch, text_bytes: int = WIDE_TEXTS_BYTES // BATCH_RECORDS) -> bool:
     """Return whether two batches can become one without a change to the type of any record.
 
-    Nor may one long text among the ``records`` of what they become a part of take all memory.
+    Nor may the texts of a record take more than ``text_bytes`` only because one among the others is so long.
     """
     if type(first) is not type(second):
         return False
     if isinstance(first, np.ndarray):
         assert isinstance(second, np.ndarray)
-        return first.shape[1:] == second.shape[1:] and _same_records(first, second, records)
+        return first.shape[1:] == second.shape[1:] and _same_records(first, second, text_bytes)
     if isinstance(first, Columns):
         assert isinstance(second, Columns)
         return first.names == second.names and all(
-            can_concatenate(array, second[name], records) for name, array in first.arrays.items()
+            can_concatenate(array, second[name], text_bytes) for name, array in first.arrays.items()
         )
     if isinstance(first, TimedBatch):
         assert isinstance(second, TimedBatch)
-        is_possible = can_concatenate(first.records, second.records, records)
+        is_possible = can_concatenate(first.records, second.records, text_bytes)
         return is_possible and (first.order is None) is (second.order is None)
     return isinstance(first, list)
 
 
-def _same_records(array: Array, other: Array, records: int) -> bool:
+def _same_records(array: Array, other: Array, text_bytes: int) -> bool:
     """Return whether records of these arrays are alike. Texts are, whatever width numpy has given the array."""
     first, second = array.dtype, other.dtype
     if first is second:
@@ -335,7 +338,7 @@ def _same_records(array: Array, other: Array, records: int) -> bool:
     if first.kind != second.kind or first.kind not in "US":
         return False
     narrow, wide = sorted((first.itemsize, second.itemsize))
-    return wide <= _TIMES_NARROWER * narrow or records * math.prod(array.shape[1:]) * wide <= WIDE_TEXTS_BYTES
+    return wide <= _TIMES_NARROWER * narrow or math.prod(array.shape[1:]) * wide <= text_bytes
 
 
 def concatenate(batches: Sequence[Batch]) -> Batch:
@@ -368,8 +371,8 @@ def one_batch(batches: Sequence[Batch]) -> Batch:
 
     If one of them has timestamps, so has the result.
     """
-    count = sum(map(len, batches))
-    if all(can_concatenate(batches[0], batch, count) for batch in batches[1:]):
+    text_bytes = _GATHERED_TEXTS_BYTES // max(sum(map(len, batches)), 1)
+    if all(can_concatenate(batches[0], batch, text_bytes) for batch in batches[1:]):
         return concatenate(batches)
     records = [record for batch in batches for record in batch]
     timed = [batch for batch in batches if isinstance(batch, TimedBatch)]

@@ -1,6 +1,7 @@
 """Followers with a folder: rows on disk, each version as it was published, after any end of the process."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 from random import Random
@@ -9,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from checkpoints.test_directory_store_full_disk import SmallDisk, fill
 from models.folder_cases import (
     CASES,
     TESTS,
@@ -25,7 +27,7 @@ from models.model_case import WatchedTopic, encoder, memory_topic, same, selecte
 from support.processes import async_process
 from support.waiting import until
 
-from streamiter.errors import ConfigurationError, ModelError
+from streamiter.errors import ConfigurationError, ModelError, StorageFull
 from streamiter.models import ServedModel, roll_back
 from streamiter.networks import ServedNetwork
 from streamiter.topics.memory import MemoryBroker
@@ -228,6 +230,42 @@ async def test_a_topic_that_was_created_again_is_loaded_anew(tmp_path: Path) -> 
 
 
 # ---- refusals
+
+
+@pytest.mark.parametrize(("model", "versions"), CASES)
+async def test_a_follower_goes_on_when_its_full_disk_has_room_again(
+    small_disk: SmallDisk, model: type[ServedModel], versions: Any
+) -> None:
+    """A follower took over no version any more, although room was made, and its end was an error of its folder."""
+    (disk, enlarge), one, made, version = small_disk, encoder(changes=True), versions(), 1
+    topic, folder = await memory_topic(one.encode([next(made)])), disk / "model"
+    async with model(topic, "ctr") as memory, model(topic, "ctr", folder=folder) as served:
+        await caught_up(served, (1, 1))
+        fill(disk)
+        while (error := served.statistics().last_error) is None:
+            version += 1
+            await write(topic, one.encode([next(made)]))
+            await until(lambda: served.statistics().last_error or served.update.rank == (1, version))  # type: ignore[union-attr] # noqa: B023
+        said = f"model 'ctr' of memory://models: expected to read and write its rows in {folder}, given "
+        assert error.startswith(said)
+        assert "No space left on device" in error
+        assert error.endswith("then a follower that runs goes on, and one that could not start is started again")
+        with pytest.raises(ModelError, match="its disk is full, trying again"):
+            served.check()
+        before = served.predict(rows_of(model)).value
+        with pytest.raises(StorageFull, match=re.escape(said)):
+            await model(topic, "ctr", folder=folder).__aenter__()
+        for _ in range(3):  # Each second one of these is tried.
+            version += 1
+            await write(topic, one.encode([next(made)]))
+        await caught_up(memory, (1, version))
+        assert same(served.predict(rows_of(model)).value, before)
+        assert enlarge()
+        await caught_up(served, (1, version))
+        assert_equal(served, memory)
+        fill(disk)
+    (disk / "filler").unlink()
+    await assert_follows(model, topic, folder, (1, version))
 
 
 async def what_is_wrong(topic: Topic, folder: Path) -> str | None:
