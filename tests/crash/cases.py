@@ -24,6 +24,7 @@ __all__ = [
     "example_trainer",
     "flight_pieces",
     "kafka_case",
+    "service_pieces",
     "sqlite_case",
     "trainer",
     "training_pieces",
@@ -35,8 +36,10 @@ _EXAMPLE: Final = Path(__file__).parents[2] / "examples" / "online_service" / "t
 _INTERVAL_S: Final = 0.1
 MINI_BATCH: Final = 20
 PIECE_EVENTS: Final = 10
-# The number of departures between a flight's departure and its arrival.
-_FLIGHTS_UNDER_WAY: Final = 30
+# The number of departures between a flight's departure and its arrival, or of questions before an answer.
+_UNDER_WAY: Final = 30
+# Fewer objects become no columns.
+_IN_COLUMNS: Final = 100
 
 
 @dataclass(frozen=True)
@@ -96,6 +99,21 @@ def training_pieces(events: int, partitions: int) -> Pieces:
     ]
 
 
+def service_pieces(events: int) -> Pieces:
+    """Return questions, each with its answer some events later; a few have a field that is no column."""
+    random, rows = Random(1), list[dict[str, Any]]()
+    for number in range(events // 2):
+        km = None if number % 2000 == 1999 else random.randint(1, 3000)
+        rows.append({"event": "question", "n": number, "at": number, "km": km, "town": random.choice("abcd")})
+        if number >= _UNDER_WAY:
+            asked = number - _UNDER_WAY
+            rows.append({"event": "answer", "n": asked, "at": number, "late": random.random() < 0.3})
+    return [
+        OutgoingBatch([orjson.dumps(row) for row in rows[start : start + _IN_COLUMNS]])
+        for start in range(0, len(rows), _IN_COLUMNS)
+    ]
+
+
 # ---- the example
 
 
@@ -120,11 +138,11 @@ def flight_pieces(flights: int) -> Pieces:
     """Return the events that the example reads: a departure and an arrival for every flight, with its name as key."""
     random = Random(1)
     events: list[dict[str, Any]] = []
-    for number in range(flights + _FLIGHTS_UNDER_WAY):
+    for number in range(flights + _UNDER_WAY):
         if number < flights:
             events.append(_departure(number, random))
-        if number >= _FLIGHTS_UNDER_WAY:
-            name = f"UA{number - _FLIGHTS_UNDER_WAY}"
+        if number >= _UNDER_WAY:
+            name = f"UA{number - _UNDER_WAY}"
             events.append({"event": "arrival", "flight": name, "delay": random.randint(-30, 60)})
     return [
         OutgoingBatch([orjson.dumps(event) for event in piece], keys=[event["flight"].encode() for event in piece])

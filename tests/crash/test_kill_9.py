@@ -7,6 +7,7 @@ import importlib
 import operator
 import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,6 +19,7 @@ from crash.cases import (
     example_trainer,
     flight_pieces,
     kafka_case,
+    service_pieces,
     sqlite_case,
     trainer,
     training_pieces,
@@ -33,6 +35,7 @@ from topics.topic_case import content
 
 from streamiter.models import last_update, model_updates
 from streamiter.topics import Topic
+from streamiter.values.helpers.compiled import is_compiling
 
 KILLS: Final = 6
 FEWER_KILLS: Final = 3
@@ -235,6 +238,29 @@ async def check_embeddings(case: Case, kills: int) -> None:
     await check_changes(case, kills, "embeddings")
 
 
+async def check_service(case: Case, kills: int) -> None:
+    """Check that a service that reads columns predicts and learns the same, to the last bit, as without kills."""
+    names = ("updates-{}", "read-{}", "read-{}-ways")
+    await create(case, "events", *(name.format(run) for name in names for run in ("killed", "whole")))
+    options = {"mode": "asynchronous", "parallelism": 1, "kind": "service"}
+    program = killed_training(case, 0, options)
+    pieces = service_pieces(EVENTS_PER_LIFE * kills * 10)
+    await replace(program, feed=Feed(case.topic("events"), pieces)).kill_and_finish(kills)
+    await ended(trainer(case, "whole", **options, stop="latest"))
+    learned = []
+    for run in ("killed", "whole"):
+        last = await last_update(case.topic(f"updates-{run}"), MODEL)
+        assert last is not None
+        predicted = [record.value for record in await content(case.topic(f"read-{run}"))]
+        assert len(predicted) == last.records
+        learned.append((noted(last.records, last.parameters), predicted))
+    assert learned[0] == learned[1]
+    ways = [orjson.loads(record.value or b"") for record in await content(case.topic("read-killed-ways"))]
+    events = [orjson.loads(value or b"") for piece in pieces for value in piece.values]
+    assert [way[:2] for way in ways] == [[event["n"], event["event"]] for event in events]
+    assert sum(way[2] for way in ways) > len(ways) // 3 or not is_compiling()
+
+
 async def models_in(topic: Topic) -> dict[int, str]:
     """Return a line for each version, with a hash of its bits, by its records; check that no version is missing."""
     updates = [update async for update in model_updates(topic, MODEL, follow=False)]
@@ -305,13 +331,26 @@ async def test_embeddings_as_changes_on_kafka_survive_kill_9(kafka: Case) -> Non
     await check_embeddings(kafka, FEWER_KILLS)
 
 
+async def test_a_service_that_reads_columns_survives_kill_9(kafka: Case) -> None:
+    """Only training that reads dicts was killed; a service reads its events as columns, from buffers of Kafka."""
+    await check_service(kafka, FEWER_KILLS)
+
+
 # ---- soak
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize(
     "check",
-    [check_synchronous, check_asynchronous, check_at_least_once, check_sums_on_disk, check_windows, check_changes],
+    [
+        check_synchronous,
+        check_asynchronous,
+        check_at_least_once,
+        check_sums_on_disk,
+        check_windows,
+        check_changes,
+        check_service,
+    ],
 )
 async def test_training_on_sqlite_survives_any_number_of_kills(sqlite: Case, check: Check) -> None:
     """A kill at a rare moment, one of a thousand, lost or doubled records."""
@@ -328,6 +367,7 @@ async def test_training_on_sqlite_survives_any_number_of_kills(sqlite: Case, che
         check_asynchronous,
         check_changes,
         check_embeddings,
+        check_service,
     ],
 )
 async def test_training_on_kafka_survives_any_number_of_kills(kafka: Case, check: Check) -> None:

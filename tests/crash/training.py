@@ -14,11 +14,13 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
-from streamiter import Checkpoints, Flow, LocalProcesses, Operator, Ray, RocksState, topic, tumbling
+from streamiter import Checkpoints, Columns, Flow, LocalProcesses, Operator, Ray, RocksState, topic, tumbling
 from streamiter.learn import Embeddings, Examples, LogisticRegression, train_online
 from streamiter.models import ModelSnapshot
 from streamiter.operators import Context, Output
 from streamiter.parameter_server import ASP, ParameterServer
+from streamiter.service import read_settings
+from streamiter.service.learning import ServiceLearning, decoder_for
 from streamiter.topics import Typed
 
 MODEL = "model"
@@ -53,9 +55,9 @@ class Options(msgspec.Struct):
     mini_batch: int
     stop: Literal["latest"] | None = None
     delivery: Literal["at_least_once"] | None = None
-    kind: Literal["training", "sums", "numbers", "counts", "windows", "table", "changes", "history", "embeddings"] = (
-        "training"
-    )
+    kind: Literal[
+        "training", "sums", "numbers", "counts", "windows", "table", "changes", "history", "embeddings", "service"
+    ] = "training"
     history: str = ""
     """The topic that is read before the events, which begin at offset ``BEFORE`` of each partition then."""
     on_disk: bool = False
@@ -237,6 +239,38 @@ def embeddings(options: Options) -> Flow:
     return flow
 
 
+def service(options: Options) -> Flow:
+    """Return the training of a service: it reads objects as columns, and learns when answers have come.
+
+    It writes its predictions with their labels, and for each event whether it was in columns.
+    """
+    label = {"event": "answer", "key": "n", "field": "late", "time": "at", "within": "60s"}
+    tables = {
+        "service": {"name": MODEL},
+        "input": {"topic": options.events, "on_error": "fail"},
+        "learn": {
+            "kind": "classification",
+            "label": label,
+            "features": {"km": "number", "town": "category"},
+            "settings": {"mini_batch": options.mini_batch},
+        },
+        "publish": {"topic": options.updates, "every": "100ms"},
+    }
+    settings, flow = read_settings(tables), Flow(options.flow)
+    source = topic(options.events)
+    events = flow.source(source, decode=decoder_for(settings, source), stop=options.stop, name="events")
+    training = ServiceLearning(settings).train(events)
+    training.models.publish_model(topic(options.updates), model=MODEL)
+    predicted = training.predictions.flat_map(
+        lambda rows: np.column_stack([rows["predictions"], rows["targets"]]).tolist(), name="predicted"
+    )
+    predicted.sink(topic(options.read))
+    events.map_batch(
+        lambda batch: [[event["n"], event["event"], isinstance(batch, Columns)] for event in batch], name="ways"
+    ).sink(topic(f"{options.read}-ways"))
+    return flow
+
+
 def flow_of(options: Options) -> Flow:
     flows = {
         "training": training_flow,
@@ -248,6 +282,7 @@ def flow_of(options: Options) -> Flow:
         "changes": changes,
         "history": history,
         "embeddings": embeddings,
+        "service": service,
     }
     return flows[options.kind](options)
 
