@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import msgspec
+import pytest
 from service_soak.ask import Asked
 from service_soak.events import good_numbers
 from service_soak.oracle import Findings, TopicContents, check, read_topics, requests_of
@@ -13,6 +14,7 @@ from service_soak.produce import next_number
 from service_soak.quick_start import quick_start
 from service_soak.stack import ProcessLife, ServiceStack, running_stack
 from support.kafka_server import KafkaServer
+from support.soak import in_soak
 from support.waiting import PATIENCE_S
 
 from streamiter import topic
@@ -20,15 +22,22 @@ from streamiter import topic
 _LOOK_S = 0.02
 
 
+_FROZEN = "frozen broker"
+
+
+# The soak test has longer freezes: after 60 s the topics are given up, and the service starts its job again.
+@pytest.mark.parametrize(
+    "victims", [[("service", 0.0), ("broker", 0.0), (_FROZEN, 4.0)], *in_soak([(_FROZEN, 20.0)], [(_FROZEN, 63.0)])]
+)
 async def test_service_and_broker_are_killed_and_nothing_is_lost_or_doubled(
-    breakable_broker: KafkaServer, topic_prefix: str, tmp_path: Path
+    breakable_broker: KafkaServer, topic_prefix: str, tmp_path: Path, victims: Sequence[tuple[str, float]]
 ) -> None:
     """A service learned the records since its last checkpoint twice after a kill, and published versions with gaps."""
     stack = ServiceStack(breakable_broker, tmp_path, topic_prefix, rate=1000, asks_per_s=50, is_forked=True)
     async with running_stack(stack, publish_every="100ms"):
-        for victim in ("service", "broker"):
+        for victim, outage_s in victims:
             await _learns(stack)
-            await stack.kill(victim)
+            await stack.kill(victim, outage_s)
         await _learns(stack)
         await stack.producer.stop()
         good = len(good_numbers(await next_number(topic(stack.topics["events"]))))
@@ -42,6 +51,9 @@ async def test_service_and_broker_are_killed_and_nothing_is_lost_or_doubled(
     assert findings.learned > 2000
     assert findings.compared_versions > 10
     assert findings.compared_answers > 10
+    began_s, ended_s = stack.broker_outages[-1]
+    answered = [each for each in asked if each.probabilities and began_s < each.sent_s < each.done_s < ended_s]
+    assert len(answered) > 10  # The oracle has found no refusal.
     _faults_are_found(contents, asked, stack.service.lives)
 
 
