@@ -103,7 +103,7 @@ def service_pieces(events: int) -> Pieces:
     """Return questions, each with its answer some events later; a few have a field that is no column."""
     random, rows = Random(1), list[dict[str, Any]]()
     for number in range(events // 2):
-        km = None if number % 2000 == 1999 else random.randint(1, 3000)
+        km = None if number % 5000 == 1999 else random.randint(1, 3000)
         rows.append({"event": "question", "n": number, "at": number, "km": km, "town": random.choice("abcd")})
         if number >= _UNDER_WAY:
             asked = number - _UNDER_WAY

@@ -22,6 +22,7 @@ from streamiter.parameter_server import ASP, ParameterServer
 from streamiter.service import read_settings
 from streamiter.service.learning import ServiceLearning, decoder_for
 from streamiter.topics import Typed
+from streamiter.values.field_kinds import Kind
 
 MODEL = "model"
 WIDTH = 3
@@ -31,6 +32,7 @@ PAIR_MS = 20
 WEIGHTS = 1000
 PARTITIONS = 3
 BEFORE = 5
+SERVED: dict[str, Kind] = {"km": "number", "town": "category"}
 
 
 class Example(msgspec.Struct):
@@ -251,7 +253,7 @@ def service(options: Options) -> Flow:
         "learn": {
             "kind": "classification",
             "label": label,
-            "features": {"km": "number", "town": "category"},
+            "features": SERVED,
             "settings": {"mini_batch": options.mini_batch},
         },
         "publish": {"topic": options.updates, "every": "100ms"},
