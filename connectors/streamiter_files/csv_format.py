@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamiter.errors import ConfigurationError, TopicError
-from streamiter.topics.formats import BAD_INPUT, decode_values, encode_each, rows_to_encode
+from streamiter.topics.formats import BAD_INPUT, decode_values, encode_each, even_parts, rows_to_encode
 from streamiter.topics.topic import OutgoingBatch, TopicBatch, longest
 from streamiter.values.numbers import has_plain_digits, one_of
 from streamiter.values.records import Batch, Columns
@@ -283,6 +283,10 @@ class Csv:
         self._lines_read = 0
         if self._columns is not None:
             self._check_types(self._columns)
+
+    def parts(self, batch: TopicBatch) -> Sequence[TopicBatch]:
+        """Return the parts of the batch to decode one by one: in an array each text is as wide as the longest."""
+        return even_parts(batch, 4 if self._as_columns else 0)
 
     def decode(self, batch: TopicBatch) -> Batch:
         """Return the records; raise ``DecodeError`` for another number of fields, and for fields of another type."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import repeat
 from operator import is_
 from types import UnionType
@@ -21,10 +21,11 @@ import numpy as np
 import orjson
 
 from streamiter.errors import DecodeError, EncodeError, TopicError
+from streamiter.topics.joined_values import lengths_of
 from streamiter.topics.topic import Decoder, OutgoingBatch, TopicBatch
 from streamiter.values.helpers.clock import Clock
 from streamiter.values.numbers import Array, one_of
-from streamiter.values.records import Batch, Columns, rows_of_table
+from streamiter.values.records import WIDE_TEXTS_BYTES, Batch, Columns, rows_of_table
 
 Given = TypeVar("Given")
 Made = TypeVar("Made")
@@ -472,6 +473,25 @@ def decode_values(values: Iterable[bytes | None], decode: Callable[[bytes], Made
         return decode(value)
 
     return decode_each(values, decode_one)
+
+
+def even_parts(batch: TopicBatch, text_bytes: int) -> Sequence[TopicBatch]:
+    """Return the parts of a batch whose arrays of texts do not take gigabytes because one text among them is long.
+
+    ``text_bytes``: what a character of each value takes in such an array; 0: the records are in no such array.
+    """
+    if not text_bytes:
+        return [batch]
+    lengths, most_characters = lengths_of(batch.values), WIDE_TEXTS_BYTES // text_bytes
+    if len(lengths) * lengths.max(initial=0) <= most_characters:
+        return [batch]
+    parts, start, longest = [], 0, 0
+    for place, length in enumerate(lengths.tolist()):
+        longest = max(longest, length)
+        if place > start and (place + 1 - start) * longest > most_characters:
+            parts.append(batch[start:place])
+            start, longest = place, length
+    return [*parts, batch[start:]]
 
 
 def rows_to_encode(batch: Any) -> Batch:

@@ -19,12 +19,12 @@ import numpy as np
 import numpy.typing as npt
 
 from streamiter.errors import ConfigurationError, EncodeError
-from streamiter.topics.formats import BAD_INPUT, decode_values, encode_columns, encode_each, rows_to_encode
-from streamiter.topics.joined_values import JoinedValues, lengths_of
+from streamiter.topics.formats import BAD_INPUT, decode_values, encode_columns, encode_each, even_parts, rows_to_encode
+from streamiter.topics.joined_values import JoinedValues
 from streamiter.topics.topic import OutgoingBatch, TopicBatch
 from streamiter.values.helpers.compiled import is_compiling, is_loaded, saying_that_it_compiles
 from streamiter.values.numbers import Array, Indices, whole_number
-from streamiter.values.records import WIDE_TEXTS_BYTES, Batch, Columns, take
+from streamiter.values.records import Batch, Columns, take
 
 if TYPE_CHECKING:
     from streamiter.topics.json_scanner import Fields
@@ -163,18 +163,7 @@ class JsonColumns:
 
     def parts(self, batch: TopicBatch) -> Sequence[TopicBatch]:
         """Return the parts of the batch to decode one by one: one long text makes all of its array as wide."""
-        if not self._text_bytes:
-            return [batch]
-        lengths, most_characters = lengths_of(batch.values), WIDE_TEXTS_BYTES // self._text_bytes
-        if len(lengths) * lengths.max(initial=0) <= most_characters:
-            return [batch]
-        parts, start, longest = [], 0, 0
-        for place, length in enumerate(lengths.tolist()):
-            longest = max(longest, length)
-            if place > start and (place + 1 - start) * longest > most_characters:
-                parts.append(batch[start:place])
-                start, longest = place, length
-        return [*parts, batch[start:]]
+        return even_parts(batch, self._text_bytes)
 
     def decode(self, batch: TopicBatch) -> Batch:
         """Return the columns; raise ``DecodeError`` for values that do not fit the schema."""

@@ -15,6 +15,7 @@ from files.files_support import append, batches_of, records_of, topic_at
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from streamiter import Flow
 from streamiter.errors import ConfigurationError, DecodeError, TopicError
 from streamiter.topics.topic import TopicBatch
 from streamiter.values.records import Columns
@@ -53,6 +54,23 @@ async def test_a_record_over_several_lines_is_one_record_and_one_offset(tmp_path
     ]
     [batch] = await batches_of(topic)
     assert list(batch.offsets) == [0, 1, 2]
+
+
+async def test_one_long_text_does_not_make_all_texts_of_its_batch_as_wide(tmp_path: Path) -> None:
+    """One long note among thousands of short ones became an array of gigabytes."""
+    notes = ["a" * (100_000 if number == 500 else number % 3) for number in range(1_000)]
+    (tmp_path / "a.csv").write_text("n,note\n" + "".join(f"{number},{note}\n" for number, note in enumerate(notes)))
+    flow, sizes = Flow("notes"), list[int]()
+
+    def noted(batch: Columns) -> Columns:
+        sizes.append(batch["note"].nbytes)
+        return batch
+
+    source = flow.source(topic_at(tmp_path / "a.csv"), decode=Csv({"n": int}, as_columns=True))
+    read = source.map_batch(noted).collect()
+    await (await flow.start()).wait()
+    assert [row["note"] for row in read.items] == notes
+    assert sum(sizes) < 70 << 20
 
 
 async def test_parts_of_a_batch_still_know_their_columns(tmp_path: Path) -> None:
