@@ -290,12 +290,12 @@ class DecodeValues(EngineOperator):
     def __init__(self, topic: Topic, decoder: Decoder) -> None:
         self._url = topic.url
         self._decoder = decoder
-        self._parts: Callable[[TopicBatch], Iterable[TopicBatch]] = getattr(decoder, "parts", lambda batch: (batch,))
+        self._parts: Callable[[TopicBatch], Iterable[TopicBatch]] | None = getattr(decoder, "parts", None)
         self.decoded: TopicBatch | None = None
         """The records that are emitted now, as they came from the topic."""
 
     def process_batch(self, batch: TopicBatch, out: Output) -> None:
-        for part in self._parts(batch):
+        for part in [batch] if self._parts is None else self._parts(batch):
             self._emit(part, out)
 
     def _emit(self, batch: TopicBatch, out: Output) -> None:
