@@ -23,6 +23,7 @@ import orjson
 from streamiter.errors import DecodeError, EncodeError, TopicError
 from streamiter.topics.joined_values import lengths_of
 from streamiter.topics.topic import Decoder, OutgoingBatch, TopicBatch
+from streamiter.topics.topic import longest as longest_of
 from streamiter.values.helpers.clock import Clock
 from streamiter.values.numbers import Array, one_of
 from streamiter.values.records import WIDE_TEXTS_BYTES, Batch, Columns, rows_of_table
@@ -482,11 +483,12 @@ def even_parts(batch: TopicBatch, text_bytes: int) -> Sequence[TopicBatch]:
     """
     if not text_bytes:
         return [batch]
-    lengths, most_characters = lengths_of(batch.values), WIDE_TEXTS_BYTES // text_bytes
-    if len(lengths) * lengths.max(initial=0) <= most_characters:
+    values, most_characters = batch.values, WIDE_TEXTS_BYTES // text_bytes
+    longest = longest_of(values) if isinstance(values, list) else int(lengths_of(values).max(initial=0))
+    if len(values) * longest <= most_characters:
         return [batch]
     parts, start, longest = [], 0, 0
-    for place, length in enumerate(lengths.tolist()):
+    for place, length in enumerate(lengths_of(values).tolist()):
         longest = max(longest, length)
         if place > start and (place + 1 - start) * longest > most_characters:
             parts.append(batch[start:place])
