@@ -325,6 +325,7 @@ def mix_members(
     made: Floats,
     targets: Floats,
     row_weights: Floats,
+    evidence: Floats,
     questions: Indices,
     asked: Floats,
     first: int,
@@ -338,7 +339,8 @@ def mix_members(
     Exponential weights of probabilities, or of numbers, with fixed share. How much of the weight is shared at each row,
     is one of ``spread``, and ``shares[choice, member]`` are exponential weights of these choices, too: the choices are
     mixed by the losses of their mixtures, with the least of ``spread`` as their own fixed share. A question is judged
-    by its predictions when it was asked, which are kept in ``asked[question, score, first:]``. ``totals`` has the
+    by its predictions when it was asked, which are kept in ``asked[question, score, first:]``; the less the
+    ``evidence`` of a late label is, the less rate and spread are. ``totals`` has the
     weight, the mean squared error of the mixture, and the mean of the targets; squared errors are in units of the mean
     one. ``room`` is memory to work in: to make an array, or to copy one as a whole, would double the time of the first
     compilation.
@@ -367,17 +369,20 @@ def mix_members(
             for member in range(members):
                 for score in range(scores):
                     own[member * scores + score] = asked_of[at_asked + score * asked.shape[2] + member]
-        if not judges[position] or not (predicts[position] or question >= 0):
+        if not judges[position] or evidence[position] == 0.0 or not (predicts[position] or question >= 0):
             continue
         target, row_weight, least = targets[position], row_weights[position], np.inf
+        strength = rate * evidence[position] * row_weight
         if is_of_numbers:
             target_totals[0] += row_weight
             target, _ = observe_target(target_totals, target, row_weight)
             error = -target
             for member in range(members):
                 error += mixture[member] * own[member]
-            change = min(row_weight / min(target_totals[0], MEMORY), 1.0)
-            target_totals[1] += (error * error - target_totals[1]) * change
+            # Nothing is known of the first label, which may be a million times as far from 0 as from the next one.
+            if target_totals[0] > row_weight:
+                change = min(row_weight / min(target_totals[0], MEMORY), 1.0)
+                target_totals[1] += (error * error - target_totals[1]) * change
         for member in range(members):
             at = member * scores
             if is_of_numbers:
@@ -395,7 +400,7 @@ def mix_members(
                 loss = min((loss - least) / target_totals[1], loss_max) if target_totals[1] > 0.0 else 0.0
             elif row_weight != 1.0:
                 loss -= least  # A heavy row would leave no share above zero.
-            likelihood = math.exp(-rate * row_weight * loss)
+            likelihood = math.exp(-strength * loss)
             for choice in range(choices):
                 share_of[choice * members + member] *= likelihood
                 total += share_of[choice * members + member]
@@ -403,7 +408,8 @@ def mix_members(
             of_choice = 0.0
             for member in range(members):
                 of_choice += share_of[choice * members + member]
-            whole = of_choice / total * (1.0 - spread[0]) + spread[0] / choices
+            of_others, of_members = spread[0] * evidence[position], spread[choice] * evidence[position]
+            whole = of_choice / total * (1.0 - of_others) + of_others / choices
             for member in range(members):
-                kept = share_of[choice * members + member] / of_choice * (1.0 - spread[choice])
-                share_of[choice * members + member] = whole * (kept + spread[choice] / members)
+                kept = share_of[choice * members + member] / of_choice * (1.0 - of_members)
+                share_of[choice * members + member] = whole * (kept + of_members / members)

@@ -189,6 +189,8 @@ class ExpertWeights:
         """The number of numeric columns in use."""
         self.mixture: Floats = np.full(len(self.rates), 1.0 / len(self.rates))
         self.totals: Floats = np.zeros(9)
+        self._judged = 0
+        """The number of labels that have judged predictions."""
         if loss is not None and loss[0] == "quantile":
             [self.totals[6]] = loss[1]
         self._cell_weights: npt.NDArray[np.float32] = np.zeros(0, np.float32)
@@ -274,7 +276,7 @@ class ExpertWeights:
         """
         classes = self._of_classes()
         classes.numeric, classes._slots, classes._slot_of = self.numeric, self._slots, self._slot_of
-        classes.mixture, classes.totals = self.mixture, self.totals
+        classes.mixture, classes.totals, classes._judged = self.mixture, self.totals, self._judged
         first, own, experts = self._steps.STATISTICS, self._numbers_a_score, len(self.rates)
         classes._columns = classes._room(len(self._columns), 3)
         classes._columns[:, : first + own] = self._columns[:, : first + own]
@@ -300,14 +302,32 @@ class ExpertWeights:
     def step(self, rows: ModelRows, steps: RowSteps, targets: Floats, asked: Floats | None = None) -> Floats:
         """Predict and learn; return a prediction, with a number for each score, for each step.
 
-        ``asked`` has the scores of the experts by question. A step that predicts a question writes its scores there.
+        ``asked`` has the scores of the experts by question, and marks of when it was asked, see
+        ``RowSteps.with_delays``. A step that predicts a question writes its scores there.
         """
-        return self._step(rows, steps, targets, asked, np.zeros((len(steps.rows), 0), np.int32))
+        asked = self.scores_of_questions(0, self.scores) if asked is None else asked
+        experts = len(self.rates)
+        steps, of_experts = self._with_delays(steps, asked), np.ascontiguousarray(asked[:, :, :experts])
+        predictions = self._step(rows, steps, targets, of_experts)
+        asked[:, :, :experts] = of_experts
+        return predictions
+
+    def _with_delays(self, steps: RowSteps, asked: Floats) -> RowSteps:
+        """Return the steps with the delays of their labels, and count the labels that judge."""
+        steps = steps.with_delays(self._judged, asked[:, 0, -1])
+        self._judged += int(np.count_nonzero(steps.judges))
+        return steps
 
     def _step(
-        self, rows: ModelRows, steps: RowSteps, targets: Floats, asked: Floats | None, cells: npt.NDArray[np.int32]
+        self,
+        rows: ModelRows,
+        steps: RowSteps,
+        targets: Floats,
+        asked: Floats,
+        cells: npt.NDArray[np.int32] | None = None,
     ) -> Floats:
-        """As :meth:`step`, for rows with these cells: a row for each step."""
+        """As :meth:`step`, with delays, for rows with these cells: a row for each step; ``asked`` has scores alone."""
+        cells = np.zeros((len(steps.rows), 0), np.int32) if cells is None else cells
         predictions = np.zeros((len(steps.rows), self.scores))
         actions = actions_of(steps, self.task)
         indices = plain(rows.indices, np.intp)
@@ -340,13 +360,14 @@ class ExpertWeights:
             actions,
             plain(targets, np.float64),
             plain(steps.weights, np.float64),
+            steps.evidence,
             self._slot_of,
             self._columns,
             self.mixture,
             self.totals,
             predictions,
             plain(steps.questions, np.intp),
-            np.zeros((0, self.scores, len(self.rates))) if asked is None else asked,
+            asked,
             np.empty((8 * self.scores + 2) * len(self.rates) + int(np.diff(indptr).max(initial=0))),
             cells,
             self._cell_weights,
@@ -389,8 +410,8 @@ class ExpertWeights:
         return predictions
 
     def scores_of_questions(self, questions: int, scores: int) -> Floats:
-        """Return room for the experts' scores of questions."""
-        return np.zeros((questions, scores, len(self.rates)))
+        """Return room for the experts' scores of questions, and for marks of when they were asked."""
+        return np.zeros((questions, scores, len(self.rates) + 1))
 
     @staticmethod
     def fill_in_scores(by_question: Floats, questions: Indices, counts: Indices, scores: Floats) -> None:
@@ -494,6 +515,7 @@ class ExpertWeights:
             "places": self.places(),
             "columns": self._columns[self._used(), : self._steps.STATISTICS + self._numbers_a_score * self.scores],
             "mixture": self.mixture.copy(),
+            "judged": self._judged,
             "totals": self.totals.copy(),
         }
 
@@ -502,7 +524,7 @@ class ExpertWeights:
         self.add_numeric(state["numeric"])
         self._take_slots(state["places"])
         self._columns[self._used()] = state["columns"]
-        self.mixture[:], self.totals[:] = state["mixture"], state["totals"]
+        self.mixture[:], self.totals[:], self._judged = state["mixture"], state["totals"], state["judged"]
 
 
 def actions_of(steps: RowSteps, task: LabelKind) -> npt.NDArray[np.uint8]:

@@ -17,7 +17,7 @@ from streamiter.learn.ready_made.cell_columns import Categories, CellColumns, ne
 from streamiter.learn.ready_made.embedding_weights import EmbeddingWeights, fold_rows
 from streamiter.learn.ready_made.embeddings import Embeddings
 from streamiter.learn.ready_made.expert_weights import ExpertWeights, plain
-from streamiter.learn.ready_made.model_rows import ASSUMED, CONFIRMED, CORRECTED, ModelRows, RowSteps
+from streamiter.learn.ready_made.model_rows import ASSUMED, ModelRows, RowSteps
 from streamiter.learn.ready_made.table_weights import TableWeights
 from streamiter.models.shapes import FINE_BINS, Shapes
 from streamiter.values.numbers import Floats, Indices, Truths
@@ -90,18 +90,21 @@ class MixedWeights(ExpertWeights):
         return len(self.rates) * (1 + len(self._tables))
 
     def scores_of_questions(self, questions: int, scores: int) -> Floats:
-        """Return room for the scores of all members' experts, then for the members' predictions."""
+        """Return room for the scores of all members' experts, for the members' predictions, and for marks."""
         members = 1 + self._vectors + len(self._tables)
-        return np.zeros((questions, scores, self._first_prediction + members))
+        return np.zeros((questions, scores, self._first_prediction + members + 1))
 
     def step(self, rows: ModelRows, steps: RowSteps, targets: Floats, asked: Floats | None = None) -> Floats:
         """Predict and learn, see ``ExpertWeights.step``; predictions are mixed."""
         asked = self.scores_of_questions(0, self.scores) if asked is None else asked
+        is_first = (steps.judges.cumsum() + self._judged == 1) & (self.task == "number")
+        steps = self._with_delays(steps, asked)
+        of_labels = steps.judges & (steps.evidence > 0.0) & ~is_first  # No number is known before the first label.
         folded = rows if self.embeddings is None else fold_rows(rows, self.hashed)
         experts, stop = len(self.rates), len(self.rates) * (1 + len(self.members))
         kept = [np.ascontiguousarray(asked[:, :, first : first + experts]) for first in range(0, stop, experts)]
         made = np.zeros((self.member_shares.shape[1], len(steps.rows), self.scores))
-        made[0] = super().step(folded, steps, targets, kept[0])
+        made[0] = self._step(folded, steps, targets, kept[0])
         if self.embedded is not None:
             own = slice(self._first_prediction + 1, self._first_prediction + 1 + self._vectors)
             of_questions = np.ascontiguousarray(asked[:, : self.scores, own].transpose(0, 2, 1))
@@ -110,9 +113,8 @@ class MixedWeights(ExpertWeights):
             made[1 : 1 + self._vectors] = found.reshape(len(found), self._vectors, self.scores).transpose(1, 0, 2)
             asked[:, : self.scores, own] = of_questions.transpose(0, 2, 1)
         predictions = np.zeros((len(steps.rows), self.scores))
-        every = [slice(0, len(steps.rows))]
         of_tables = made[1 + self._vectors :]
-        for part in self._step_tables(folded, steps, targets, kept[1:], of_tables, asked) if self.members else every:
+        for part in self._step_tables(folded, steps, targets, kept[1:], of_tables, asked, of_labels):
             of_part = np.ascontiguousarray(made[: self.member_shares.shape[1], part])
             predictions[part] = self._mix(steps.part(part.start, part.stop), targets[part], of_part, asked)
         for place, scores in enumerate(kept):
@@ -131,10 +133,11 @@ class MixedWeights(ExpertWeights):
             _LOSS_MAX_OF_NUMBERS,
             self._losses.PROBABILITY_LEAST,
             steps.predicts,
-            _judges(steps),
+            steps.judges,
             made,
             np.require(targets, np.float64),
             np.require(steps.weights, np.float64),
+            steps.evidence,
             steps.questions,
             asked,
             self._first_prediction,
@@ -146,12 +149,23 @@ class MixedWeights(ExpertWeights):
         return predictions
 
     def _step_tables(
-        self, rows: ModelRows, steps: RowSteps, targets: Floats, kept: list[Floats], made: Floats, asked: Floats
+        self,
+        rows: ModelRows,
+        steps: RowSteps,
+        targets: Floats,
+        kept: list[Floats],
+        made: Floats,
+        asked: Floats,
+        judges: Truths,
     ) -> Iterator[slice]:
         """Make the steps of the members with tables, from look to look; columns get tables with their first value.
 
-        Yields each part that is made; a member may leave the mixture before the next one.
+        The errors of steps that ``judges`` has are observed. Yields each part that is made; a member may leave the
+        mixture before the next one.
         """
+        if not self.members:
+            yield slice(0, len(steps.rows))
+            return
         observed = steps.learns & (steps.weights > 0.0)
         if steps.assumed is not None:
             observed &= steps.assumed <= ASSUMED  # Later steps of a question do not count again.
@@ -172,7 +186,7 @@ class MixedWeights(ExpertWeights):
                 made[place, start:stop] = member.step_cells(own, of_own, targets[start:stop], kept[place], bins)
             yield slice(start, stop)
             columns.observe(values[observed[start:stop]])
-            judged = np.flatnonzero(_judges(part) & (part.predicts | (part.questions >= 0)))
+            judged = np.flatnonzero(judges[start:stop] & (part.predicts | (part.questions >= 0)))
             late = ~part.predicts[judged]
             for place, member in enumerate(self.members):
                 found = made[place, start:stop][judged]
@@ -392,12 +406,6 @@ class MixedWeights(ExpertWeights):
             shares[is_new] = _SHARE_OF_NEW / len(shares)
             shares[~is_new] *= 1.0 - shares[is_new].sum()
         self.member_shares = _for_each_spread(shares)
-
-
-def _judges(steps: RowSteps) -> Truths:
-    """Return whether a step has a label that judges its prediction."""
-    judges: Truths = steps.learns & (steps.weights > 0.0)
-    return judges if steps.assumed is None else judges & np.isin(steps.assumed, (0, CORRECTED, CONFIRMED))
 
 
 def _for_each_spread(shares: Floats) -> Floats:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from streamiter.learn.labels import Label, Labels
 from streamiter.models.embedding_scores import FIELDS_MAX, HASH_BITS
 from streamiter.values.named_rows import ABSENT, NamedRows, is_missing
-from streamiter.values.numbers import Floats, Indices, plain_scalar
+from streamiter.values.numbers import Floats, Indices, Truths, plain_scalar
 
 
 class ModelRows(NamedTuple):
@@ -164,6 +164,10 @@ CORRECTED: Final = 2
 CONFIRMED: Final = 3
 WITHDRAWN: Final = 4
 
+# A label counts half in a mixture if so many others have judged since its question was predicted, see
+# docs/decisions/078.
+_JUDGED_OF_HALF: Final = 30.0
+
 
 class RowSteps(NamedTuple):
     """The steps that are made with rows, one after the other."""
@@ -183,6 +187,43 @@ class RowSteps(NamedTuple):
     late label True, which is learned while the slope of the assumption is taken back, ``CONFIRMED`` for its late label
     False, which only judges the experts, or ``WITHDRAWN`` if it has no label: the slope is taken back; else 0. The
     slopes of a question add up to the slope of its label."""
+    judged_since: Floats | None = None
+    """For a late label, how many labels have judged predictions since its question was predicted; infinite if that was
+    before the first label; else 0. None: 0 for all."""
+
+    @property
+    def judges(self) -> Truths:
+        """Whether a step has a label that judges its prediction."""
+        judges: Truths = self.learns & (self.weights > 0.0)
+        return judges if self.assumed is None else judges & (self.assumed != ASSUMED) & (self.assumed != WITHDRAWN)
+
+    @property
+    def evidence(self) -> Floats:
+        """How much the label of a step counts in a mixture: 1 at once, less the later it comes, 0 if it says nothing.
+
+        Delayed labels of neighbouring rows are alike, and a mixture that counts each of them in full turns to the
+        predictions of an hour that is over. The rate of Weinberger and Ordentlich, "On Delayed Prediction of Individual
+        Sequences" (2002), is divided by the delay.
+        """
+        if self.judged_since is None:
+            return np.ones(len(self.rows))
+        return np.asarray(_JUDGED_OF_HALF / (_JUDGED_OF_HALF + self.judged_since))
+
+    def with_delays(self, judged: int, marks: Floats) -> RowSteps:
+        """Return the steps with ``judged_since``; before them, ``judged`` labels have judged predictions.
+
+        ``marks`` has for each question 1 and the number of labels that had judged when it was predicted, or 0 if that
+        was before the first label; it gets those of the questions of these steps.
+        """
+        judges, is_question = self.judges, self.questions >= 0
+        asks, late = np.flatnonzero(self.predicts & is_question), np.flatnonzero(judges & ~self.predicts & is_question)
+        before = 1.0 + judged + np.cumsum(judges) - judges
+        marks[self.questions[asks]] = before[asks]
+        if not len(late):
+            return self
+        since, of_late = np.zeros(len(before)), marks[self.questions[late]]
+        since[late] = np.where(of_late > 0.0, before[late] - of_late, np.inf)
+        return self._replace(judged_since=since)
 
     def part(self, start: int, stop: int) -> RowSteps:
         """Return the steps from ``start`` up to ``stop``."""

@@ -95,6 +95,8 @@ _STATISTICS_WEIGHT_MAX: Final = 100.0
 _OUTLIER_DEVIATIONS: Final = 10.0
 _MIXTURE_RATE: Final = 0.25
 _SHARE: Final = 0.001
+# With all labels late, experts that nothing has judged have about the shares of `_start_late` after as many labels.
+_PULL: Final = 1.0 / 30.0
 # A single row takes no more from an expert, so that an outlier does not decide. Classes are never so unlikely.
 _LIKELIHOOD_LEAST: Final = math.exp(-16.0)
 
@@ -176,22 +178,42 @@ def _link(
 
 
 @compiled_for_separate
-def _mix(mixture: Floats, likelihoods: Floats, row_weight: float, rates: Rates) -> None:
-    """Multiply each share by ``likelihood ** (rate · weight)``; each expert keeps a share, so that it can come back."""
-    best, total = likelihoods[0], 0.0
+def _start_late(mixture: Floats, rates: Rates) -> None:
+    """Move the shares towards those that are the smaller, the larger the rate is.
+
+    While labels come whose questions were asked before the first label, experts learn, and nothing judges them. Fast
+    ones may be far off, and would be a part of all predictions until the first labels of later questions come.
+    """
+    total = 0.0
+    for expert in range(len(rates)):
+        total += 1.0 / rates[expert]
+    for expert in range(len(rates)):
+        mixture[expert] += (1.0 / (rates[expert] * total) - mixture[expert]) * _PULL
+
+
+@compiled_for_separate
+def _mix(mixture: Floats, likelihoods: Floats, row_weight: float, evidence: float, rates: Rates) -> None:
+    """Multiply each share by ``likelihood ** (rate · weight · evidence)``; each expert keeps a share, to come back.
+
+    The rate is smaller for late labels, see ``RowSteps.evidence``; without evidence the label says nothing.
+    """
+    if evidence == 0.0:
+        _start_late(mixture, rates)
+        return
+    best, total, kept = likelihoods[0], 0.0, _SHARE * evidence
     for expert in range(len(rates)):
         best = max(best, likelihoods[expert])
     least = _LIKELIHOOD_LEAST * best
     for expert in range(len(rates)):
-        if row_weight == 1.0:
+        if row_weight == 1.0 and evidence == 1.0:
             # The rate is 1/4, and two square roots take a fifth of the time of a power.
             mixture[expert] *= np.sqrt(np.sqrt(max(likelihoods[expert], least)))
         else:
             # A heavy row may leave no share above zero, so the best expert is the unit.
-            mixture[expert] *= (max(likelihoods[expert], least) / best) ** (_MIXTURE_RATE * row_weight)
+            mixture[expert] *= (max(likelihoods[expert], least) / best) ** (_MIXTURE_RATE * row_weight * evidence)
         total += mixture[expert]
     for expert in range(len(rates)):
-        mixture[expert] = mixture[expert] / total * (1.0 - _SHARE) + _SHARE / len(rates)
+        mixture[expert] = mixture[expert] / total * (1.0 - kept) + kept / len(rates)
 
 
 @compiled_for_separate
@@ -223,6 +245,7 @@ def _learn(
     values: Floats,
     target: float,
     row_weight: float,
+    evidence: float,
     slot_of: npt.NDArray[np.int32],
     columns: Floats,
     width: int,
@@ -286,7 +309,10 @@ def _learn(
             if is_late:
                 for expert in range(len(rates)):
                     asked[expert] -= totals[2]
-            unit = observe_error(totals, target, row_weight, mixture, asked if is_late else scores, rates)
+            if evidence > 0.0:
+                unit = observe_error(totals, target, row_weight, mixture, asked if is_late else scores, rates)
+            else:
+                totals[8] = spread * spread  # There was no prediction; the error of the mean is the first guess.
         for expert in range(len(rates)):
             likelihoods[expert] = slopes_of(task, expert, scores, size, target, unit, totals, slopes, rates)
             if is_late:
@@ -314,7 +340,7 @@ def _learn(
     _step(columns, slot_of[intercept] * width, 1.0, least, slopes, size, factors, rates)
     step_cells(cells, first_cell, stop_cell, weights, sums, slopes, size, factors, rates, room)
     if not action & (ASSUME | WITHDRAW):
-        _mix(mixture, likelihoods, row_weight, rates)
+        _mix(mixture, likelihoods, row_weight, evidence, rates)
 
 
 @compiled
@@ -348,6 +374,7 @@ def step_rows(
     actions: npt.NDArray[np.uint8],
     targets: Floats,
     row_weights: Floats,
+    evidence: Floats,
     slot_of: npt.NDArray[np.int32],
     columns: Floats,
     mixture: Floats,
@@ -364,10 +391,10 @@ def step_rows(
 ) -> None:
     """Predict and learn from the rows ``rows``, one after the other, as ``actions`` says for each of them.
 
-    Row r has the columns ``indices[indptr[r]:indptr[r + 1]]``. Targets, weights and predictions are by position in
-    ``rows``. A prediction is made before the row is learned from, and changes nothing. Where ``questions`` is not -1, a
-    prediction puts the experts' scores of its row into ``asked`` there, and learning takes them from it. A row with
-    ``JUDGE`` is not learned from again: only the experts are judged. Column c has the row ``slot_of[c]`` of
+    Row r has the columns ``indices[indptr[r]:indptr[r + 1]]``. Targets, weights, evidence and predictions are by
+    position in ``rows``. A prediction is made before the row is learned from, and changes nothing. Where ``questions``
+    is not -1, a prediction puts the experts' scores of its row into ``asked`` there, and learning takes them from it. A
+    row with ``JUDGE`` is not learned from again: only the experts are judged. Column c has the row ``slot_of[c]`` of
     ``columns``. ``room`` is memory to work in, of the caller, because a pointer does not keep its array. ``cells`` has
     a row for each step, without columns for a model without cells. ``others`` is None but for losses after ``SQUARED``:
     their code would take a fifteenth of the first compilation of all models.
@@ -412,7 +439,7 @@ def step_rows(
             for expert in range(len(rates)):  # It changes the experts' shares only.
                 likelihood = slopes_of(BINARY, expert, scores_asked, size, target, 1.0, sums, slopes, rates)
                 likelihoods[expert] = likelihood
-            _mix(shares, likelihoods, row_weights[position], rates)
+            _mix(shares, likelihoods, row_weights[position], evidence[position], rates)
         elif actions[position] & LEARN:
             _learn(
                 task,
@@ -423,6 +450,7 @@ def step_rows(
                 value_of,
                 targets[position],
                 row_weights[position],
+                evidence[position],
                 slots,
                 state,
                 width,
