@@ -16,7 +16,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from benchmarks.learning_late import TITLE, late_section
+from benchmarks.learning_late import late_section
+from benchmarks.learning_late_real import real_section
 from benchmarks.learning_late_streams import LATE_STREAMS
 from benchmarks.learning_peers import (
     AMF,
@@ -31,13 +32,13 @@ from benchmarks.learning_peers import (
     loss,
     losses,
 )
-from benchmarks.learning_streams import FURTHER, MAIN, SCALES, STREAMS, LearningStream, MissingStream, Task
+from benchmarks.learning_streams import FURTHER, IN_TIME, MAIN, SCALES, STREAMS, LearningStream, MissingStream, Task
 from benchmarks.report import environment, markdown_table
 from benchmarks.session import PROJECT, Session
 from streamiter import Columns
 from streamiter.flow.drawing.charts import Line, Panel, chart
 
-__all__ = ["Compared", "as_page", "compare", "main", "with_late_section"]
+__all__ = ["Compared", "as_page", "compare", "main", "with_section"]
 
 _DEFAULTS: Final = ("river", "VW")
 _TREES: Final = (TREE, FOREST, AMF)
@@ -288,8 +289,8 @@ def _table_of_trees(results: Sequence[Compared]) -> str:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Compare the learners on the named streams, or on all of them."""
     options = _parsed(arguments)
-    if options.only == "late":
-        _write_late(options)
+    if options.only is not None:
+        _SECTIONS[options.only](options)
         return
     learners = installed_learners()
     results: list[Compared] = []
@@ -308,29 +309,43 @@ def main(arguments: Sequence[str] | None = None) -> None:
         # The page is written after each stream, so that an interrupted run leaves its results.
         _write(options.output, results, as_page(results, missing, (time.monotonic() - started_s) / 60))
     if not options.names:
-        _write_late(options)
+        for write_section in _SECTIONS.values():
+            write_section(options)
         page = options.output / _PAGE
         minutes = max(1, round((time.monotonic() - started_s) / 60))
         page.write_text(re.sub(r"(?<=in about )\d+(?= minutes)", str(minutes), page.read_text(), count=1))
 
 
 def _write_late(options: argparse.Namespace) -> None:
-    """Measure the section of labels that come later, and put it in its place on the page; the rest stays."""
-    page, rows = options.output / _PAGE, _QUICK_QUESTIONS if options.quick else _ALL
+    """Measure the section of labels that come later."""
     with Session() as session:
-        names = options.names or list(LATE_STREAMS)
-        section = late_section(names, rows, None if options.quick else session, _say)
+        names, rows = options.names or list(LATE_STREAMS), _QUICK_QUESTIONS if options.quick else _ALL
+        _write_section(options, late_section(names, rows, None if options.quick else session, _say))
+
+
+def _write_real(options: argparse.Namespace) -> None:
+    """Measure the section of labels that come some rows later, on real streams."""
+    names, rows = options.names or list(IN_TIME), _QUICK_ROWS if options.quick else _ALL
+    _write_section(options, real_section(names, rows, _say))
+
+
+_SECTIONS: Final[Mapping[str, Callable[[argparse.Namespace], None]]] = {"late": _write_late, "real": _write_real}
+
+
+def _write_section(options: argparse.Namespace, section: str) -> None:
+    """Put the section in its place on the page; the rest stays."""
+    page = options.output / _PAGE
     page.parent.mkdir(parents=True, exist_ok=True)
-    page.write_text(with_late_section(page.read_text() if page.exists() else _PICTURES_TITLE, section))
+    page.write_text(with_section(page.read_text() if page.exists() else _PICTURES_TITLE, section))
 
 
-def with_late_section(page: str, section: str) -> str:
-    """Return the page with this section of labels that come later, in place of the one that it has."""
-    before, _, rest = page.partition(TITLE)
-    if rest:
-        page = before + _PICTURES_TITLE + rest.partition(_PICTURES_TITLE)[2]
-    before, title, rest = page.partition(_PICTURES_TITLE)
-    return f"{before}{section}\n{title}{rest}"
+def with_section(page: str, section: str) -> str:
+    """Return the page with this section, in place of the one with its title, or else before the pictures."""
+    before, title, rest = page.partition(section.partition("\n")[0] + "\n")
+    if not title:
+        before, title, rest = page.partition(_PICTURES_TITLE)
+        return f"{before}{section}\n{title}{rest}"
+    return before + section + rest[rest.index("\n## ") :]
 
 
 def _warm_up(learners: Mapping[str, Learner]) -> None:
@@ -359,12 +374,13 @@ def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
         prog="python -m benchmarks.learning", description="Compare learners with their defaults on streams."
     )
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"one or more of: {', '.join(STREAMS)}")
-    parser.add_argument("--only", choices=["late"], help="measure only the section of labels that come later")
+    only = "measure only the section of labels that come later, or of those some rows later on real streams"
+    parser.add_argument("--only", choices=_SECTIONS, help=only)
     quick = f"use the first {_QUICK_ROWS:,} rows, or {_QUICK_QUESTIONS:,} questions, of each stream"
     parser.add_argument("--quick", action="store_true", help=quick)
     parser.add_argument("--output", type=Path, default=PROJECT / "docs", metavar="DIR")
     options = parser.parse_args(arguments)
-    known = STREAMS if options.only is None else LATE_STREAMS
+    known = {None: STREAMS, "late": LATE_STREAMS, "real": IN_TIME}[options.only]
     if unknown := [name for name in options.names if name not in known]:
         parser.error(f"expected the name of a stream, given {unknown[0]!r}; the names are {', '.join(known)}")
     return options

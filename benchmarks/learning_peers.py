@@ -146,9 +146,7 @@ def _questions_and_answers(stream: LearningStream) -> tuple[Columns, dict[str, A
     return records, {"labels": labels}
 
 
-def without_flow(
-    stream: LearningStream, *, shapes: bool = True, rates: Sequence[float] | None = None
-) -> Floats:
+def without_flow(stream: LearningStream, *, shapes: bool = True, rates: Sequence[float] | None = None) -> Floats:
     task: Any = "regression" if stream.task == "number" else None
     model = AdaptiveLinearModel(task=task, shapes=shapes, rates=rates)
     rows = model.rows(stream.features)

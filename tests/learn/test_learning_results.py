@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from benchmarks import learning, learning_late, learning_streams
+from benchmarks import learning, learning_late, learning_late_real, learning_streams
 from benchmarks.learning_late_streams import LATE_STREAMS, SCHEDULES, LateStream, Schedule, order
 from benchmarks.learning_peers import (
     AMF,
@@ -266,3 +266,60 @@ def test_the_page_has_late_labels_of_all_streams_whatever_the_cut() -> None:
         assert section.count(f"| {name} | ") >= 2 + len(SCHEDULES)
     assert "| same bits" in section
     assert "other bits" not in section
+
+
+# ---- labels some rows later, on real streams
+
+
+@pytest.mark.parametrize("task", ["binary", "number"])
+def test_no_learner_knows_a_label_before_its_rows_are_over(task: Task) -> None:
+    """A baseline was scored on labels that had not come, and no learner could be as good."""
+    given, delay, until = stream(task), 60, 200
+    changed = replace(
+        given, labels=np.concatenate([given.labels[: until - delay], given.labels[until - delay :][::-1]])
+    )
+    first, second = (learning_late_real.follow_real(rows, delay, has_forest=True) for rows in (given, changed))
+    assert first.keys() >= {"mean so far", "one expert", "streamiter", "label at once"}
+    for name in first.keys() - {"label at once"}:
+        assert first[name][delay + 1 : until].tolist() == second[name][delay + 1 : until].tolist(), name
+        assert first[name][until:].tolist() != second[name][until:].tolist(), name
+    assert first["label at once"][1:].tolist() == without_flow(given)[1:].tolist()
+    known = given.labels[: until - delay]
+    mean = (known.sum() + 1) / (len(known) + 2) if task == "binary" else known.mean()
+    assert first["mean so far"][until] == pytest.approx(mean)
+
+
+def test_the_section_of_real_streams_is_measured_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stream without its data ended the run, or the section of other late labels was lost."""
+
+    def gone() -> LearningStream:
+        raise MissingStream("no package")
+
+    for module in (learning, learning_late_real):
+        monkeypatch.setattr(module, "IN_TIME", {"small": lambda: stream("number"), "gone": gone})
+    page = tmp_path / "learning-results.md"
+    page.write_text(f"# Results\n\n{learning_late.TITLE}\nlate figures\n\n## Loss over time\n\npictures\n")
+    for _ in range(2):  # The second run is put in place of the first one.
+        learning.main(["--only", "real", "--quick", "--output", str(tmp_path)])
+    text = page.read_text()
+    assert text.startswith(f"# Results\n\n{learning_late.TITLE}\nlate figures\n\n{learning_late_real.TITLE}\n")
+    assert text.endswith("\n## Loss over time\n\npictures\n")
+    assert text.count("| small | 300 | number | 60 | ") == 1
+    assert "of 1 lines" in text
+    assert "Left out: gone (`no package`)." in text
+    with pytest.raises(SystemExit):
+        learning.main(["--only", "real", "flights"])
+
+
+def test_real_streams_are_in_the_order_of_time() -> None:
+    """The hours of each airport were one after the other, so a label came after another airport's year."""
+    for name in ("rain", "wind", "flights from July", "minutes from July"):
+        try:
+            made = learning_streams.IN_TIME[name]()
+        except MissingStream:
+            pytest.skip("the flights are not installed")
+        assert made.name == name
+        assert len(made) == 20_000
+        assert np.isfinite(made.labels).all()
+        months = made.features["month"]
+        assert (np.diff(months) >= 0).sum() >= len(months) - 2
