@@ -323,3 +323,12 @@ def test_real_streams_are_in_the_order_of_time() -> None:
         assert np.isfinite(made.labels).all()
         months = made.features["month"]
         assert (np.diff(months) >= 0).sum() >= len(months) - 2
+
+
+def test_the_page_has_late_labels_of_real_streams() -> None:
+    """The page had late labels of streams of independent rows only, and drift made a learner worse than the share."""
+    page = (PROJECT / "docs" / "learning-results.md").read_text()
+    section = page.partition(learning_late_real.TITLE)[2].partition("\n## ")[0]
+    for name in learning_streams.IN_TIME:
+        assert f"| {name} | " in section or f"{name} (`" in section
+    assert "streamiter is worse than *mean so far* on " in section
