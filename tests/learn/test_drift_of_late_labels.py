@@ -13,7 +13,7 @@ import pytest
 from learn.late_label_support import Trained, timed
 from learn.online_support import Record, delayed
 
-from streamiter.learn.ready_made.model_rows import RowSteps
+from streamiter.learn.ready_made.model_rows import NOTHING_SAID_YET, RowSteps
 
 ROWS, DELAY = 6_000, 300
 
@@ -127,14 +127,17 @@ def test_a_label_has_the_less_evidence_the_more_labels_have_come_since_its_quest
     questions = np.array([0, 1, 0, 3, 1, -1, 3, 7])
     predicts[:2] = False  # Before the first label there is no model, so these have no scores.
     steps = RowSteps(np.arange(8), predicts, learns, np.ones(8), questions)
-    whole = steps.with_delays(0, np.zeros(8)).evidence
-    assert whole.tolist() == [1.0, 1.0, 0.0, 1.0, 0.0, 1.0, 30.0 / 32.0, 1.0]
-    for cut in range(9):
-        marks = np.zeros(8)
-        parts = [steps.part(0, cut).with_delays(0, marks)]
-        judged = int(np.count_nonzero(parts[0].judges))
-        parts.append(steps.part(cut, 8).with_delays(judged, marks))
-        assert np.concatenate([part.evidence for part in parts]).tolist() == whole.tolist()
+    for is_first, nothing in ((True, NOTHING_SAID_YET), (False, 0.0)):
+        whole = steps.with_evidence(0, np.zeros(8), is_first=is_first).evidence
+        assert whole is not None
+        assert whole.tolist() == [1.0, 1.0, nothing, 1.0, nothing, 1.0, 30.0 / 32.0, 1.0]
+        for cut in range(9):
+            marks = np.zeros(8)
+            first = steps.part(0, cut).with_evidence(0, marks, is_first=is_first)
+            judged, found = np.flatnonzero(first.judges), np.asarray(first.evidence)
+            is_left = is_first and not (found[judged] > 0.0).any()
+            last = steps.part(cut, 8).with_evidence(len(judged), marks, is_first=is_left)
+            assert [*found.tolist(), *np.asarray(last.evidence).tolist()] == whole.tolist()
 
 
 def test_questions_without_labels_do_not_count_in_a_delay() -> None:
@@ -144,5 +147,5 @@ def test_questions_without_labels_do_not_count_in_a_delay() -> None:
     questions = np.concatenate([asked, asked[::100]])
     order = np.argsort(np.concatenate([asked, asked[::100] + 300.5]), kind="stable")
     steps = RowSteps(order, predicts[order], ~predicts[order], np.ones(1_010), questions[order])
-    evidence = steps.with_delays(5, np.zeros(1_000)).evidence
+    evidence = np.asarray(steps.with_evidence(5, np.zeros(1_000), is_first=False).evidence)
     assert evidence[~predicts[order]].tolist() == [1.0, 30 / 31, 30 / 32] + [30 / 33] * 7

@@ -58,8 +58,9 @@ def _mixed(name: str, made: Floats, labels: Floats) -> Floats:
         mixed[row] = (of_spreads @ shares) @ made[:, row]
         if name == "regression":
             errors = (made[:, row, 0] - label) ** 2
-            mean_square += ((mixed[row, 0] - label) ** 2 - mean_square) / (row + 1)
-            likelihoods = np.exp(-np.minimum((errors - errors.min()) / mean_square, 16.0) / 4)
+            # Before the first label nothing is known, see docs/decisions/078.
+            mean_square += ((mixed[row, 0] - label) ** 2 - mean_square) / (row + 1) if row else 0.0
+            likelihoods = np.exp(-np.minimum((errors - errors.min()) / (mean_square or 1.0), 16.0) / 4)
         else:
             likelihoods = made[:, row, int(label)] if name == "three classes" else made[:, row, 0]
             likelihoods = likelihoods if name == "three classes" or label else 1 - likelihoods

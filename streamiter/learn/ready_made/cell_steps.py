@@ -369,7 +369,7 @@ def mix_members(
             for member in range(members):
                 for score in range(scores):
                     own[member * scores + score] = asked_of[at_asked + score * asked.shape[2] + member]
-        if not judges[position] or evidence[position] == 0.0 or not (predicts[position] or question >= 0):
+        if not judges[position] or evidence[position] <= 0.0 or not (predicts[position] or question >= 0):
             continue
         target, row_weight, least = targets[position], row_weights[position], np.inf
         strength = rate * evidence[position] * row_weight

@@ -191,6 +191,8 @@ class ExpertWeights:
         self.totals: Floats = np.zeros(9)
         self._judged = 0
         """The number of labels that have judged predictions."""
+        self._is_judged = False
+        """Whether a label has said anything of the experts."""
         if loss is not None and loss[0] == "quantile":
             [self.totals[6]] = loss[1]
         self._cell_weights: npt.NDArray[np.float32] = np.zeros(0, np.float32)
@@ -276,7 +278,8 @@ class ExpertWeights:
         """
         classes = self._of_classes()
         classes.numeric, classes._slots, classes._slot_of = self.numeric, self._slots, self._slot_of
-        classes.mixture, classes.totals, classes._judged = self.mixture, self.totals, self._judged
+        classes.mixture, classes.totals = self.mixture, self.totals
+        classes._judged, classes._is_judged = self._judged, self._is_judged
         first, own, experts = self._steps.STATISTICS, self._numbers_a_score, len(self.rates)
         classes._columns = classes._room(len(self._columns), 3)
         classes._columns[:, : first + own] = self._columns[:, : first + own]
@@ -303,20 +306,22 @@ class ExpertWeights:
         """Predict and learn; return a prediction, with a number for each score, for each step.
 
         ``asked`` has the scores of the experts by question, and marks of when it was asked, see
-        ``RowSteps.with_delays``. A step that predicts a question writes its scores there.
+        ``RowSteps.with_evidence``. A step that predicts a question writes its scores there.
         """
         asked = self.scores_of_questions(0, self.scores) if asked is None else asked
         experts = len(self.rates)
-        steps, of_experts = self._with_delays(steps, asked), np.ascontiguousarray(asked[:, :, :experts])
+        (steps, _), of_experts = self._with_evidence(steps, asked), np.ascontiguousarray(asked[:, :, :experts])
         predictions = self._step(rows, steps, targets, of_experts)
         asked[:, :, :experts] = of_experts
         return predictions
 
-    def _with_delays(self, steps: RowSteps, asked: Floats) -> RowSteps:
-        """Return the steps with the delays of their labels, and count the labels that judge."""
-        steps = steps.with_delays(self._judged, asked[:, 0, -1])
-        self._judged += int(np.count_nonzero(steps.judges))
-        return steps
+    def _with_evidence(self, steps: RowSteps, asked: Floats) -> tuple[RowSteps, Floats]:
+        """Return the steps with the evidence of their labels, and that evidence; count the labels that judge."""
+        steps = steps.with_evidence(self._judged, asked[:, 0, -1], is_first=not self._is_judged)
+        evidence, judges = np.asarray(steps.evidence), steps.judges
+        self._judged += int(np.count_nonzero(judges))
+        self._is_judged |= bool((judges & (evidence > 0.0)).any())
+        return steps, evidence
 
     def _step(
         self,
@@ -326,7 +331,7 @@ class ExpertWeights:
         asked: Floats,
         cells: npt.NDArray[np.int32] | None = None,
     ) -> Floats:
-        """As :meth:`step`, with delays, for rows with these cells: a row for each step; ``asked`` has scores alone."""
+        """As :meth:`step`, with evidence, for rows with these cells, a row for each step; ``asked`` has only scores."""
         cells = np.zeros((len(steps.rows), 0), np.int32) if cells is None else cells
         predictions = np.zeros((len(steps.rows), self.scores))
         actions = actions_of(steps, self.task)
@@ -360,7 +365,7 @@ class ExpertWeights:
             actions,
             plain(targets, np.float64),
             plain(steps.weights, np.float64),
-            steps.evidence,
+            np.ones(len(steps.rows)) if steps.evidence is None else plain(steps.evidence, np.float64),
             self._slot_of,
             self._columns,
             self.mixture,
@@ -516,6 +521,7 @@ class ExpertWeights:
             "columns": self._columns[self._used(), : self._steps.STATISTICS + self._numbers_a_score * self.scores],
             "mixture": self.mixture.copy(),
             "judged": self._judged,
+            "is judged": self._is_judged,
             "totals": self.totals.copy(),
         }
 
@@ -524,7 +530,8 @@ class ExpertWeights:
         self.add_numeric(state["numeric"])
         self._take_slots(state["places"])
         self._columns[self._used()] = state["columns"]
-        self.mixture[:], self.totals[:], self._judged = state["mixture"], state["totals"], state["judged"]
+        self.mixture[:], self.totals[:] = state["mixture"], state["totals"]
+        self._judged, self._is_judged = state["judged"], state["is judged"]
 
 
 def actions_of(steps: RowSteps, task: LabelKind) -> npt.NDArray[np.uint8]:

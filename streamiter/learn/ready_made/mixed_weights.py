@@ -98,8 +98,8 @@ class MixedWeights(ExpertWeights):
         """Predict and learn, see ``ExpertWeights.step``; predictions are mixed."""
         asked = self.scores_of_questions(0, self.scores) if asked is None else asked
         is_first = (steps.judges.cumsum() + self._judged == 1) & (self.task == "number")
-        steps = self._with_delays(steps, asked)
-        of_labels = steps.judges & (steps.evidence > 0.0) & ~is_first  # No number is known before the first label.
+        steps, evidence = self._with_evidence(steps, asked)
+        of_labels = steps.judges & (evidence > 0.0) & ~is_first  # No number is known before the first label.
         folded = rows if self.embeddings is None else fold_rows(rows, self.hashed)
         experts, stop = len(self.rates), len(self.rates) * (1 + len(self.members))
         kept = [np.ascontiguousarray(asked[:, :, first : first + experts]) for first in range(0, stop, experts)]
@@ -137,7 +137,7 @@ class MixedWeights(ExpertWeights):
             made,
             np.require(targets, np.float64),
             np.require(steps.weights, np.float64),
-            steps.evidence,
+            plain(np.asarray(steps.evidence), np.float64),
             steps.questions,
             asked,
             self._first_prediction,

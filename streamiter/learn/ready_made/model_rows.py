@@ -167,6 +167,7 @@ WITHDRAWN: Final = 4
 # A label counts half in a mixture if so many others have judged since its question was predicted, see
 # docs/decisions/078.
 _JUDGED_OF_HALF: Final = 30.0
+NOTHING_SAID_YET: Final = -1.0
 
 
 class RowSteps(NamedTuple):
@@ -187,9 +188,8 @@ class RowSteps(NamedTuple):
     late label True, which is learned while the slope of the assumption is taken back, ``CONFIRMED`` for its late label
     False, which only judges the experts, or ``WITHDRAWN`` if it has no label: the slope is taken back; else 0. The
     slopes of a question add up to the slope of its label."""
-    judged_since: Floats | None = None
-    """For a late label, how many labels have judged predictions since its question was predicted; infinite if that was
-    before the first label; else 0. None: 0 for all."""
+    evidence: Floats | None = None
+    """How much the label of a step counts in a mixture, see :meth:`with_evidence`; None: 1 for all."""
 
     @property
     def judges(self) -> Truths:
@@ -197,33 +197,29 @@ class RowSteps(NamedTuple):
         judges: Truths = self.learns & (self.weights > 0.0)
         return judges if self.assumed is None else judges & (self.assumed != ASSUMED) & (self.assumed != WITHDRAWN)
 
-    @property
-    def evidence(self) -> Floats:
-        """How much the label of a step counts in a mixture: 1 at once, less the later it comes, 0 if it says nothing.
+    def with_evidence(self, judged: int, marks: Floats, *, is_first: bool) -> RowSteps:
+        """Return the steps with the evidence of their labels; before them, ``judged`` labels have judged predictions.
 
-        Delayed labels of neighbouring rows are alike, and a mixture that counts each of them in full turns to the
-        predictions of an hour that is over. The rate of Weinberger and Ordentlich, "On Delayed Prediction of Individual
-        Sequences" (2002), is divided by the delay.
-        """
-        if self.judged_since is None:
-            return np.ones(len(self.rows))
-        return np.asarray(_JUDGED_OF_HALF / (_JUDGED_OF_HALF + self.judged_since))
+        It is 1 at once, and the less, the more labels have judged since the question was predicted. Delayed labels of
+        neighbouring rows are alike, and a mixture that counts each of them in full turns to the predictions of an hour
+        that is over. The rate of Weinberger and Ordentlich, "On Delayed Prediction of Individual Sequences" (2002), is
+        divided by the delay. A label whose question has no scores says nothing: 0, or ``NOTHING_SAID_YET`` if that is
+        so for all labels so far (``is_first``: for those before these steps).
 
-    def with_delays(self, judged: int, marks: Floats) -> RowSteps:
-        """Return the steps with ``judged_since``; before them, ``judged`` labels have judged predictions.
-
-        ``marks`` has for each question 1 and the number of labels that had judged when it was predicted, or 0 if that
-        was before the first label; it gets those of the questions of these steps.
+        ``marks`` has for each question 1 and the number of labels that had judged when it was predicted, or 0 without
+        scores; it gets those of the questions of these steps.
         """
         judges, is_question = self.judges, self.questions >= 0
         asks, late = np.flatnonzero(self.predicts & is_question), np.flatnonzero(judges & ~self.predicts & is_question)
         before = 1.0 + judged + np.cumsum(judges) - judges
         marks[self.questions[asks]] = before[asks]
-        if not len(late):
-            return self
-        since, of_late = np.zeros(len(before)), marks[self.questions[late]]
-        since[late] = np.where(of_late > 0.0, before[late] - of_late, np.inf)
-        return self._replace(judged_since=since)
+        evidence, of_late = np.ones(len(before)), marks[self.questions[late]]
+        evidence[late] = np.where(of_late > 0.0, _JUDGED_OF_HALF / (_JUDGED_OF_HALF + before[late] - of_late), 0.0)
+        if is_first:
+            says = np.flatnonzero(judges & (evidence > 0.0))
+            start = late[: np.searchsorted(late, says[0])] if len(says) else late
+            evidence[start] = NOTHING_SAID_YET
+        return self._replace(evidence=evidence)
 
     def part(self, start: int, stop: int) -> RowSteps:
         """Return the steps from ``start`` up to ``stop``."""

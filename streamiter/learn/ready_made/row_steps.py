@@ -48,6 +48,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamiter.learn.ready_made.cell_steps import SQUARE_OF_CELLS_MIN, CellNumbers, Weights, add_cells, step_cells
+from streamiter.learn.ready_made.model_rows import NOTHING_SAID_YET
 from streamiter.learn.ready_made.row_losses import (
     ADAPTIVE,
     BINARY,
@@ -195,10 +196,11 @@ def _start_late(mixture: Floats, rates: Rates) -> None:
 def _mix(mixture: Floats, likelihoods: Floats, row_weight: float, evidence: float, rates: Rates) -> None:
     """Multiply each share by ``likelihood ** (rate · weight · evidence)``; each expert keeps a share, to come back.
 
-    The rate is smaller for late labels, see ``RowSteps.evidence``; without evidence the label says nothing.
+    The rate is smaller for late labels, see ``RowSteps.with_evidence``; without evidence the label says nothing.
     """
-    if evidence == 0.0:
-        _start_late(mixture, rates)
+    if evidence <= 0.0:
+        if evidence == NOTHING_SAID_YET:
+            _start_late(mixture, rates)
         return
     best, total, kept = likelihoods[0], 0.0, _SHARE * evidence
     for expert in range(len(rates)):
