@@ -1,14 +1,10 @@
 """Trees and pairs are chosen by the errors of the last rows: those that explain most of them."""
 
-import inspect
-from typing import Any
-
 import numpy as np
 import pytest
 
 from streamiter.learn import AdaptiveLinearModel
 from streamiter.learn.ready_made import cell_steps
-from streamiter.values.helpers.compiled import compiled, is_compiling
 from streamiter.values.numbers import Floats, Indices
 
 
@@ -53,16 +49,3 @@ def test_a_pair_without_effects_of_its_own_is_found_among_many(kind: str) -> Non
     assert [7, 19] in model.parameters(state=False)["shapes"]["members"][1]["pairs"].tolist()
     if kind != "classes":
         assert np.mean((found - same)[5_000:] ** 2) < 0.06  # The share has .25.
-
-
-@pytest.mark.skipif(not is_compiling(), reason="Numba is not here")
-def test_no_function_is_compiled_or_loaded_while_trees_grow(monkeypatch: pytest.MonkeyPatch) -> None:
-    """At row 256 a new model stopped for a third of a second, and said that it compiles."""
-    choose: Any = compiled(inspect.unwrap(cell_steps.choose_comparisons))
-    monkeypatch.setattr(cell_steps, "choose_comparisons", choose)
-    model, x = AdaptiveLinearModel(), np.random.default_rng(3).normal(size=(600, 2))
-    model.compile()
-    ready = list(choose.signatures)
-    model.learn_each(x, x[:, 0] > 0)
-    assert len(ready) == 1
-    assert choose.signatures == ready

@@ -20,7 +20,6 @@ from streamiter.learn.ready_made.cell_columns import LOOKS, CellColumns, Moved
 from streamiter.learn.ready_made.expert_weights import ROWS_OF_A_START, SHARES_OF_CLASSES, SQUARES_KEPT, ExpertWeights
 from streamiter.learn.ready_made.model_rows import ModelRows, RowSteps
 from streamiter.models.shapes import CELLS_OF_PAIR, FINE_BINS, TableMember
-from streamiter.values.helpers.compiled import saying_that_it_compiles
 from streamiter.values.numbers import Floats, Indices
 
 PAIRS: Final = 64
@@ -80,9 +79,6 @@ class TableWeights(ExpertWeights):
         self._bins_of_errors: npt.NDArray[np.uint8] = np.zeros((len(self._errors), 0), np.uint8)
         self._tables = columns.steps
         super().__init__(task, scores, 0, rates)
-        if trees:  # Compiled or loaded now, and not at a look, while rows wait.
-            with saying_that_it_compiles("the arithmetic of AdaptiveLinearModel"):
-                self._choose(0, self._bins_of_errors[:0], np.zeros(0), np.zeros((columns.steps.DEPTH, 0), np.intp))
 
     @property
     def cells_in_use(self) -> int:
@@ -264,18 +260,20 @@ class TableWeights(ExpertWeights):
         keys = np.log(1.0 - self._draw.random((tables.DEPTH, columns))) / chance
         tried = np.argsort(keys, axis=1, kind="stable")[:, -min(math.ceil(_TRIED * columns), _TRIED_MAX) :]
         signs = self._draw.choice([-1.0, 1.0], self.scores) if self.scores > 1 else np.ones(1)
-        leaves = self._choose(tree, bins, _in_units((errors * signs).sum(axis=1)), np.ascontiguousarray(tried))
+        leaves = np.zeros(len(bins), np.intp)
+        tables.choose_comparisons(
+            bins,
+            _in_units((errors * signs).sum(axis=1)),
+            np.ascontiguousarray(tried),
+            leaves,
+            np.empty(tables.OF_TREE * tables.FINE),
+            self.tree_columns[tree],
+            self.tree_bins[tree],
+        )
         sums = np.stack([np.bincount(leaves, score, tables.OF_TREE) for score in errors.T], axis=1)
         rows = np.bincount(leaves, minlength=tables.OF_TREE) + tables.ROWS_OF_A_LEAF
         explained: Floats = _EXPLAINED * (sums / rows[:, None])[leaves]
         return explained
-
-    def _choose(self, tree: int, bins: npt.NDArray[np.uint8], errors: Floats, tried: Indices) -> Indices:
-        """Choose the comparisons of a tree; return the leaf of each row."""
-        leaves, room = np.zeros(len(bins), np.intp), np.empty(self._tables.OF_TREE * self._tables.FINE)
-        own = self.tree_columns[tree], self.tree_bins[tree]
-        self._tables.choose_comparisons(bins, errors, tried, leaves, room, *own)
-        return leaves
 
     def _replace_pairs(self, weak: Indices, bins: npt.NDArray[np.uint8], errors: Floats) -> None:
         """Let weak pairs give way to those whose products of two effects, rising or of the middle, explain errors."""
