@@ -13,9 +13,11 @@ import pytest
 from learn.late_label_support import Trained, timed
 from learn.online_support import Record, delayed
 
+from streamiter.learn import AdaptiveLinearModel
 from streamiter.learn.ready_made.model_rows import NOTHING_SAID_YET, RowSteps
 
 ROWS, DELAY = 6_000, 300
+LINEAR: dict[str, Any] = {"shapes": False, "publish_state": True}
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -66,7 +68,7 @@ def known_mean(labels: Floats) -> Floats:
     return (sums + 1.0) / (come + 2.0) if labels.dtype == bool else sums / np.maximum(come, 1)
 
 
-def predictions_of(rows: list[Record], labels: Floats, delay: int, task: str) -> Floats:
+def predictions_of(rows: list[Record], labels: Any, delay: int, task: str | None) -> Floats:
     """Return the predictions of a training, as they were asked."""
     answers = [{"id": n, "at": 1_000 * (n + delay) + 500, "label": label} for n, label in enumerate(labels.tolist())]
     given = sorted([*rows, *answers], key=lambda event: event["at"])
@@ -117,6 +119,74 @@ def test_a_constant_that_is_added_to_numbers_changes_no_error(delay: int) -> Non
         found.append(float(losses(labels, predictions, "regression")[delay + 1 :].mean()))
     assert found[1] == pytest.approx(found[0], rel=0.02)
     assert found[0] < 0.2 * float(labels.var())
+
+
+def linear_after(labels: list[Any], delays: list[float]) -> dict[str, Any]:
+    """Return the state of the linear model after rows of a second each, whose labels come so many seconds later."""
+    x = np.random.default_rng(5).normal(size=len(labels)).tolist()
+    given = [{"id": n, "at": 1_000 * n, "kind": "k", "x": number, "hour": n % 7} for n, number in enumerate(x)]
+    pairs = zip(labels, delays, strict=True)
+    given += [{"id": n, "at": round(1_000 * (n + delay)), "label": label} for n, (label, delay) in enumerate(pairs)]
+    given.sort(key=lambda event: event["at"])
+    late = delayed(["kind", "x", "hour"], "label")
+    found = Trained(late, lambda flow: timed(flow.from_items(given, parallelism=1)), **LINEAR)
+    model = AdaptiveLinearModel(shapes=False)
+    model.start_from(found.parameters)
+    state: Any = model.state()["weights"]
+    return state
+
+
+def test_a_new_class_leaves_the_shares_of_the_experts() -> None:
+    """Questions that waited for labels when a third class came moved all shares to those of a model without labels."""
+    x, noise = np.random.default_rng(5).normal(size=1_500), np.random.default_rng(6).logistic(size=1_500)
+    labels = ["yes" if number > 0.0 else "no" for number in (3.0 * x + noise).tolist()]
+    delays = [100.5] * len(labels)
+    two = linear_after(labels, delays)["mixture"]
+    three = linear_after([*labels[:1_390], "perhaps", *labels[1_391:]], delays)["mixture"]
+    assert np.abs(three - two).max() < 0.05
+
+
+def test_the_first_rows_that_are_learned_again_begin_no_mixture_of_late_labels() -> None:
+    """Each new class of the first rows judged them again, as if they had come at once, and fast experts looked best."""
+    rows, is_busy = stream(1, calm_and_busy, "binary")
+    is_third = np.random.default_rng(1).random(ROWS) < 0.1
+    labels, found = np.where(is_third, "c", np.where(is_busy, "b", "a"))[:600], []
+    for task in (None, "multiclass"):
+        likelihoods = predictions_of(rows[:600], labels, DELAY, task)[DELAY + 10 :]
+        found.append(float(-np.log(np.maximum(likelihoods, 1e-6)).mean()))
+    assert found[0] < 1.05 * found[1]
+
+
+def test_a_label_of_a_question_from_before_the_first_label_forgets_no_errors() -> None:
+    """One label that came after all others set the mean squared error of the mixture to the variance of the labels."""
+    labels = (10.0 * np.random.default_rng(5).normal(size=1_000)).tolist()
+    errors = [linear_after(labels, [delay, *[100.5] * 999])["totals"][8] for delay in (100.5, 1_200.5)]
+    assert errors[1] == pytest.approx(errors[0], rel=0.1)
+
+
+@pytest.mark.parametrize("shapes", [False, True])
+def test_a_first_label_of_weight_0_does_not_make_predictions_count(shapes: bool) -> None:
+    """The model was there, but had learned nothing: the errors of its zeros counted for thousands of rows."""
+    drawn = np.random.default_rng(3)
+    x = drawn.random((1_000, 2))
+    labels = 4.0 * (x[:, 0] > 0.5) * x[:, 1] + 0.1 * drawn.normal(size=len(x))
+    rows = [{"id": n, "at": 1_000 * n, "x": a, "hour": b} for n, (a, b) in enumerate(x.tolist())]
+
+    def error(constant: float) -> float:
+        numbers = (labels + constant).tolist()
+        late: list[Record] = [
+            {"id": n, "at": 1_000 * n + 40_500, "label": each, "w": 1.0} for n, each in enumerate(numbers)
+        ]
+        late[0] |= {"at": 500, "w": 0.0}
+        given = sorted([*rows, *late], key=lambda event: event["at"])
+        weighted = delayed(["x", "hour"], "label", schedule="at once", weight_of=lambda answer: answer["w"])
+        trained = Trained(
+            weighted, lambda flow: timed(flow.from_items(given, parallelism=1)), task="regression", shapes=shapes
+        )
+        is_known = trained.questions > 100
+        return float(np.mean(np.square(trained.predictions - trained.targets)[is_known]))
+
+    assert error(100_000.0) == pytest.approx(error(0.0), rel=0.02)
 
 
 def test_a_label_has_the_less_evidence_the_more_labels_have_come_since_its_question() -> None:

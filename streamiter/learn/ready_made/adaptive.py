@@ -358,7 +358,7 @@ class AdaptiveLinearModel(RowColumns, Savable):
         The first rows are learned again. If another label is positive now, they are predicted again, too, so that all
         predictions are as if the model had known it from the start.
         """
-        reading, before, first = part.reading, self.labels.given_up, self._first_rows
+        reading, before, first, weights = part.reading, self.labels.given_up, self._first_rows, self._weights
         if before is not None and (first is None or self.labels.count >= FIRST_LABELS):
             assert self._weights is not None
             self._weights = self._weights.as_classes(self._records)
@@ -379,6 +379,8 @@ class AdaptiveLinearModel(RowColumns, Savable):
             classes = len(reading.names) + 1 if reading.kind == "classes" else 1
             asked = self._weights.scores_of_questions(0, classes)
             again = self._step(LabelPart(0, len(targets), reading, targets), first.rows, every, asked)
+            assert weights is not None
+            self._weights.is_judged = weights.is_judged  # The rows were learned at once only now.
             if reading.kind == "binary":
                 own = np.flatnonzero(learns[: part.start])
                 earlier = len(again) - len(own)

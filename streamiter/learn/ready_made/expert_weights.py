@@ -189,9 +189,10 @@ class ExpertWeights:
         """The number of numeric columns in use."""
         self.mixture: Floats = np.full(len(self.rates), 1.0 / len(self.rates))
         self.totals: Floats = np.zeros(9)
-        self._judged = 0
-        """The number of labels that have judged predictions."""
-        self._is_judged = False
+        self._judged = int(task != "number")
+        """The number of labels that have judged predictions; 1 more if those before the first label are probabilities.
+        """
+        self.is_judged = False
         """Whether a label has said anything of the experts."""
         if loss is not None and loss[0] == "quantile":
             [self.totals[6]] = loss[1]
@@ -279,7 +280,7 @@ class ExpertWeights:
         classes = self._of_classes()
         classes.numeric, classes._slots, classes._slot_of = self.numeric, self._slots, self._slot_of
         classes.mixture, classes.totals = self.mixture, self.totals
-        classes._judged, classes._is_judged = self._judged, self._is_judged
+        classes._judged, classes.is_judged = self._judged, self.is_judged
         first, own, experts = self._steps.STATISTICS, self._numbers_a_score, len(self.rates)
         classes._columns = classes._room(len(self._columns), 3)
         classes._columns[:, : first + own] = self._columns[:, : first + own]
@@ -317,10 +318,10 @@ class ExpertWeights:
 
     def _with_evidence(self, steps: RowSteps, asked: Floats) -> tuple[RowSteps, Floats]:
         """Return the steps with the evidence of their labels, and that evidence; count the labels that judge."""
-        steps = steps.with_evidence(self._judged, asked[:, 0, -1], is_first=not self._is_judged)
+        steps = steps.with_evidence(self._judged, asked[:, 0, -1], is_first=not self.is_judged)
         evidence, judges = np.asarray(steps.evidence), steps.judges
         self._judged += int(np.count_nonzero(judges))
-        self._is_judged |= bool((judges & (evidence > 0.0)).any())
+        self.is_judged |= bool((judges & (evidence > 0.0)).any())
         return steps, evidence
 
     def _step(
@@ -482,6 +483,7 @@ class ExpertWeights:
         scale = np.asarray(published["limit"]) / steps.CLIP
         weights = np.asarray(published["weights"], dtype=np.float64).reshape(len(used), self.scores)
         weights = weights * scale[:, None]
+        self._judged, self.is_judged = 1, True  # There were predictions before.
         intercept = np.atleast_1d(np.asarray(published["intercept"], dtype=np.float64))
         self._columns[used, 0] = ROWS_OF_A_START
         self._columns[used, 1] = published["center"]
@@ -521,7 +523,7 @@ class ExpertWeights:
             "columns": self._columns[self._used(), : self._steps.STATISTICS + self._numbers_a_score * self.scores],
             "mixture": self.mixture.copy(),
             "judged": self._judged,
-            "is judged": self._is_judged,
+            "is judged": self.is_judged,
             "totals": self.totals.copy(),
         }
 
@@ -531,7 +533,7 @@ class ExpertWeights:
         self._take_slots(state["places"])
         self._columns[self._used()] = state["columns"]
         self.mixture[:], self.totals[:] = state["mixture"], state["totals"]
-        self._judged, self._is_judged = state["judged"], state["is judged"]
+        self._judged, self.is_judged = state["judged"], state["is judged"]
 
 
 def actions_of(steps: RowSteps, task: LabelKind) -> npt.NDArray[np.uint8]:

@@ -206,12 +206,12 @@ class RowSteps(NamedTuple):
         divided by the delay. A label whose question has no scores says nothing: 0, or ``NOTHING_SAID_YET`` if that is
         so for all labels so far (``is_first``: for those before these steps).
 
-        ``marks`` has for each question 1 and the number of labels that had judged when it was predicted, or 0 without
-        scores; it gets those of the questions of these steps.
+        ``marks`` has for each question the number of labels that had judged when it was predicted, or 0 without scores;
+        it gets those of the questions of these steps.
         """
         judges, is_question = self.judges, self.questions >= 0
         asks, late = np.flatnonzero(self.predicts & is_question), np.flatnonzero(judges & ~self.predicts & is_question)
-        before = 1.0 + judged + np.cumsum(judges) - judges
+        before = float(judged) + np.cumsum(judges) - judges
         marks[self.questions[asks]] = before[asks]
         evidence, of_late = np.ones(len(before)), marks[self.questions[late]]
         evidence[late] = np.where(of_late > 0.0, _JUDGED_OF_HALF / (_JUDGED_OF_HALF + before[late] - of_late), 0.0)

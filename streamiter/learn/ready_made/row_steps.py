@@ -313,7 +313,7 @@ def _learn(
                     asked[expert] -= totals[2]
             if evidence > 0.0:
                 unit = observe_error(totals, target, row_weight, mixture, asked if is_late else scores, rates)
-            else:
+            elif evidence == NOTHING_SAID_YET:
                 totals[8] = spread * spread  # There was no prediction; the error of the mean is the first guess.
         for expert in range(len(rates)):
             likelihoods[expert] = slopes_of(task, expert, scores, size, target, unit, totals, slopes, rates)
