@@ -466,11 +466,16 @@ class EmbeddingScores:
         own = sorted({field for field in fields if field is not None})
         numbers = self._standardized(candidates)
         beside = _Beside.of(common, self._numbers, self._squares_of_numbers)
-        found = []
+        # Candidates of a text field are in the order of its keys: random reads of large arrays took most of the time.
+        order = hashes[:, 0].argsort() if hashes.shape[1] else np.arange(len(candidates))
+        blocks = []
         for start in range(0, len(candidates), self._rows_at_once):
-            block = slice(start, start + self._rows_at_once)
-            found.append(self._scores_beside(beside, own, self._means(hashes[block], fields), numbers[block]))
-        return self._by_expert(found)
+            block = order[start : start + self._rows_at_once]
+            blocks.append(self._scores_beside(beside, own, self._means(hashes[block], fields), numbers[block]))
+        in_order = self._by_expert(blocks)
+        found = np.empty_like(in_order)
+        found[:, order] = in_order
+        return found
 
     def _scores_beside(self, beside: _Beside, own: list[int], means: Floats, numbers: Floats) -> Floats:
         columns = np.flatnonzero(numbers.any(axis=0))
