@@ -162,7 +162,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Print this section of the page."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.learning_late_real", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"one or more of: {', '.join(IN_TIME)}")
-    parser.add_argument("--rows", type=int, default=_ROWS, help="the first so many rows of each stream")
+    parser.add_argument("--rows", type=int, default=_ROWS, help="how many rows of each stream, from the first one on")
     parser.add_argument("--no-forest", action="store_true", help="leave out the forest of river, the slowest learner")
     options = parser.parse_args(arguments)
     if unknown := [name for name in options.names if name not in IN_TIME]:

@@ -340,10 +340,9 @@ def mix_members(
     is one of ``spread``, and ``shares[choice, member]`` are exponential weights of these choices, too: the choices are
     mixed by the losses of their mixtures, with the least of ``spread`` as their own fixed share. A question is judged
     by its predictions when it was asked, which are kept in ``asked[question, score, first:]``; the less the
-    ``evidence`` of a late label is, the less rate and spread are. ``totals`` has the
-    weight, the mean squared error of the mixture, and the mean of the targets; squared errors are in units of the mean
-    one. ``room`` is memory to work in: to make an array, or to copy one as a whole, would double the time of the first
-    compilation.
+    ``evidence`` of a late label is, the less rate and spread are. ``totals`` has the weight, the mean squared error of
+    the mixture, and the mean of the targets; squared errors are in units of the mean one. ``room`` is memory to work
+    in: to make an array, or to copy one as a whole, would double the time of the first compilation.
     """
     choices, members, scores, target_totals = len(spread), shares.shape[1], made.shape[2], pointer_to(totals)
     losses, mixture, own = pointer_to(room), pointer_to(room[members:]), pointer_to(room[2 * members :])

@@ -190,8 +190,8 @@ class ExpertWeights:
         self.mixture: Floats = np.full(len(self.rates), 1.0 / len(self.rates))
         self.totals: Floats = np.zeros(9)
         self._judged = int(task != "number")
-        """The number of labels that have judged predictions; 1 more if those before the first label are probabilities.
-        """
+        """The number of labels that have judged predictions. It begins with 1 where there are predictions before the
+        first label: equal probabilities. A number that is predicted then says nothing."""
         self.is_judged = False
         """Whether a label has said anything of the experts."""
         if loss is not None and loss[0] == "quantile":

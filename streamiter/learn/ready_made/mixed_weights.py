@@ -97,9 +97,11 @@ class MixedWeights(ExpertWeights):
     def step(self, rows: ModelRows, steps: RowSteps, targets: Floats, asked: Floats | None = None) -> Floats:
         """Predict and learn, see ``ExpertWeights.step``; predictions are mixed."""
         asked = self.scores_of_questions(0, self.scores) if asked is None else asked
-        is_first = (steps.judges.cumsum() + self._judged == 1) & (self.task == "number")
+        judges, judged_before = steps.judges, self._judged
         steps, evidence = self._with_evidence(steps, asked)
-        of_labels = steps.judges & (evidence > 0.0) & ~is_first  # No number is known before the first label.
+        of_labels = judges & (evidence > 0.0)
+        if self.task == "number":  # None is known before the first label.
+            of_labels &= judges.cumsum() + judged_before != 1
         folded = rows if self.embeddings is None else fold_rows(rows, self.hashed)
         experts, stop = len(self.rates), len(self.rates) * (1 + len(self.members))
         kept = [np.ascontiguousarray(asked[:, :, first : first + experts]) for first in range(0, stop, experts)]

@@ -164,10 +164,11 @@ CORRECTED: Final = 2
 CONFIRMED: Final = 3
 WITHDRAWN: Final = 4
 
-# A label counts half in a mixture if so many others have judged since its question was predicted, see
+# A label counts half in a mixture if this many others have judged since its question was predicted, see
 # docs/decisions/078.
 _JUDGED_OF_HALF: Final = 30.0
 NOTHING_SAID_YET: Final = -1.0
+"""The evidence of a label that says nothing of the predictions, as have all labels before it."""
 
 
 class RowSteps(NamedTuple):
