@@ -314,6 +314,18 @@ def test_a_function_that_fails_for_one_record_refuses_this_record_only() -> None
         trained(GOOD[:3], extract=lambda rows: Examples([[1.0], [2.0]], [0, 1]))
 
 
+@pytest.mark.parametrize("model", [None, lambda: LogisticRegression(1, optimizer=SGD(0.1))], ids=["own", "given"])
+@pytest.mark.parametrize("option", ["label", "weight"])
+def test_an_error_of_a_function_of_labels_names_option_record_and_line(option: str, model: Any) -> None:
+    """The error said only KeyError: 'y', and not which function had asked for it."""
+    functions: Any = {"label": lambda row: row["x"] > 1.0, option: lambda row: row["y"]}
+    rows = [{"x": float(n), "y": 1} for n in range(3)]
+    with pytest.raises(JobFailed) as caught:
+        trained([*rows, {"x": 3.0}], model=model, features=lambda rows: [[row["x"]] for row in rows], **functions)
+    assert f"on record {{'x': 3.0}}: train_online({option}=) failed in test_online_rows.py:" in str(caught.value)
+    assert "KeyError: 'y'; let it take such a record" in str(caught.value)
+
+
 # ---- options
 
 

@@ -247,8 +247,13 @@ def extracted_rows(extract: Callable[[Any], Examples]) -> RowsRead:
 def values_of(mini_batch: Batch, field: str | Callable[[Any], Any], what: str) -> list[Any] | npt.NDArray[Any]:
     """Return the value of a field, or of a function, for each record; the column of ``Columns`` as it is."""
     if callable(field):
-        found = values_at_once(field, mini_batch)
-        return [field(record) for record in mini_batch] if found is None else found
+        function = field
+
+        def values(records: Batch) -> list[Any]:
+            found = values_at_once(function, records)
+            return [function(record) for record in records] if found is None else found
+
+        return blaming_rows(values, mini_batch, values, f"{_TRAINING}({what}=)")
     if isinstance(mini_batch, Columns):
         if field not in mini_batch:
             raise ConfigurationError(
