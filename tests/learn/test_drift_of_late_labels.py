@@ -198,16 +198,23 @@ def test_a_label_has_the_less_evidence_the_more_labels_have_come_since_its_quest
     predicts[:2] = False  # Before the first label there is no model, so these have no scores.
     steps = RowSteps(np.arange(8), predicts, learns, np.ones(8), questions)
     for is_first, nothing in ((True, NOTHING_SAID_YET), (False, 0.0)):
-        whole = steps.with_evidence(0, np.zeros(8), is_first=is_first).evidence
-        assert whole is not None
-        assert whole.tolist() == [1.0, 1.0, nothing, 1.0, nothing, 1.0, 30.0 / 32.0, 1.0]
+        whole = steps.evidence(0, np.zeros(8), is_first=is_first)
+        assert whole.tolist() == [0.0, 0.0, nothing, 1.0, nothing, 1.0, 30.0 / 32.0, 1.0]
         for cut in range(9):
             marks = np.zeros(8)
-            first = steps.part(0, cut).with_evidence(0, marks, is_first=is_first)
-            judged, found = np.flatnonzero(first.judges), np.asarray(first.evidence)
+            first = steps.part(0, cut)
+            found, judged = first.evidence(0, marks, is_first=is_first), np.flatnonzero(first.judges)
             is_left = is_first and not (found[judged] > 0.0).any()
-            last = steps.part(cut, 8).with_evidence(len(judged), marks, is_first=is_left)
-            assert [*found.tolist(), *np.asarray(last.evidence).tolist()] == whole.tolist()
+            last = steps.part(cut, 8).evidence(len(judged), marks, is_first=is_left)
+            assert [*found.tolist(), *last.tolist()] == whole.tolist()
+
+
+@pytest.mark.parametrize(("judged", "of_first"), [(0, 0.0), (1, 1.0)], ids=["numbers", "probabilities"])
+def test_the_first_label_at_once_says_nothing_of_a_number_that_nobody_knew(judged: int, of_first: float) -> None:
+    """Three places left it out, and a fourth one would have counted it."""
+    steps = RowSteps.one_each(4, learns=True, weights=np.array([0.0, 1.0, 1.0, 1.0]))
+    found = steps.evidence(judged, np.zeros(0), is_first=not judged)
+    assert found[steps.judges].tolist() == [of_first, 1.0, 1.0]
 
 
 def test_questions_without_labels_do_not_count_in_a_delay() -> None:
@@ -217,5 +224,5 @@ def test_questions_without_labels_do_not_count_in_a_delay() -> None:
     questions = np.concatenate([asked, asked[::100]])
     order = np.argsort(np.concatenate([asked, asked[::100] + 300.5]), kind="stable")
     steps = RowSteps(order, predicts[order], ~predicts[order], np.ones(1_010), questions[order])
-    evidence = np.asarray(steps.with_evidence(5, np.zeros(1_000), is_first=False).evidence)
+    evidence = steps.evidence(5, np.zeros(1_000), is_first=False)
     assert evidence[~predicts[order]].tolist() == [1.0, 30 / 31, 30 / 32] + [30 / 33] * 7

@@ -378,10 +378,8 @@ def mix_members(
             error = -target
             for member in range(members):
                 error += mixture[member] * own[member]
-            # Nothing is known of the first label, which may be a million times as far from 0 as from the next one.
-            if target_totals[0] > row_weight:
-                change = min(row_weight / min(target_totals[0], MEMORY), 1.0)
-                target_totals[1] += (error * error - target_totals[1]) * change
+            change = min(row_weight / min(target_totals[0], MEMORY), 1.0)
+            target_totals[1] += (error * error - target_totals[1]) * change
         for member in range(members):
             at = member * scores
             if is_of_numbers:

@@ -307,27 +307,27 @@ class ExpertWeights:
         """Predict and learn; return a prediction, with a number for each score, for each step.
 
         ``asked`` has the scores of the experts by question, and marks of when it was asked, see
-        ``RowSteps.with_evidence``. A step that predicts a question writes its scores there.
+        ``RowSteps.evidence``. A step that predicts a question writes its scores there.
         """
         asked = self.scores_of_questions(0, self.scores) if asked is None else asked
         experts = len(self.rates)
-        (steps, _), of_experts = self._with_evidence(steps, asked), np.ascontiguousarray(asked[:, :, :experts])
-        predictions = self._step(rows, steps, targets, of_experts)
+        evidence, of_experts = self._evidence(steps, asked), np.ascontiguousarray(asked[:, :, :experts])
+        predictions = self._step(rows, steps, evidence, targets, of_experts)
         asked[:, :, :experts] = of_experts
         return predictions
 
-    def _with_evidence(self, steps: RowSteps, asked: Floats) -> tuple[RowSteps, Floats]:
-        """Return the steps with the evidence of their labels, and that evidence; count the labels that judge."""
-        steps = steps.with_evidence(self._judged, asked[:, 0, -1], is_first=not self.is_judged)
-        evidence, judges = np.asarray(steps.evidence), steps.judges
+    def _evidence(self, steps: RowSteps, asked: Floats) -> Floats:
+        """Return the evidence of the labels of the steps, and count the labels that judge."""
+        evidence, judges = steps.evidence(self._judged, asked[:, 0, -1], is_first=not self.is_judged), steps.judges
         self._judged += int(np.count_nonzero(judges))
         self.is_judged |= bool((judges & (evidence > 0.0)).any())
-        return steps, evidence
+        return evidence
 
     def _step(
         self,
         rows: ModelRows,
         steps: RowSteps,
+        evidence: Floats,
         targets: Floats,
         asked: Floats,
         cells: npt.NDArray[np.int32] | None = None,
@@ -366,7 +366,7 @@ class ExpertWeights:
             actions,
             plain(targets, np.float64),
             plain(steps.weights, np.float64),
-            np.ones(len(steps.rows)) if steps.evidence is None else plain(steps.evidence, np.float64),
+            plain(evidence, np.float64),
             self._slot_of,
             self._columns,
             self.mixture,

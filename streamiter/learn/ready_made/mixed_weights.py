@@ -97,16 +97,12 @@ class MixedWeights(ExpertWeights):
     def step(self, rows: ModelRows, steps: RowSteps, targets: Floats, asked: Floats | None = None) -> Floats:
         """Predict and learn, see ``ExpertWeights.step``; predictions are mixed."""
         asked = self.scores_of_questions(0, self.scores) if asked is None else asked
-        judges, judged_before = steps.judges, self._judged
-        steps, evidence = self._with_evidence(steps, asked)
-        of_labels = judges & (evidence > 0.0)
-        if self.task == "number":  # None is known before the first label.
-            of_labels &= judges.cumsum() + judged_before != 1
+        evidence = self._evidence(steps, asked)
         folded = rows if self.embeddings is None else fold_rows(rows, self.hashed)
         experts, stop = len(self.rates), len(self.rates) * (1 + len(self.members))
         kept = [np.ascontiguousarray(asked[:, :, first : first + experts]) for first in range(0, stop, experts)]
         made = np.zeros((self.member_shares.shape[1], len(steps.rows), self.scores))
-        made[0] = self._step(folded, steps, targets, kept[0])
+        made[0] = self._step(folded, steps, evidence, targets, kept[0])
         if self.embedded is not None:
             own = slice(self._first_prediction + 1, self._first_prediction + 1 + self._vectors)
             of_questions = np.ascontiguousarray(asked[:, : self.scores, own].transpose(0, 2, 1))
@@ -116,14 +112,15 @@ class MixedWeights(ExpertWeights):
             asked[:, : self.scores, own] = of_questions.transpose(0, 2, 1)
         predictions = np.zeros((len(steps.rows), self.scores))
         of_tables = made[1 + self._vectors :]
-        for part in self._step_tables(folded, steps, targets, kept[1:], of_tables, asked, of_labels):
+        for part in self._step_tables(folded, steps, evidence, targets, kept[1:], of_tables, asked):
             of_part = np.ascontiguousarray(made[: self.member_shares.shape[1], part])
-            predictions[part] = self._mix(steps.part(part.start, part.stop), targets[part], of_part, asked)
+            of_steps = steps.part(part.start, part.stop)
+            predictions[part] = self._mix(of_steps, evidence[part], targets[part], of_part, asked)
         for place, scores in enumerate(kept):
             asked[:, :, place * experts : (place + 1) * experts] = scores
         return predictions
 
-    def _mix(self, steps: RowSteps, targets: Floats, made: Floats, asked: Floats) -> Floats:
+    def _mix(self, steps: RowSteps, evidence: Floats, targets: Floats, made: Floats, asked: Floats) -> Floats:
         """Return the mixture of the members' predictions, and judge the members by the labels."""
         predictions = np.zeros((len(steps.rows), self.scores))
         is_number = self.task == "number"
@@ -139,7 +136,7 @@ class MixedWeights(ExpertWeights):
             made,
             np.require(targets, np.float64),
             np.require(steps.weights, np.float64),
-            plain(np.asarray(steps.evidence), np.float64),
+            plain(evidence, np.float64),
             steps.questions,
             asked,
             self._first_prediction,
@@ -154,16 +151,16 @@ class MixedWeights(ExpertWeights):
         self,
         rows: ModelRows,
         steps: RowSteps,
+        evidence: Floats,
         targets: Floats,
         kept: list[Floats],
         made: Floats,
         asked: Floats,
-        judges: Truths,
     ) -> Iterator[slice]:
         """Make the steps of the members with tables, from look to look; columns get tables with their first value.
 
-        The errors of steps that ``judges`` has are observed. Yields each part that is made; a member may leave the
-        mixture before the next one.
+        The errors of labels with evidence are observed. Yields each part that is made; a member may leave the mixture
+        before the next one.
         """
         if not self.members:
             yield slice(0, len(steps.rows))
@@ -171,6 +168,7 @@ class MixedWeights(ExpertWeights):
         observed = steps.learns & (steps.weights > 0.0)
         if steps.assumed is not None:
             observed &= steps.assumed <= ASSUMED  # Later steps of a question do not count again.
+        judges = steps.judges & (evidence > 0.0) & (steps.predicts | (steps.questions >= 0))
         columns, start = self.cell_columns, 0
         rows = ModelRows(plain(rows.indptr, np.intp), plain(rows.indices, np.intp), plain(rows.values, np.float64))
         if self.left_out:
@@ -185,10 +183,11 @@ class MixedWeights(ExpertWeights):
             bins = columns.bins(values)
             own, of_own = _rows_of(numeric, part)
             for place, member in enumerate(self.members):
-                made[place, start:stop] = member.step_cells(own, of_own, targets[start:stop], kept[place], bins)
+                given = evidence[start:stop], targets[start:stop]
+                made[place, start:stop] = member.step_cells(own, of_own, *given, kept[place], bins)
             yield slice(start, stop)
             columns.observe(values[observed[start:stop]])
-            judged = np.flatnonzero(judges[start:stop] & (part.predicts | (part.questions >= 0)))
+            judged = np.flatnonzero(judges[start:stop])
             late = ~part.predicts[judged]
             for place, member in enumerate(self.members):
                 found = made[place, start:stop][judged]

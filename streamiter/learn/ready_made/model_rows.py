@@ -189,8 +189,6 @@ class RowSteps(NamedTuple):
     late label True, which is learned while the slope of the assumption is taken back, ``CONFIRMED`` for its late label
     False, which only judges the experts, or ``WITHDRAWN`` if it has no label: the slope is taken back; else 0. The
     slopes of a question add up to the slope of its label."""
-    evidence: Floats | None = None
-    """How much the label of a step counts in a mixture, see :meth:`with_evidence`; None: 1 for all."""
 
     @property
     def judges(self) -> Truths:
@@ -198,14 +196,15 @@ class RowSteps(NamedTuple):
         judges: Truths = self.learns & (self.weights > 0.0)
         return judges if self.assumed is None else judges & (self.assumed != ASSUMED) & (self.assumed != WITHDRAWN)
 
-    def with_evidence(self, judged: int, marks: Floats, *, is_first: bool) -> RowSteps:
-        """Return the steps with the evidence of their labels; before them, ``judged`` labels have judged predictions.
+    def evidence(self, judged: int, marks: Floats, *, is_first: bool) -> Floats:
+        """Return how much the label of each step counts in a mixture; ``judged`` labels have judged before the steps.
 
         It is 1 at once, and the less, the more labels have judged since the question was predicted. Delayed labels of
         neighbouring rows are alike, and a mixture that counts each of them in full turns to the predictions of an hour
         that is over. The rate of Weinberger and Ordentlich, "On Delayed Prediction of Individual Sequences" (2002), is
-        divided by the delay. A label whose question has no scores says nothing: 0, or ``NOTHING_SAID_YET`` if that is
-        so for all labels so far (``is_first``: for those before these steps).
+        divided by the delay. The first label, where ``judged`` begins with 0, says nothing of a prediction that knew
+        none; nor does a late label whose question has no scores: 0, or ``NOTHING_SAID_YET`` if that is so for all
+        labels so far (``is_first``: for those before these steps).
 
         ``marks`` has for each question the number of labels that had judged when it was predicted, or 0 without scores;
         it gets those of the questions of these steps.
@@ -214,13 +213,14 @@ class RowSteps(NamedTuple):
         asks, late = np.flatnonzero(self.predicts & is_question), np.flatnonzero(judges & ~self.predicts & is_question)
         before = float(judged) + np.cumsum(judges) - judges
         marks[self.questions[asks]] = before[asks]
-        evidence, of_late = np.ones(len(before)), marks[self.questions[late]]
-        evidence[late] = np.where(of_late > 0.0, _JUDGED_OF_HALF / (_JUDGED_OF_HALF + before[late] - of_late), 0.0)
+        asked = before.copy()
+        asked[late] = marks[self.questions[late]]
+        evidence: Floats = np.where(asked > 0.0, _JUDGED_OF_HALF / (_JUDGED_OF_HALF + before - asked), 0.0)
         if is_first:
             says = np.flatnonzero(judges & (evidence > 0.0))
             start = late[: np.searchsorted(late, says[0])] if len(says) else late
             evidence[start] = NOTHING_SAID_YET
-        return self._replace(evidence=evidence)
+        return evidence
 
     def part(self, start: int, stop: int) -> RowSteps:
         """Return the steps from ``start`` up to ``stop``."""

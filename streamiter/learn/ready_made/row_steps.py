@@ -196,7 +196,7 @@ def _start_late(mixture: Floats, rates: Rates) -> None:
 def _mix(mixture: Floats, likelihoods: Floats, row_weight: float, evidence: float, rates: Rates) -> None:
     """Multiply each share by ``likelihood ** (rate · weight · evidence)``; each expert keeps a share, to come back.
 
-    The rate is smaller for late labels, see ``RowSteps.with_evidence``; without evidence the label says nothing.
+    The rate is smaller for late labels, see ``RowSteps.evidence``; without evidence the label says nothing.
     """
     if evidence <= 0.0:
         if evidence == NOTHING_SAID_YET:

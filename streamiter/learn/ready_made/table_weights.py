@@ -105,10 +105,16 @@ class TableWeights(ExpertWeights):
         return cells
 
     def step_cells(
-        self, rows: ModelRows, steps: RowSteps, targets: Floats, asked: Floats, bins: npt.NDArray[np.uint8]
+        self,
+        rows: ModelRows,
+        steps: RowSteps,
+        evidence: Floats,
+        targets: Floats,
+        asked: Floats,
+        bins: npt.NDArray[np.uint8],
     ) -> Floats:
         """As :meth:`step`, of rows in these bins, a row for each step."""
-        return self._step(rows, steps, targets, asked, self.cells_of(bins))
+        return self._step(rows, steps, evidence, targets, asked, self.cells_of(bins))
 
     def observe(self, bins: npt.NDArray[np.uint8], targets: Floats, predictions: Floats) -> None:
         """Keep the errors of these predictions, a row for each label: they say which tables are missing."""
