@@ -377,6 +377,7 @@ class Trained:
         self.parameters = models.items[-1].parameters
         self.bits = frozen(self.parameters)
         self.records = models.items[-1].records
+        self.version_metrics: dict[str, float] = models.items[-1].metrics
         self.predictions = np.concatenate([rows["predictions"] for rows in predictions.items])
         self.targets = np.concatenate([rows["targets"] for rows in predictions.items])
         self.questions = np.concatenate([rows.get("questions", rows["numbers"]) for rows in predictions.items])

@@ -141,7 +141,9 @@ def delayed_by_a_loop(
             if event["answer"] is not None:
                 model.step(rows, learn, [event["answer"]], scores)
                 if np.isnan(prediction).any():  # Nothing was known.
-                    prediction = 0.0 if model.task == "regression" else 0.5
+                    if model.task == "regression":
+                        continue
+                    prediction = 0.5
                 predictions.append(prediction)
                 labels.append(event["answer"])
     return model, predictions, labels, unknown

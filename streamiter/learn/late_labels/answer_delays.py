@@ -87,7 +87,7 @@ class AnswerDelays:
 # ---- before the first label
 
 Prior = tuple[float, float]
-"""The share of True that the answers so far suggest, as a lower bound, and the mean of their numbers."""
+"""The share of True that the answers so far suggest, as a lower bound, and the mean of their numbers, or NaN."""
 
 NOTHING_KNOWN: Final = 0.5
 
@@ -105,7 +105,7 @@ class Answers(DeclaredState):
         of = answered if is_answered else asked
         share = (min(max(total, 0.0), of) + NOTHING_KNOWN) / (of + 1)
         # While no answer can have come, few answers say little: a share of 1/n would cost log n for each True.
-        return max(share, NOTHING_KNOWN / math.sqrt(of + 1)), total / answered if answered else 0.0
+        return max(share, NOTHING_KNOWN / math.sqrt(of + 1)), total / answered if answered else math.nan
 
     def add(self, label: Label, otherwise: Label) -> None:
         """Count the label of an answer; one of two texts counts like True or False."""

@@ -114,7 +114,8 @@ class QuestionSteps:
     ) -> QuestionPredictions:
         """Return the predictions that were made for questions, of this mini-batch and of earlier ones.
 
-        ``made`` has the predictions of all steps. Before the first label they are what the answers suggested.
+        ``made`` has the predictions of all steps. Before the first label they are what the answers suggested, and NaN
+        for numbers of which none had come.
         """
         width = made.shape[1]
         steps, is_earlier = self._joined, self._is_earlier[settled]
@@ -132,9 +133,8 @@ class QuestionSteps:
             of_priors[is_earlier] = earlier.priors
         unknown = np.flatnonzero(np.isnan(given[:, 0]))
         if len(unknown):
-            share = np.where(steps.has_share[settled[unknown]], of_priors[unknown, 0], np.nan)
-            mean = np.where(np.isnan(share), 0.0, of_priors[unknown, 1])
-            share[np.isnan(share)] = NOTHING_KNOWN
+            share, mean = of_priors[unknown].T
+            share = np.where(steps.has_share[settled[unknown]] & ~np.isnan(share), share, NOTHING_KNOWN)
             widths[unknown] = 1
             # The first reading was of two labels.
             readings[unknown] = 0 if model.labels.earlier else NOTHING_LEARNED

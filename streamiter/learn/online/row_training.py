@@ -102,6 +102,8 @@ class RowOwner(ModelOwner, KeepsRecords):
     _answers = declared(made=Answers, form=NESTED)
     _forgotten = declared(0)
     """The number of questions that were forgotten before this run."""
+    _unpredicted = declared(0)
+    """The number of rows whose number was predicted before any was known."""
     _missing = declared(0)
     """The number of missing values since a version was published."""
     _watched: WatchedFields | None = declared(form=NESTED)
@@ -316,6 +318,13 @@ class RowOwner(ModelOwner, KeepsRecords):
         self, predictions: Floats, targets: Floats, weights: Floats, numbers: Indices, out: Output
     ) -> None:
         task: ValidationKind = "regression" if self._model.task == "regression" else "classification"
+        if (is_unknown := np.isnan(predictions)).any() and task == "regression":
+            self._unpredicted += int(np.count_nonzero(is_unknown))
+            predictions, targets, weights, numbers = (
+                each[~is_unknown] for each in (predictions, targets, weights, numbers)
+            )
+            if not len(predictions):
+                return
         classes = probabilities = None
         if predictions.ndim == 2:
             task, classes = "classes", targets.astype(np.intp)
@@ -449,6 +458,8 @@ class RowOwner(ModelOwner, KeepsRecords):
         counts = {"missing_values": float(self._missing)}
         if self._labels is not None:
             counts["forgotten_questions"] = float(self._forgotten + self._labels.forgotten)
+        if self._model.task == "regression":
+            counts["unpredicted_rows"] = float(self._unpredicted)
         return counts | self._effects_in(parameters) | super().metrics(parameters)
 
     def _effects_in(self, parameters: Any) -> dict[str, float]:
@@ -496,7 +507,7 @@ class RowOwner(ModelOwner, KeepsRecords):
         return super().without_end(state) | {"labels": state["labels"] and LabelJoin.without_end(state["labels"])}
 
     def restore(self, state: dict[str, Any]) -> None:
-        super().restore({"watched": None, **state})
+        super().restore({"watched": None, "unpredicted": 0, **state})
         column_of = self._model.adopt(state["model"])
         if not self._model.reads_as(state["model"]) and (state["held"] or not state["is started"]):
             raise OtherModel(

@@ -381,7 +381,7 @@ class PredictedRows(TypedDict):
     """The rows of a mini-batch with the predictions that were made before learning from them, in their order.
 
     :meth:`ProgressiveValidation.update` takes the three arrays, which have a number for each row. Rows that were
-    refused are not in them.
+    refused are not in them, nor numbers that ``AdaptiveLinearModel`` was asked for before it knew any.
     """
 
     task: ValidationKind

@@ -269,12 +269,14 @@ class AdaptiveLinearModel(RowColumns, Savable):
     def learn_each(self, features: AnyFeatures, labels: Labels, sample_weights: npt.ArrayLike | None = None) -> Floats:
         """Learn from each row, in order; return the prediction for each row before it was learned from.
 
-        A row of weight 0 is predicted only. Raises ``BadRows`` for labels that do not fit the task, and for values
-        that do not fit their field; then the model has learned from no row.
+        A row of weight 0 is predicted only, and before the first label numbers are predicted as 0. Raises ``BadRows``
+        for labels that do not fit the task, and for values that do not fit their field; then the model has learned from
+        no row.
         """
         rows = self.rows(features)
         weights = None if sample_weights is None else row_weights(_NAME, sample_weights, rows.length)
-        return self.step(rows, RowSteps.one_each(rows.length, learns=True, weights=weights), labels)
+        found = self.step(rows, RowSteps.one_each(rows.length, learns=True, weights=weights), labels)
+        return np.nan_to_num(found, copy=False)
 
     def rows(
         self, features: AnyFeatures, record_of: Callable[[int], Any] | None = None, times_ms: Floats | None = None
@@ -296,8 +298,8 @@ class AdaptiveLinearModel(RowColumns, Savable):
         """Make these steps, in order, with a label for each step that learns; return a prediction for each step.
 
         ``asked`` has the experts' scores of earlier questions; it gets those of the questions of these steps. Before
-        the first label predictions are NaN. Raises ``BadRows``, with the positions of steps, for labels that do not fit
-        the task, and for weights above 1e30; then no step was made.
+        the first label predictions are NaN; for numbers that is a label of a weight above 0. Raises ``BadRows``, with
+        the positions of steps, for labels that do not fit the task, and for weights above 1e30; then no step was made.
         """
         if (bad := steps.learns & ~(steps.weights <= _WEIGHT_MAX)).any():
             reason = f"expected sample weights of at most {_WEIGHT_MAX:g}, given {steps.weights[bad][0]:g}"
@@ -339,7 +341,11 @@ class AdaptiveLinearModel(RowColumns, Savable):
         if part.reading.kind == "classes":
             is_open = self.labels.has_open_class
             return self._weights.step_classes(rows, steps, part.targets, asked, is_open=is_open)
-        return self._weights.step(rows, steps, part.targets, asked)[:, 0]
+        is_unknown = part.reading.kind == "number" and self._weights.totals[0] == 0.0
+        found = self._weights.step(rows, steps, part.targets, asked)[:, 0]
+        if is_unknown:
+            found[steps.judges.cumsum() == steps.judges] = np.nan  # Up to the first label itself.
+        return found
 
     def _scores_of(self, asked: AskedScores | None, questions: int) -> Floats:
         """Return the experts' scores by question; the scores of a model that read labels in another way count as 0."""
