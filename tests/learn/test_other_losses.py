@@ -153,7 +153,7 @@ def test_a_flow_learns_as_a_plain_loop_and_is_validated_by_its_loss(options: dic
     model = AdaptiveLinearModel(**options)
     features = [{name: row[name] for name in ("km", "sky")} for row in rows]
     labels = np.array([row["late"] for row in rows])
-    predictions = model.learn_each(features, labels)
+    predictions, labels = model.learn_each(features, labels)[1:], labels[1:]  # Nothing is known of the first one.
     own = PoissonLoss() if options["loss"] == "poisson" else QuantileLoss(options.get("quantile", 0.5))
     for mini_batch in (1, 60, 500):
         result = trained(rows, label="late", features=["km", "sky"], mini_batch=mini_batch, **options)
@@ -162,7 +162,7 @@ def test_a_flow_learns_as_a_plain_loop_and_is_validated_by_its_loss(options: dic
         assert last["loss"] == pytest.approx(own.values(predictions, labels).mean())
         assert last["window_loss"] == pytest.approx(last["loss"])
         assert last["window_baseline_loss"] == pytest.approx(
-            own.total(np.full(500, own.best_constant(labels, np.ones(500))), labels) / 500
+            own.total(np.full(499, own.best_constant(labels, np.ones(499))), labels) / 499
         )
         assert last["window_loss"] < last["window_baseline_loss"]
 

@@ -318,11 +318,10 @@ class RowOwner(ModelOwner, KeepsRecords):
         self, predictions: Floats, targets: Floats, weights: Floats, numbers: Indices, out: Output
     ) -> None:
         task: ValidationKind = "regression" if self._model.task == "regression" else "classification"
-        if (is_unknown := np.isnan(predictions)).any() and task == "regression":
+        if task == "regression" and (is_unknown := np.isnan(predictions)).any():
             self._unpredicted += int(np.count_nonzero(is_unknown))
-            predictions, targets, weights, numbers = (
-                each[~is_unknown] for each in (predictions, targets, weights, numbers)
-            )
+            predictions, targets, weights = (each[~is_unknown] for each in (predictions, targets, weights))
+            numbers = numbers[~is_unknown]
             if not len(predictions):
                 return
         classes = probabilities = None
