@@ -104,10 +104,10 @@ class Recording(Shaped):
         weights.mixed = weights.learn(values, labels)
         return weights
 
-    def _mix(self, steps: RowSteps, targets: Floats, made: Floats, asked: Floats) -> Floats:
+    def _mix(self, steps: RowSteps, evidence: Floats, targets: Floats, made: Floats, asked: Floats) -> Floats:
         # New weights mix a row, so that all is compiled.
         self.made = np.concatenate([getattr(self, "made", made[:, :0]), made], axis=1)
-        return super()._mix(steps, targets, made, asked)
+        return super()._mix(steps, evidence, targets, made, asked)
 
 
 def uncompiled_results() -> dict[str, list[Any]]:
