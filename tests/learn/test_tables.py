@@ -57,9 +57,10 @@ def _mixed(name: str, made: Floats, labels: Floats) -> Floats:
     for row, label in enumerate(labels):
         mixed[row] = (of_spreads @ shares) @ made[:, row]
         if name == "regression":
+            if not row:
+                continue  # Before the first label nothing is known, see docs/decisions/078.
             errors = (made[:, row, 0] - label) ** 2
-            # Before the first label nothing is known, see docs/decisions/078.
-            mean_square += ((mixed[row, 0] - label) ** 2 - mean_square) / (row + 1) if row else 0.0
+            mean_square += ((mixed[row, 0] - label) ** 2 - mean_square) / row
             likelihoods = np.exp(-np.minimum((errors - errors.min()) / (mean_square or 1.0), 16.0) / 4)
         else:
             likelihoods = made[:, row, int(label)] if name == "three classes" else made[:, row, 0]
