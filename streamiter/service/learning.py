@@ -119,9 +119,7 @@ class ServiceLearning:
             initial=initial,
             publish_every=self._schedule,
             publish_state=self._settings.publish.state,
-            mini_batch=learn.learner_settings.get(
-                "mini_batch", _ROWS_OF_A_LAG if learn.learner in READY_MADE else None
-            ),
+            mini_batch=learn.learner_settings.get("mini_batch", _rows_of_a_lag(learn)),
             drift=detectors[learn.drift]() if learn.drift else None,
             watch=_watch_of(self._settings) if beside is None else None,
             report_every_s=_REPORT_EVERY_S,
@@ -228,6 +226,14 @@ def flow_without_challenger(flow: Flow) -> Flow:
 def _watch_of(settings: ServiceSettings) -> FieldWatch | None:
     given = asdict(settings.watch) | {"name": settings.watch.name or ""}
     return FieldWatch(**given) if given.pop("enabled") and settings.learn.learner in READY_MADE else None
+
+
+def _rows_of_a_lag(learn: LearnSettings) -> int | None:
+    """Return how many rows the learner takes at a time while the service lags; None: as without a service."""
+    if learn.learner not in READY_MADE:
+        return None
+    # A row that is learned has two events.
+    return _ROWS_OF_A_LAG if learn.label.event is None else 2 * _ROWS_OF_A_LAG
 
 
 def _learning_rate(settings: LearnSettings) -> float | None:

@@ -283,22 +283,31 @@ def milliseconds_of_texts(times: Sequence[str] | Array) -> list[int]:
     return milliseconds
 
 
-_FORMS_IN_UTC: Final[Mapping[int, str]] = {len(form): form for form in ("2013-01-01T10:15Z", "2013-01-01T10:15:30Z")}
+_PARTS: Final = "YMDhms"
+_FORMS_IN_UTC: Final[Mapping[int, str]] = {len(form): form for form in ("YYYY-MM-DDThh:mmZ", "YYYY-MM-DDThh:mm:ssZ")}
 
 
 def _milliseconds_in_utc(texts: Sequence[str] | Array) -> list[int] | None:
-    """Return the milliseconds of texts that numpy reads at once, all of one of these forms; None for others."""
+    """Return the milliseconds of texts that are read at once, all of one of these forms; None for others."""
     # A text of an array that is shorter than the others ends with NULs, which are in no form.
     lengths = {texts.dtype.itemsize // 4} if isinstance(texts, np.ndarray) else set(map(len, texts))
     form = _FORMS_IN_UTC.get(lengths.pop()) if len(lengths) == 1 else None
     if form is None or (array := np.ascontiguousarray(texts)).dtype.kind != "U":
         return None
-    expected, given = np.array([form]).view(np.uint32), array.view(np.uint32).reshape(len(array), -1)
-    is_digit = (given >= ord("0")) & (given <= ord("9")) & (expected >= ord("0")) & (expected <= ord("9"))
-    if not (is_digit | (given == expected)).all():
+    powers = [[10.0 ** form.count(part, at + 1) * (part == each) for each in _PARTS] for at, part in enumerate(form)]
+    zeros = np.array([ord("0" if part in _PARTS else part) for part in form], np.uint32)
+    # What is less than its zero is huge.
+    digits = array.view(np.uint32).reshape(len(array), -1) - zeros
+    if (digits > np.array([9 * (part in _PARTS) for part in form], np.uint32)).any():
         return None
-    times = array.astype(f"U{len(form) - 1}").astype("M8[ms]")  # numpy reads no zone, and a year 0.
-    return None if (times < np.datetime64("0001-01-01")).any() else cast(list[int], times.astype(np.int64).tolist())
+    year, month, day, hour, minute, second = (digits.astype(np.float64) @ np.array(powers)).astype(np.int64).T.copy()
+    months = 12 * (year - 1970) + month - 1
+    first, following = (each.astype("M8[M]").astype("M8[D]").astype(np.int64) for each in (months, months + 1))
+    is_date = (year > 0) & (month > 0) & (month <= 12) & (day > 0) & (day <= following - first)
+    if not (is_date & (hour < 24) & (minute < 60) & (second < 60)).all():
+        return None
+    seconds = (((first + day - 1) * 24 + hour) * 60 + minute) * 60 + second
+    return cast(list[int], (seconds * 1000).tolist())
 
 
 _LATEST_S: Final = 100_000_000_000
