@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from streamiter.errors import ConfigurationError, EncodeError
 from streamiter.topics.formats import BAD_INPUT, decode_values, encode_columns, encode_each, even_parts, rows_to_encode
-from streamiter.topics.joined_values import JoinedValues
+from streamiter.topics.joined_values import JoinedValues, lengths_of
 from streamiter.topics.topic import OutgoingBatch, TopicBatch
 from streamiter.values.helpers.compiled import is_compiling, is_loaded, saying_that_it_compiles
 from streamiter.values.numbers import Array, Indices, whole_number
@@ -281,7 +281,7 @@ class ColumnScanner:
         fields: the bits become the fields that it has, and the other entries are zeros and empty texts.
         """
         records = len(values)
-        data = _joined(values)
+        data = joined_bytes(values)
         if data is None:
             return None
         schema = self._schema.copy()
@@ -313,6 +313,13 @@ class ColumnScanner:
         self._compiled.write_texts(data, places, characters)
         return characters.view(f"U{width}")[:, 0]
 
+    def texts_of(self, values: JoinedValues) -> Array:
+        """Return the texts of the records as an array of bytes; none ends with NULs."""
+        width = max(int(lengths_of(values).max()), 1)
+        texts = np.zeros((len(values), width), np.uint8)
+        self._compiled.write_records(values.buffer, values.ends, texts)
+        return texts.view(f"S{width}")[:, 0]
+
 
 class _Scanned(NamedTuple):
     """The columns and the indices of the odd records of a batch, as a scanner returned them."""
@@ -328,7 +335,7 @@ class _Scanned(NamedTuple):
         return _Scanned(self.by, ({name: column[start:stop].copy() for name, column in columns.items()}, inside))
 
 
-def _joined(values: Sequence[bytes | None]) -> npt.NDArray[np.uint8] | None:
+def joined_bytes(values: Sequence[bytes | None]) -> npt.NDArray[np.uint8] | None:
     """Return the bytes of all values, each followed by a line feed; None if a value is not bytes."""
     if isinstance(values, JoinedValues):
         return None if len(values.nulls) else values.buffer

@@ -13,10 +13,11 @@ from typing import Final, final
 import numpy as np
 
 from streamiter.topics.formats import Json, has_big_integer
-from streamiter.topics.joined_values import JoinedValues
-from streamiter.topics.json_columns import ColumnScanner
+from streamiter.topics.joined_values import JoinedValues, lengths_of
+from streamiter.topics.json_columns import ColumnScanner, joined_bytes
 from streamiter.topics.topic import TopicBatch
 from streamiter.values.helpers.compiled import is_compiling, is_loaded
+from streamiter.values.numbers import Indices
 from streamiter.values.object_columns import HAS_FIELD, JSON_FIELD
 from streamiter.values.records import Batch, Columns
 
@@ -66,7 +67,7 @@ class JsonObjects:
         return self._load if self._may_scan(batch) and not self._has_loaded else None
 
     def _load(self) -> None:
-        ColumnScanner([("text", np.dtype(str), None)]).scan([b'{"text": "a"}'])
+        self._columns(ColumnScanner([("text", np.dtype(str), None)]), [b'{"text": "a"}'])
         self._has_loaded = True
 
     def _may_scan(self, batch: TopicBatch) -> bool:
@@ -89,15 +90,16 @@ class JsonObjects:
 
     def _columns(self, scanner: ColumnScanner, values: Sequence[bytes | None]) -> Columns | None:
         """Return the columns; None unless each value is an object of the types that are known."""
-        given = list(values)
-        if max(map(len, filter(None, given)), default=0) > _BYTES_MAX:  # Before anything has so many bytes.
+        lengths = lengths_of(values)
+        if lengths.max() > _BYTES_MAX:  # Before anything has so many bytes.
             return None
-        texts = values.buffer.tobytes() if isinstance(values, JoinedValues) else b" ".join(filter(None, given))
-        has = np.zeros(len(values), np.int64)
-        if has_big_integer(texts) or (scanned := scanner.scan(values, has)) is None or len(scanned[1]):
+        if (joined := _joined(values, lengths)) is None:
+            return None
+        has, texts = np.zeros(len(values), np.int64), joined.buffer.tobytes()
+        if has_big_integer(texts) or (scanned := scanner.scan(joined, has)) is None or len(scanned[1]):
             return None
         absent = dict.fromkeys(self._absent, np.zeros(len(values), np.bool_))
-        columns = Columns({**scanned[0], **absent, HAS_FIELD: has, JSON_FIELD: np.array(given, bytes)})
+        columns = Columns({**scanned[0], **absent, HAS_FIELD: has, JSON_FIELD: scanner.texts_of(joined)})
         return columns if columns.nbytes <= _TIMES_JSON_MAX * len(texts) else None
 
     def _learn_types(self, records: Batch) -> None:
@@ -116,3 +118,11 @@ class JsonObjects:
 
     def __repr__(self) -> str:
         return f"JsonObjects({self._fields})"
+
+
+def _joined(values: Sequence[bytes | None], lengths: Indices) -> JoinedValues | None:
+    """Return the values in one buffer; None if one is null."""
+    if isinstance(values, JoinedValues):
+        return None if len(values.nulls) else values
+    data = joined_bytes(values)
+    return None if data is None else JoinedValues(data, np.cumsum(lengths + 1) - 1, np.zeros(0, np.intp))

@@ -365,6 +365,18 @@ def write_texts(data: Bytes, places: FieldSlots, characters: npt.NDArray[np.uint
             at, characters[row, column] = _character_at(text, at)
 
 
+@compiled
+def write_records(data: Bytes, ends: FieldSlots, records: Bytes) -> None:
+    """Write each record, given by the index of the line feed behind it, into a row of bytes."""
+    given, written = pointer_to(data), pointer_to(records)
+    start = 0
+    for row in range(len(ends)):
+        first = row * records.shape[1]
+        for column in range(ends[row] - start):
+            written[first + column] = given[start + column]
+        start = ends[row] + 1
+
+
 # -- Objects ---------------------------------------------------------------------------------------------------
 
 
