@@ -177,6 +177,21 @@ def test_the_cache_of_places_has_few_fields() -> None:
     assert 100 <= len(reader.texts_at(range(2**16))) <= 1024
 
 
+def test_categories_in_columns_can_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The page of a service had numbers in place of the carriers: no text of an array had a name."""
+    pytest.importorskip("numba")
+    reader, by_lists = (FieldReader(bits=22, kinds=dict.fromkeys(("id", "town"), "category")) for _ in range(2))
+    monkeypatch.setattr("streamiter.values.named_rows._CACHED_TEXTS", 60)
+    for start in (0, 0, 50, 100, 50):
+        columns = {"town": ["Rome", "Kyiv"] * 25, "id": [f"user {number}" for number in range(start, start + 50)]}
+        rows = reader.rows(Columns(columns))
+        dicts = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+        assert np.array_equal(rows.places, by_lists.rows(dicts).places)
+        names = reader.texts_at(rows.places.ravel().tolist())
+        assert sorted(names.values()) == sorted({f"{name} = {text}" for name in columns for text in columns[name]})
+        assert len(reader._places["id"]) <= 100
+
+
 def test_the_parts_of_times_can_be_named() -> None:
     """The page of a service had numbers in place of the hours that moved the score."""
     reader = FieldReader(bits=16)

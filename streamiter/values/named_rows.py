@@ -36,6 +36,7 @@ from streamiter.values.field_kinds import (
     Readings,
     ReadText,
     are_texts,
+    category_of,
     is_time,
     part_of,
     preparation_of,
@@ -168,6 +169,8 @@ class FieldReader:
         self._time = time
         self._prepare = {name: found for name, kind in kinds.items() if (found := preparation_of(kind)) is not None}
         self._places: dict[str, dict[str, int]] = {}
+        self._is_named: npt.NDArray[np.bool_] | None = None
+        """Which places of categories have a text in the cache; None: no array of categories was read."""
         self._read_texts: dict[str, dict[str, ReadText]] = {}
         """By field the texts in the cache of places that can be numbers or times."""
         self._times: dict[str, None] = {}
@@ -238,7 +241,9 @@ class FieldReader:
             return self._columns_of_dicts(list(table))
         columns: dict[str, Array | list[Any]] = {}
         for name in names if len(table) else ():
-            is_array = name not in self._prepare and arrays[name].dtype.kind != "U"
+            # A text is its category: that of an array has no NULs at its end.
+            is_text = arrays[name].dtype.kind == "U"
+            is_array = self._prepare.get(name) is category_of if is_text else name not in self._prepare
             is_array = is_array and bool(records_with(arrays, name).all())
             columns[name] = arrays[name] if is_array else object_values(arrays, name, _UNNAMED)
         return columns
@@ -309,6 +314,8 @@ class FieldReader:
     def _read_column(self, name: str, column: Array | list[Any]) -> _ReadColumn:
         prepare = self._prepare.get(name)
         if isinstance(column, np.ndarray):
+            if prepare is category_of and self._may_be_hashed(column):
+                return self._read_array(name, column)
             if prepare is not None and column.dtype.kind != "M":
                 return self._read_values(name, _prepared(prepare, column.tolist()))
             if column.dtype.kind in "biuf" and column.ndim <= 2:
@@ -323,8 +330,7 @@ class FieldReader:
                     f"{self._owner}: expected numbers, texts or times in the field {name!r}, given {column.dtype}; "
                     "convert it before, or leave it out with features="
                 )
-            is_long = column.ndim == 1 and len(column) >= _HASHED_TOGETHER
-            if is_long and column.dtype.kind == "U" and column.nbytes and is_compiling():
+            if self._may_be_hashed(column):
                 return self._read_array(name, column)
             return self._read_values(name, column.tolist())
         return self._read_values(name, column if prepare is None else _prepared(prepare, column))
@@ -400,7 +406,10 @@ class FieldReader:
         """Return an array of texts as read, without a Python object for each that can only be a text."""
         hashes, may_be_read = hashes_of_texts(name, texts)
         places = (hashes & np.uint64(self._mask)).astype(np.intp)
-        if not may_be_read.any() or name in self._prepare:
+        if name in self._prepare:
+            self._name_places(name, texts, places)
+            return _ReadColumn(None, places, None)
+        if not may_be_read.any():
             return _ReadColumn(None, places, None)
         _, first, of_each = np.unique(hashes[may_be_read], return_index=True, return_inverse=True)
         candidates = texts[may_be_read][first].tolist()
@@ -432,15 +441,40 @@ class FieldReader:
                 )
         return {place: f"{name} = {text}" for name, each in known for text, place in each.items() if place in wanted}
 
-    def _text_places(self, name: str, texts: Sequence[str]) -> Array:
-        if (known := self._places.get(name)) is None:
-            if len(self._places) >= _CACHED_FIELDS:
-                self._places.clear()
-                self._read_texts.clear()
-            known = self._places[name] = {}
-        if len(known) > _CACHED_TEXTS:
-            known.clear()
+    @staticmethod
+    def _may_be_hashed(column: Array) -> bool:
+        """Whether an array has texts that compiled code hashes at once."""
+        is_long = column.ndim == 1 and len(column) >= _HASHED_TOGETHER
+        return is_long and column.dtype.kind == "U" and column.nbytes > 0 and is_compiling()
+
+    def _places_of(self, name: str) -> dict[str, int]:
+        """Return the cache of a field, with room for the texts of a batch."""
+        known = self._places.get(name)
+        if known is None and len(self._places) >= _CACHED_FIELDS:
+            self._places.clear()
+            self._read_texts.clear()
+        elif known is not None and len(known) > _CACHED_TEXTS:
             self._read_texts.pop(name, None)
+            known = None
+        if known is None:
+            known = self._places[name] = {}
+            if self._is_named is not None:
+                self._is_named = np.zeros_like(self._is_named)
+        return known
+
+    def _name_places(self, name: str, texts: Array, places: Indices) -> None:
+        """Have the texts of these places in the cache."""
+        if self._is_named is None:
+            self._is_named = np.zeros(1 << self._bits, np.bool_)
+        if not (is_named := self._is_named[places]).all():
+            new = zip(texts[~is_named].tolist(), places[~is_named].tolist(), strict=True)
+            self._places_of(name).update(new)
+            self._is_named[places] = True
+
+    def _text_places(self, name: str, texts: Sequence[str]) -> Array:
+        known = self._places_of(name)
+        with suppress(KeyError):  # A text is new.
+            return np.fromiter(map(known.__getitem__, texts), np.intp, len(texts))
         if new := list(set(texts).difference(known)):
             known.update(zip(new, self._hashed_places(name, new), strict=True))
             if name not in self._prepare:
