@@ -293,7 +293,8 @@ def take(batch: Batch, indices: Sequence[int] | Array) -> Batch:
         places = np.asarray(indices, dtype=np.intp)
         order = None if batch.order is None else batch.order[places]
         return TimedBatch(untimed(take(batch.records, indices)), batch.times[places], order)
-    return [batch[index] for index in indices]
+    # Numbers of Python are the quicker ones.
+    return list(map(batch.__getitem__, indices.tolist() if isinstance(indices, np.ndarray) else indices))
 
 
 WIDE_TEXTS_BYTES: Final = 64 << 20
