@@ -169,8 +169,7 @@ def delayed_labels_of(
     return DelayedLabels(
         key_of=key_of,
         is_answer=with_batches(
-            lambda event: bool(event.get(field) == answer_is),
-            lambda events: list(map(eq, _fields_of(field, events), repeat(answer_is))),
+            lambda event: bool(event.get(field) == answer_is), lambda events: _are_equal(field, events, answer_is)
         ),
         features=features,
         target_of=with_batches(target_of, targets_of if compared is None else compared.of_batch),
@@ -178,6 +177,15 @@ def delayed_labels_of(
         otherwise=settings.otherwise,
         schedule=settings.schedule,
     )
+
+
+def _are_equal(name: Any, events: Batch, value: object) -> list[bool]:
+    """Return whether a field of each event has this value."""
+    texts = field_column(itemgetter(name), events, "U")
+    # For numpy, NULs at the end of a text make no difference.
+    if texts is None or not isinstance(value, str) or value.endswith("\0"):
+        return list(map(eq, _fields_of(name, events), repeat(value)))
+    return cast(list[bool], (texts == value).tolist())
 
 
 def _fields_of(name: Any, events: Batch) -> list[Any]:
