@@ -328,7 +328,8 @@ def choice_of(*choices: str, any_case: bool = False, noun: str = "") -> Parser:
             return found
         *first, last = [f'"{choice}"' for choice in choices]
         listed = f"{', '.join(first)} or {last}" if first else last
-        meant = did_you_mean(value, choices).removeprefix("; ") if isinstance(value, str) else ""
+        likely = did_you_mean(value, choices, likeness=_LIKE_A_TYPING_ERROR) if isinstance(value, str) else ""
+        meant = likely.removeprefix("; ")
         raise WrongValue(noun or listed, meant or (f"there are {listed}" if noun else "choose one of them"))
 
     return parse

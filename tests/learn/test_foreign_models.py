@@ -247,7 +247,7 @@ def test_rows_without_a_label_follow_the_policy() -> None:
     records = [*RECORDS[:5], {"x": 1.0}, RECORDS[5] | {"y": None}, RECORDS[6] | {"y": float("nan")}, *RECORDS[5:]]
     models, _ = trained(mean(), records, on_error="skip")
     assert models[-1].records == len(RECORDS)
-    with pytest.raises(JobFailed, match="expected a field 'y'"):
+    with pytest.raises(JobFailed, match="expected a record with the field 'y', given one with 'x'; write"):
         trained(mean(), records)
 
 
