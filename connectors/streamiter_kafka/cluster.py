@@ -238,8 +238,8 @@ class BrokerConnections:
     def _leaders_of(self, code: int, topic: str, partitions: Sequence[ResponseRow]) -> dict[int, int]:
         if code == Code.UNKNOWN_TOPIC_OR_PARTITION:
             raise TopicMissing(
-                f"there is no topic {topic!r} at {self.address} (any more). Create it with "
-                "`await topic.create(partitions=...)`"
+                f"there is no topic {topic!r} at {self.address} (any more). `streamiter topics list "
+                f"kafka://{self.address}` shows those that are there; create it with `await topic.create(partitions=…)`"
             )
         if code == Code.INVALID_TOPIC_EXCEPTION:
             raise ConfigurationError(f"{self._subject}: {topic!r} is not a name that Kafka takes for a topic")

@@ -198,13 +198,15 @@ def _progress(loop: LoopStatistics) -> str:
 
 
 def checkpoint_lines(statistics: JobStatistics) -> list[str]:
-    """Return a line about the committed checkpoint and its cost; none for a job without checkpoints."""
+    """Return a line about the committed checkpoint, or positions, and their cost; none for a job without both."""
     checkpoints = statistics.checkpoints
     if checkpoints is None:
         return []
     begun = "" if checkpoints.restored is None else f", resumed from {checkpoints.restored}"
     if not checkpoints.taken:
         return [f"checkpoints: none committed yet{begun}"]
+    if not checkpoints.last_size_bytes:  # start="committed": there is no snapshot
+        return [f"positions: {checkpoints.taken} committed, the last in {checkpoints.last_duration_s:.2f} s"]
     cost = f"{checkpoints.last_size_bytes:,} bytes in {checkpoints.last_duration_s:.2f} s"
     given_up = f", {checkpoints.given_up} given up" if checkpoints.given_up else ""
     return [

@@ -161,7 +161,7 @@ def field_or_function(argument: str, field_or_f: str | Function) -> Function:
         try:
             return record[name] if isinstance(record, (dict, np.void)) else getattr(record, name)
         except (KeyError, AttributeError, ValueError) as error:
-            raise _no_field(argument, name, record) from error
+            raise no_field(argument, name, record) from error
 
     def of_dicts(records: Batch) -> list[Any]:
         if type(records) is not list or set(map(type, records)) != {dict}:
@@ -223,7 +223,13 @@ def values_at_once(function: Function, records: Batch) -> list[Any] | None:
     return None
 
 
-def _no_field(argument: str, name: str, record: Any) -> ValueError:
+def no_field(argument: str, name: str, record: Any) -> ValueError:
+    """Return the error for a record without a field: it has the fields that are there.
+
+    >>> no_field("key_by", "user", {"usr": 1})
+    ValueError("key_by: expected a record with the field 'user', given one with 'usr'; write a field that each record \
+has, or a function")
+    """
     known: Any = record
     if isinstance(record, np.void):
         known = record.dtype.names or ()

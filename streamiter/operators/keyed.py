@@ -171,7 +171,8 @@ class StatefulMap(KeyedOperator):
 
 def _not_a_pair(result: Any) -> FunctionResultError:
     return FunctionResultError(
-        f"StatefulMap(f): expected the function to return (state, output), given {shortened(result)}"
+        f"stateful_map(f): expected the function to return (state, output), given {shortened(result)}; return the new "
+        "state of the key, a comma, and what to emit"
     )
 
 

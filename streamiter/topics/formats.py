@@ -271,7 +271,10 @@ def to_json_type(record: object) -> object:
         return list(record)
     if isinstance(record, msgspec.Struct):
         return {name: getattr(record, name) for name in record.__struct_fields__}
-    raise TypeError(f"JSON has no form for {type(record).__name__}")
+    raise TypeError(
+        f"JSON has no form for {type(record).__name__}; make numbers, texts, lists or dicts of it, for instance with "
+        "value="
+    )
 
 
 _OPTIONS: Final = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE

@@ -172,7 +172,12 @@ class SchemaRegistry:
         Raises ``ConfigurationError`` where the registry refuses the schema, or does not have it.
         """
         if register:
-            found = self._ask(f"/subjects/{quote(subject, safe='')}/versions", _body(schema), subject=subject)
+            try:
+                found = self._ask(f"/subjects/{quote(subject, safe='')}/versions", _body(schema), subject=subject)
+            except ConfigurationError:
+                # Apicurio refuses a schema (409) that another sink, or another subtask, registers at the same moment.
+                if (found := self._ask(f"/subjects/{quote(subject, safe='')}", _body(schema), subject=subject)) is None:
+                    raise
         else:
             found = self._registered(subject, schema)
         return int((found or {})["id"])
@@ -213,7 +218,7 @@ class SchemaRegistry:
         raise self._refusal(answer, found or {}, subject)
 
     def _refusal(self, answer: HttpAnswer, found: Mapping[str, Any], subject: str) -> Exception:
-        reason = self._hidden(f"{found.get('message', 'no message')}"[:500])
+        reason = self._hidden(f"{found.get('message', 'no message')}"[:500]).rstrip(".")
         if answer.status in (401, 403):
             return TopicDenied(
                 f"{self}: the registry refuses the credentials ({answer.status}, {reason}); check username and "

@@ -328,7 +328,8 @@ def choice_of(*choices: str, any_case: bool = False, noun: str = "") -> Parser:
             return found
         *first, last = [f'"{choice}"' for choice in choices]
         listed = f"{', '.join(first)} or {last}" if first else last
-        meant = did_you_mean(value, choices).removeprefix("; ") if isinstance(value, str) else ""
+        likeness = _LIKE_A_TYPING_ERROR if noun else 0.6  # Without a noun all of them are in the message already.
+        meant = did_you_mean(value, choices, likeness=likeness).removeprefix("; ") if isinstance(value, str) else ""
         raise WrongValue(noun or listed, meant or (f"there are {listed}" if noun else "choose one of them"))
 
     return parse

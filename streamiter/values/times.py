@@ -157,7 +157,9 @@ def read_time(value: Any, unit: TimeUnit | None = None, time_zone: tzinfo | None
         try:
             parsed = datetime.fromisoformat(value)
         except ValueError:
-            raise NoTimestamp(f"expected a date and time of ISO 8601, given {shortened(value)}") from None
+            raise NoTimestamp(
+                f"expected a date and time of ISO 8601, such as 2026-03-01T10:40Z, given {shortened(value)}"
+            ) from None
         return _checked(_instant(parsed, time_zone), value)
     if isinstance(value, float):
         if not math.isfinite(value):

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import re
 import signal
 
 import pytest
@@ -227,10 +228,11 @@ def test_a_changed_step_may_be_confirmed_by_an_option(folder):
 
 
 async def test_a_flow_without_state_is_resumed_without_a_folder(folder):
-    """A flow that only maps records needed a disk, or wrote all outputs again at each start."""
+    """A flow that only maps records needed a disk, or wrote all outputs again at each start, or told of checkpoints."""
     for start, options in ((0, ()), (10, ("--checkpoint-interval", "5"))):
         ran = streamiter("run", "job.py:copies", *options, cwd=folder)
         assert ran.returncode == 0, ran.stderr
+        assert re.search(r", 10 records read\npositions: 1 committed, the last in \S+ s\n$", ran.stderr)
         assert await committed(folder) == list(range(start + 10))
         await write(folder, range(start + 10, start + 20))
     assert streamiter("run", "job.py:copies", "--restore", "none", cwd=folder).returncode == 0

@@ -299,6 +299,14 @@ def test_a_value_that_cannot_be_aggregated_is_refused(message: str) -> None:
     assert str(refused.value).startswith(message)
 
 
+def test_the_error_of_a_missing_field_names_the_aggregate() -> None:
+    """Of five aggregates with names, the error told of "aggregate(value)"."""
+    with pytest.raises(
+        ValueError, match=r"aggregate\(spent\): expected a record with the field 'price', given one with"
+    ):
+        Aggregates.of([], {"orders": "count", "spent": ("sum", "price")}).values_of({"cost": 1})
+
+
 def test_a_quantile_knows_zeros_signs_and_not_a_number() -> None:
     median = quantile(0.5)
     not_a_number = float("nan")

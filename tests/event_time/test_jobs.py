@@ -195,6 +195,8 @@ def test_records_without_a_valid_time_follow_the_policy() -> None:
     assert [row[1] for row in asyncio.run(letters())] == [1, 2]
     with pytest.raises(JobFailed, match=r"(?s)event_time.*expected a time, given None"):
         results(lambda flow: flow.from_items([{"at": None}]).event_time("at", unit="ms"))
+    with pytest.raises(JobFailed, match=r"(?s)expected a date and time of ISO 8601, such as 2.*, given '1\.3\.2026'"):
+        results(lambda flow: flow.from_items([{"at": "1.3.2026"}]).event_time("at", unit="iso"))
 
 
 class Visit:

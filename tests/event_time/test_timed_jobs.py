@@ -258,12 +258,16 @@ def test_a_value_that_is_no_number_ends_the_job_with_the_reason() -> None:
 def test_late_records_are_counted_and_the_first_one_is_told_where_they_are_dropped(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Windows of a topic in no order were half empty, and only the statistics told why."""
+    """Windows of a topic in no order were half empty, and only the fields of statistics told why, not their table."""
     flow = Flow("statistics")
     found = by_key(flow, [Record("a", 1), Record("a", 25), Record("b", 2), Record("b", 31)])
     found.window(tumbling(0.01), name="windows").aggregate("count").collect()
     found.interval_join(found, lower_s=0, upper_s=0, name="pairs", late=LATE).collect()
-    [windows, pairs] = [step for task in flow.run().tasks for step in task.steps if step.step in ("windows", "pairs")]
+    statistics = flow.run()
+    [windows, pairs] = [step for task in statistics.tasks for step in task.steps if step.step in ("windows", "pairs")]
+    head, *rows = [line.split() for line in str(statistics).splitlines()[1:]]
+    assert head == ["step", "in", "out", "in/s", "late", "kept"]
+    assert {row[0]: row[4:] for row in rows if row[4:]} == {"windows": ["1"], "pairs": ["2", "2"]}
     assert (windows.late, windows.kept) == (1, 0)
     assert (pairs.late, pairs.kept) == (2, 2)  # A job that reads on may bring their partners.
     [told] = caplog.messages

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from streamiter import Columns, Flow, topic
-from streamiter.errors import ConfigurationError, JobFailed, ModelError
+from streamiter.errors import ConfigurationError, GraphError, JobFailed, ModelError
 from streamiter.learn import ForeignModel, train_online
 from streamiter.learn.model_owner import OwnerOptions, PublishSchedule
 from streamiter.learn.online.foreign_models import ForeignOwner, fields_of
@@ -247,5 +247,47 @@ def test_rows_without_a_label_follow_the_policy() -> None:
     records = [*RECORDS[:5], {"x": 1.0}, RECORDS[5] | {"y": None}, RECORDS[6] | {"y": float("nan")}, *RECORDS[5:]]
     models, _ = trained(mean(), records, on_error="skip")
     assert models[-1].records == len(RECORDS)
-    with pytest.raises(JobFailed, match="expected a field 'y'"):
+    with pytest.raises(JobFailed, match="expected a record with the field 'y', given one with 'x'; write"):
         trained(mean(), records)
+
+
+@pytest.mark.parametrize("task", ["classification", "regression"])
+def test_no_prediction_for_a_row_is_an_error(task: Any) -> None:
+    """None counted as a label of its own, or as NaN, and the quality of the model was reported without a word."""
+    records = [{"x": n, "y": n % 2 > 0} for n in range(4)]
+    with pytest.raises(JobFailed, match=r"ForeignModel\(predict=\): expected .* for each row, given None; return one"):
+        trained(mean(task=task, predict=lambda model, features: None), records)
+
+
+def test_a_saved_text_is_an_error_that_says_what_to_return() -> None:
+    """The error said "a bytes-like object is required", and not which function returned what."""
+    with pytest.raises(
+        JobFailed, match=r"ForeignModel\(save=\): expected bytes, given 'text'; of a text return text\."
+    ):
+        trained(mean(save=lambda model: "text"))
+
+
+class OfOtherLibrary:
+    """Learns row by row."""
+
+    def learn_one(self, features: Any, label: Any) -> None:
+        """Learn nothing."""
+
+    def __repr__(self) -> str:
+        return "OfOtherLibrary()"
+
+
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [
+        (OfOtherLibrary(), r"expected a function, given OfOtherLibrary\(\); .* give a ForeignModel\(…\)"),
+        (OfOtherLibrary, r"a LinearModel, given one that makes OfOtherLibrary\(\); .* give a ForeignModel\(…\)"),
+        (mean(learn=lambda model, x: None), r"ForeignModel\(learn=\): .* called as f\(model, features, label\), given"),
+        (mean(predict=lambda x: 1.0), r"ForeignModel\(predict=\): .* called as f\(model, features\), given"),
+    ],
+    ids=["an object", "a class", "learn without a label", "predict without a model"],
+)
+def test_a_model_of_another_library_is_told_what_it_needs(model: Any, expected: str) -> None:
+    """The error told the author of a learner to write a LogisticRegression, or to give features."""
+    with pytest.raises(GraphError, match=expected):
+        trained(model)

@@ -243,9 +243,17 @@ GOOD = [{"km": float(n % 7), "town": "Rome", "late": n % 7 > 3, "w": 1.0} for n 
 
 
 BAD_RECORDS: list[tuple[Any, str, str]] = [
-    ({"km": 1.0, "w": 1.0}, "read", "train_online(label=): expected a field 'late', given a record without"),
-    ({"km": 1.0, "late": True}, "read", "train_online(weight=): expected a field 'w', given a record without"),
-    (None, "read", "train_online(label=): expected a field 'late', given a record without"),
+    (
+        {"km": 1.0, "w": 1.0},
+        "read",
+        "train_online(label=): expected a record with the field 'late', given one with 'km', 'w'",
+    ),
+    (
+        {"km": 1.0, "late": True},
+        "read",
+        "train_online(weight=): expected a record with the field 'w', given one with 'km', 'late'",
+    ),
+    (None, "read", "train_online(label=): expected a record with the field 'late', given None, which has no fields"),
     ({"km": [1], "late": True, "w": 1.0}, "read", "expected a number, a text or None in the field 'km', given [1]"),
     ({"km": 1.0, "late": True, "w": -1.0}, "read", "expected finite sample weights of 0 or more, given -1.0"),
     ({"km": 1.0, "late": True, "w": "x"}, "read", "expected sample weights as numbers"),

@@ -113,6 +113,13 @@ async def test_an_id_is_looked_up_once(
     assert len(proxy.asked) == 3
 
 
+async def test_sinks_register_one_schema_at_the_same_moment(schema_registry: RegistryServer, topic_prefix: str) -> None:
+    """A sink of two subtasks ended its job at every second first start: the registry refused one of both."""
+    for turn in range(5):
+        sinks = [encoder(Avro(schema_registry.url, CLICK), f"{topic_prefix}{turn}") for _ in range(3)]
+        assert len({sink.schema_id for sink in await asyncio.gather(*sinks)}) == 1
+
+
 async def test_few_schemas_are_kept(
     schema_registry: RegistryServer, proxy: RegistryProxy, topic_prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -23,7 +23,7 @@ at once; ``failed``: ended by an error."""
 REPORT_EVERY_S: Final = 1.0
 """A process reports to process 0 as often as a person looks; a report of a thousand channels is 200 KB."""
 
-STEP_COLUMNS: Final = ("step", "in", "out", "in/s", "epoch", "rejected", "waiting", "lag", "process")
+STEP_COLUMNS: Final = ("step", "in", "out", "in/s", "epoch", "rejected", "late", "kept", "waiting", "lag", "process")
 """The columns of ``JobStatistics.step_rows``."""
 
 
@@ -317,6 +317,8 @@ class JobStatistics:
             fed_back = sum(channel.records for task in heads for channel in task.feedback)
             lag = sum(sum(task.lag.values()) for task in heads)
             epoch = min(task.epoch_watermark for task in tasks)
+            own = [step for task in tasks for step in task.steps if step.step == name]
+            late, kept = sum(step.late for step in own), sum(step.kept for step in own)
             rows.append(
                 (
                     name,
@@ -324,7 +326,7 @@ class JobStatistics:
                     f"{counts.records_out:,}",
                     _count(round((counts.records_in - before) / seconds)),
                     f"{epoch:,}" if epoch >= 0 else "",
-                    *map(_count, (counts.rejected, waiting + fed_back, lag)),
+                    *map(_count, (counts.rejected, late, kept, waiting + fed_back, lag)),
                     self.processes_of(name),
                 )
             )

@@ -274,7 +274,7 @@ class ForeignOwner(ModelOwner, Generic[Model]):
         return self._learned.records
 
     def parameters(self) -> object:
-        return {"saved": np.frombuffer(self._functions.save(self._model), dtype=np.uint8)}
+        return {"saved": np.frombuffer(self._saved(), dtype=np.uint8)}
 
     def state(self) -> dict[str, object]:
         return self._learned.state()
@@ -323,6 +323,12 @@ class ForeignOwner(ModelOwner, Generic[Model]):
     ) -> None:
         if not predictions:
             return
+        if any(prediction is None for prediction in predictions):
+            wanted = "a number" if self._functions.task == "regression" else "a probability, a mapping or a label"
+            raise ConfigurationError(
+                f"{_NAME}(predict=): expected {wanted} for each row, given None; return one for a row that the model "
+                "does not know, too"
+            )
         kind: ValidationKind = "regression"
         if self._functions.task == "regression":
             found, targets = np.array(predictions, dtype=np.float64), np.array(labels, dtype=np.float64)
@@ -345,7 +351,15 @@ class ForeignOwner(ModelOwner, Generic[Model]):
         return self._learned.classes.setdefault(label, len(self._learned.classes))
 
     def snapshot(self) -> dict[str, Any]:
-        return super().snapshot() | {"model": self._functions.save(self._model)}
+        return super().snapshot() | {"model": self._saved()}
+
+    def _saved(self) -> bytes:
+        saved = self._functions.save(self._model)
+        if not isinstance(saved, bytes):
+            raise ConfigurationError(
+                f"{_NAME}(save=): expected bytes, given {shortened(saved)}; of a text return text.encode()"
+            )
+        return saved
 
     def restore(self, state: dict[str, Any]) -> None:
         super().restore(state)

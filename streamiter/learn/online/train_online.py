@@ -20,11 +20,13 @@ from streamiter.errors import GraphError, shortened
 from streamiter.flow.building import functions_before
 from streamiter.flow.event_time import comes_from_join, is_labelled_by_join, numbers_of_event_time
 from streamiter.flow.flow import all_or_nothing, check_stream, connect, step_names
+from streamiter.flow.graph_checks import check_user_function
 from streamiter.flow.stream import Stream
 from streamiter.iteration.api import iterate_unbounded_streams
 from streamiter.iteration.config import IterationBodyResult, IterationConfig
 from streamiter.iteration.stamping import epochs_every
 from streamiter.learn.gradients.features import StandardScaler
+from streamiter.learn.gradients.linear import LinearModel
 from streamiter.learn.gradients.training import BroadcastSteps, EpochSteps, MakeModel, ParameterOwner, check_makes_model
 from streamiter.learn.labels import Label, LearningTask
 from streamiter.learn.late_labels.delayed_labels import (
@@ -479,6 +481,9 @@ def _by_foreign(
 ) -> TrainingBody:
     """Return the loop in which the owner has a model of another library."""
     named = shared.named
+    with_weight = ["weight"] if weight is not None else []
+    check_user_function(model.learn, "ForeignModel(learn=)", ["model", "features", "label", *with_weight])
+    check_user_function(model.predict, "ForeignModel(predict=)", ["model", "features"])
 
     def make_owner() -> ForeignOwner[Any]:
         made_of = LabelFields.of(label, features)
@@ -507,8 +512,17 @@ def _extract_of(
 
 def _makes_adaptive(model: object) -> bool:
     """Whether ``model`` makes a model that learns row by row."""
+    of_others = "for a model of another library, or of your own, give a ForeignModel(…)"
+    if not callable(model) and not isinstance(model, LinearModel):
+        raise GraphError(f"train_online(model=): expected a function, given {shortened(model)}; {of_others}")
     check_makes_model("train_online", model)
-    return callable(model) and isinstance(model(), AdaptiveLinearModel)
+    made = cast(Callable[[], object], model)()
+    if not isinstance(made, (LinearModel, AdaptiveLinearModel)):
+        raise GraphError(
+            "train_online(model=): expected a function that makes a LinearModel, given one that makes "
+            f"{shortened(made)}; {of_others}"
+        )
+    return isinstance(made, AdaptiveLinearModel)
 
 
 def _check_beside(beside: OnlineTraining, *, is_by_row: bool, synchronous: bool) -> None:

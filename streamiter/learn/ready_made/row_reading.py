@@ -27,7 +27,7 @@ from streamiter.learn.rows import (
     rows_to_record,
 )
 from streamiter.operators.declared_state import GREATEST, NESTED, SharedOperator, declared, for_all
-from streamiter.operators.functions import values_at_once
+from streamiter.operators.functions import no_field, values_at_once
 from streamiter.operators.operator import Context
 from streamiter.operators.output import Output
 from streamiter.values.field_kinds import Readings
@@ -264,8 +264,9 @@ def values_of(mini_batch: Batch, field: str | Callable[[Any], Any], what: str) -
     try:
         return [record[field] for record in mini_batch]
     except (KeyError, TypeError, IndexError):
-        bad = [row for row, record in enumerate(mini_batch) if not _has(record, field)]
-        raise BadRows(bad, f"{_TRAINING}({what}=): expected a field {field!r}, given a record without") from None
+        argument, records = f"{_TRAINING}({what}=)", enumerate(mini_batch)
+        bad = {row: str(no_field(argument, field, record)) for row, record in records if not _has(record, field)}
+        raise BadRows(bad, next(iter(bad.values())), bad) from None
 
 
 def _has(record: Any, field: str) -> bool:

@@ -70,7 +70,7 @@ class Aggregates:
                 f"aggregate: expected one aggregate, or several by name, given {len(one)} without a name and "
                 f'{len(named)} by name; write aggregate("count") or aggregate(clicks="count", spent=("sum", "price"))'
             )
-        parsed = [_parsed(spec) for spec in (one or named.values())]
+        parsed = [_parsed(spec, name) for name, spec in (named or {"value": one[0]}).items()]
         return Aggregates(tuple(named) or None, [each for each, _ in parsed], [value for _, value in parsed])
 
     def copy(self, *, is_atomic: bool = False) -> Aggregates:
@@ -224,10 +224,10 @@ _ONE: Final = ("value",)
 class FieldOf:
     """Returns a field of a record, by key or by attribute; of ``Columns`` the column."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, argument: str) -> None:
         self.name = name
         self.__qualname__ = f"field {name!r}"
-        self._of_record = field_or_function("aggregate(value)", name)
+        self._of_record = field_or_function(argument, name)
 
     def __call__(self, record: Any, /) -> Any:
         return self._of_record(record)
@@ -260,7 +260,7 @@ def _array_of(values: list[Any]) -> Array | None:
         return None
 
 
-def _parsed(spec: AggregateSpec) -> tuple[Aggregate, ValueOf | None]:
+def _parsed(spec: AggregateSpec, name: str) -> tuple[Aggregate, ValueOf | None]:
     kind, *value = spec if isinstance(spec, tuple) else (spec,)
     if isinstance(kind, str):
         if kind not in BY_NAME:
@@ -277,7 +277,8 @@ def _parsed(spec: AggregateSpec) -> tuple[Aggregate, ValueOf | None]:
     if not value:
         return kind, None
     of = value[0]
-    return kind, FieldOf(of) if isinstance(of, str) else plain_function("aggregate(value)", of)
+    argument = f"aggregate({name})"
+    return kind, FieldOf(of, argument) if isinstance(of, str) else plain_function(argument, of)
 
 
 _EXACT_TYPES: Final = frozenset(map(np.dtype, ["?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f4", "f8"]))
