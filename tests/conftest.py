@@ -8,7 +8,14 @@ from pathlib import Path
 import hypothesis
 import pytest
 from _pytest.doctest import DoctestModule
-from support.kafka_fixtures import breakable_broker, broker_to_break, kafka_broker, logs_of_brokers, topic_prefix
+from support.kafka_fixtures import (
+    breakable_broker,
+    broker_to_break,
+    kafka_broker,
+    logs_of_brokers,
+    stop_unused_broker,
+    topic_prefix,
+)
 from support.ray_fixtures import cluster
 from support.registry_server import schema_registry
 from support.s3_server import s3_server, s3_url
@@ -96,6 +103,12 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     if report.failed:
         report.sections.extend(logs_of_brokers(item.config))
     return report
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Stop the broker that tests break, where the next test breaks none."""
+    stop_unused_broker(item, nextitem)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -321,9 +321,9 @@ def expected_joins() -> Counter[Any]:
     ("before", "after", "kept"),
     [
         *((1, 3, kept) for kept in ("in memory", "on disk")),  # and back to one subtask
-        *((2, 3, kept) for kept in ("in memory", "either")),
+        (2, 3, "either"),
         (2, 2, "on disk"),
-        *in_soak((3, 1, "in memory"), (3, 1, "on disk"), (2, 2, "either")),
+        *in_soak((2, 3, "in memory"), (3, 1, "in memory"), (3, 1, "on disk"), (2, 2, "either")),
     ],
 )
 @pytest.mark.parametrize(

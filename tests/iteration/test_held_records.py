@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from iteration.iteration_support import CutItems, Dawdle, ended, run, run_shuffled
-from support.soak import ForEachSeed
+from support.soak import ForEachSeed, in_soak
 from support.waiting import PATIENCE_S
 
 from streamiter import (
@@ -196,7 +196,7 @@ def check_program(seed: int) -> None:
     run_shuffled(main(), seed)
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", [*range(4), *in_soak(*range(4, 8))])
 def test_any_program_sets_aside_a_few_channels_and_loses_nothing(seed: int) -> None:
     """The records set aside grew with each checkpoint, or a job stalled because it waited for room that never came."""
     check_program(seed)

@@ -121,7 +121,7 @@ def test_late_labels_are_learned_one_by_one_whatever_the_batches_are(schedule: A
     question are as old as the question.
     """
     embeddings = replace(SMALL, expire=1.0)
-    given = events(1_300 if schedule == "expected" else 200)
+    given = events(1_200 if schedule == "expected" else 120)
     loop = Loop(given, schedule, make_model=lambda: new(embeddings))
     for rows in (29 if schedule == "expected" else 7, len(given)):
         found = Trained(

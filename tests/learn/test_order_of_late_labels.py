@@ -53,7 +53,7 @@ from streamiter.topics import MemoryBroker, OutgoingBatch
 @pytest.mark.parametrize("bound_ms", [0, 700])
 def test_events_are_learned_one_by_one_whatever_the_batches_are(schedule: Any, bound_ms: int) -> None:
     """Waits ended once for each transport batch: on a backlog thousands of equal labels were learned at a time."""
-    count = 1_500 if schedule == "expected" else 300  # It begins after 1,000 questions.
+    count = 1_250 if schedule == "expected" else 200  # It begins after 1,000 questions.
     given = events(count, disorder_ms=bound_ms)
     loop = Loop(given, schedule, bound_ms=bound_ms)
     assert min(loop.late, len(given) - loop.late) > 30
@@ -68,7 +68,7 @@ def test_events_are_learned_one_by_one_whatever_the_batches_are(schedule: Any, b
         assert found.metrics["count"] == len(loop.labels) == count
         assert (found.late, found.records) == (loop.late, count)
 
-    for rows in (7 if bound_ms else 1 if count == 300 else 20, len(given)):
+    for rows in (7 if bound_ms else 1 if count == 200 else 20, len(given)):
         check(Trained(labels, lambda flow, n=rows: timed(flow.from_source(source_of(given, n)), bound_ms)))
     cuts: list[dict[str, Any]] = [{"mini_batch": 1}] if schedule == "weighted" and not bound_ms else []
     cuts += [{"mini_batch": 50, "mode": "synchronous", "workers": 2} if bound_ms else {"mini_batch": 13, "workers": 3}]

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import orjson
 import pytest
+from support.soak import in_soak
 
 from streamiter import Columns, Flow
 from streamiter.errors import DecodeError
@@ -162,19 +163,17 @@ SETTINGS = {
 }
 
 
-@pytest.mark.parametrize("cut", [70, 300])
+@pytest.mark.parametrize(("cut", "is_plain"), [(70, False), (300, False), (300, True), *in_soak((70, True))])
 @pytest.mark.parametrize("name", SETTINGS)
-async def test_columns_teach_what_dicts_teach(name: str, cut: int) -> None:
+async def test_columns_teach_what_dicts_teach(name: str, cut: int, is_plain: bool) -> None:
     """A column with other values than the dicts would let the weights depend on how the events are read."""
-    settings = SETTINGS[name]
-    for seed, is_plain in ((cut, True), (cut + 1, False)):
-        values = events(seed, 1_800, is_plain=is_plain)
-        expected = await learned(settings, values, cut, dicts)
-        given = await learned(settings, values, cut, decoder_for)
-        for what, items in expected.items():
-            assert same(given[what], items), (what, is_plain)
-        assert expected["predictions"]
-        assert is_plain or expected["refused"]
+    values = events(cut if is_plain else cut + 1, 1_800, is_plain=is_plain)
+    expected = await learned(SETTINGS[name], values, cut, dicts)
+    given = await learned(SETTINGS[name], values, cut, decoder_for)
+    for what, items in expected.items():
+        assert same(given[what], items), what
+    assert expected["predictions"]
+    assert is_plain or expected["refused"]
 
 
 @pytest.mark.parametrize("name", SETTINGS)

@@ -192,10 +192,9 @@ def _attempt_of(hello: bytes) -> int:
     return int(attempt)
 
 
-SEEDS_OF_A_FLOW = 4
-"""So many seeds find eight of the eleven planted bugs, as eight seeds do. `make soak` tries further seeds."""
-SEEDS = SEEDS_OF_A_FLOW * len(FLOWS)
-SEEDS_OF_A_TEST = 28
+SEEDS = range(2 * len(FLOWS), 4 * len(FLOWS))
+"""These two of each flow find eight of the eleven planted bugs, as eight do. `make soak` tries further seeds."""
+SEEDS_OF_A_TEST = 22
 SEEDS_WITHOUT_STATE = 10
 
 
@@ -205,7 +204,7 @@ def without_a_log(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.CRITICAL)
 
 
-@pytest.mark.parametrize("first", range(0, SEEDS, SEEDS_OF_A_TEST))
+@pytest.mark.parametrize("first", SEEDS[::SEEDS_OF_A_TEST])
 def test_faults_do_not_change_the_committed_records(first: int) -> None:
     """Records could be lost in a restart or counted twice after a failed commit, or a loop could never end."""
     run_in_turn(range(first, first + SEEDS_OF_A_TEST))
@@ -215,8 +214,8 @@ def test_faults_do_not_change_the_committed_records(first: int) -> None:
 @pytest.mark.timeout(0)
 def test_faults_do_not_change_the_committed_records_under_further_seeds() -> None:
     """The seeds are new in each run: STREAMITER_SOAK_RUNS seeds, starting with STREAMITER_SOAK_SEED."""
-    first = int(os.environ.get("STREAMITER_SOAK_SEED", SEEDS)) * len(FLOWS)
-    run_in_turn(range(first, first + int(os.environ.get("STREAMITER_SOAK_RUNS", SEEDS))))
+    first = int(os.environ.get("STREAMITER_SOAK_SEED", SEEDS.stop)) * len(FLOWS)
+    run_in_turn(range(first, first + int(os.environ.get("STREAMITER_SOAK_RUNS", SEEDS.stop))))
 
 
 def doubled(simulation: Simulation) -> Flow:
@@ -237,11 +236,15 @@ def test_faults_do_not_change_what_a_job_without_state_commits() -> None:
         undisturbed = simulate(doubled, seed, has_store=False, undisturbed=undisturbed).undisturbed
 
 
-SEEDS_IN_PROCESSES = 3
+SEEDS_IN_PROCESSES = 2
 """They find five of the six planted bugs, as more do. `make soak` tries further seeds."""
 
-# One seed in fifteen makes a process silent; the first sixty are not among these.
-SEEDS_THAT_FIND = {hear_no_silence: range(60, 120)}
+# One seed in fifteen makes a process silent. Each range begins with the first seed that finds its bug now.
+SEEDS_THAT_FIND = {
+    begin_beside_a_lost_attempt: range(3, 80),
+    count_silence_from_the_start: range(3, 80),
+    hear_no_silence: range(69, 120),
+}
 
 
 def reduced(simulation: Simulation) -> Flow:
@@ -288,9 +291,10 @@ def test_a_bug_between_processes_is_found_and_replayed_by_its_seed(monkeypatch: 
     monkeypatch.setattr(
         ProcessMesh, "received", lambda self, link, message: self._kept is not None or received(self, link, message)
     )
-    found = [failure(reduced, range(20), processes=3, faults=Faults.none()) for _ in range(2)]
-    assert "ended" in found[0].what
-    assert (found[0].seed, found[0].trace_hash) == (found[1].seed, found[1].trace_hash)
+    found = failure(reduced, range(5, 20), processes=3, faults=Faults.none())  # The first five do not show it.
+    assert "ended" in found.what
+    again = failure(reduced, range(found.seed, found.seed + 1), processes=3, faults=Faults.none())
+    assert (again.what, again.trace_hash) == (found.what, found.trace_hash)
 
 
 @pytest.mark.parametrize(
@@ -323,7 +327,7 @@ SEEDS_OF_BUGS = range(40)
 """If a bug needs more seeds than these, the suite would not find it soon enough."""
 
 # Barriers at different clocks stop a run for ever only if they are the last: one seed in fifty shows it.
-OTHER_SEEDS = {pass_barriers_at_different_clocks: range(60, 100)}
+OTHER_SEEDS = {pass_barriers_at_different_clocks: range(63, 100)}
 
 
 @pytest.mark.parametrize(

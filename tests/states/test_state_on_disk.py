@@ -43,7 +43,7 @@ PLAIN = PlainData()
 
 SmallDisk = tuple[Path, Callable[[], bool]]
 
-RECORDS, BATCH, KEYS = 3_000, 100, 400
+RECORDS, BATCH, KEYS = 1_800, 100, 400
 
 
 class Paced(Source):

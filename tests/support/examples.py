@@ -3,7 +3,7 @@
 If one example in a thousand shows a fault, 5,000 examples nearly always find the fault, and 40 examples nearly
 never. That many examples must be cheap: tests of pure data (no tasks, files or processes) use
 ``@random_examples(make)``, where ``make`` builds an example from a ``random.Random``. The cost is a small part of the
-cost of a ``hypothesis`` strategy. A test of expensive examples ends after .1 s, but not before 50 examples;
+cost of a ``hypothesis`` strategy. A test of expensive examples ends after .05 s, but not before 50 examples;
 each run has other examples, and ``make soak`` runs all (``STREAMITER_EXAMPLES`` replaces the 5,000).
 
 All other property tests use the few examples of the profile in ``tests/conftest.py``.
@@ -26,7 +26,7 @@ __all__ = ["EXAMPLES", "random_examples"]
 
 EXAMPLES: Final = 5_000
 # After this processor time, a test of expensive examples ends, once it has run so many examples.
-_ENOUGH_S: Final = 0.1
+_ENOUGH_S: Final = 0.05
 _FEWEST: Final = 50
 # The time limit for the search for a smaller failing example.
 _SHRINKING_S: Final = 5.0

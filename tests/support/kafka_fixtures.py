@@ -22,6 +22,7 @@ __all__ = [
     "kafka_broker",
     "logs_of_brokers",
     "skip_without_java",
+    "stop_unused_broker",
     "topic_prefix",
 ]
 
@@ -133,9 +134,18 @@ def broker_to_break(pytestconfig: pytest.Config) -> Iterator[KafkaServer]:
 @pytest.fixture
 def breakable_broker(broker_to_break: KafkaServer) -> Iterator[KafkaServer]:
     """Return the broker to break, which runs again after the test."""
+    broker_to_break.start()
     yield broker_to_break
     broker_to_break.start()
     broker_to_break.resume()
+
+
+def stop_unused_broker(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Stop the broker that tests break behind the last of these: until the end it would take a fortieth of a core."""
+    name = "broker_to_break"
+    broker: KafkaServer | None = (getattr(item, "funcargs", None) or {}).get(name)
+    if broker is not None and nextitem is not None and name not in getattr(nextitem, "fixturenames", ()):
+        broker.stop()
 
 
 @pytest.fixture
