@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -22,8 +22,7 @@ from streamiter.values.helpers.importing import need_package
 from streamiter.values.named_rows import NamedRows
 from streamiter.values.numbers import Array, Float32s, Floats, Indices, one_of, whole_number
 
-if TYPE_CHECKING:  # One needs the other, and few catalogues an index.
-    from streamiter.models.linear_predictor import LinearPredictor
+if TYPE_CHECKING:  # Few catalogues have an index.
     from streamiter.models.vector_index import VectorIndex
 
 ApproximateIndex = Literal["faiss"]
@@ -39,6 +38,18 @@ _ROUNDING: Final = 1e-6
 # The values of so many candidates of an index are computed, at least, and for each of the best that are wanted.
 _FOUND_LEAST: Final = 200
 _FOUND_FOR_EACH: Final = 20
+
+
+class Ranker(Protocol):
+    """What a catalogue needs of ``LinearPredictor``."""
+
+    subject: str
+
+    def top_k(self, row: Mapping[str, Any], candidates: Candidates, k: int = 10) -> list[RankedCandidate]:
+        """Return the best candidates."""
+
+    def ranking_model(self) -> StandardizedModel:
+        """Return the model. Raises ``ModelError`` for one that cannot rank."""
 
 
 class Catalogue:
@@ -58,7 +69,7 @@ class Catalogue:
         self,
         subject: str,
         candidates: Candidates,
-        predictor: Callable[[], LinearPredictor],
+        predictor: Callable[[], Ranker],
         approximate: ApproximateIndex | None,
     ) -> None:
         """``predictor`` returns the one that answers now."""
@@ -72,7 +83,7 @@ class Catalogue:
         self._approximate = approximate
         self._index: VectorIndex | None = None
         # An answer and a newer version may be under way at the same time, each in its thread.
-        self._found: WeakKeyDictionary[LinearPredictor, _FoundItems] = WeakKeyDictionary()
+        self._found: WeakKeyDictionary[Ranker, _FoundItems] = WeakKeyDictionary()
         self._newest: _FoundItems | None = None
         with suppress(ModelError):  # The model may come later; all other errors are those of each answer.
             self.find(predictor())
@@ -109,7 +120,7 @@ class Catalogue:
             values = found.model.predict_beside(own, found.rows[at])
         return ranked(candidates, values, count, predict.subject, at)
 
-    def find(self, predict: LinearPredictor) -> _FoundItems:
+    def find(self, predict: Ranker) -> _FoundItems:
         """Find the candidates' features for a version. Another thread may call it while a version before answers."""
         model, before = predict.ranking_model(), self._newest
         is_read_alike = before is not None and before.model.reading == model.reading
@@ -160,8 +171,9 @@ class _Products:
         for block in embeddings.found(rows):
             weights, totals, squares = embeddings.sums(block)
             some = slice(start, start := start + len(block.at))
-            own = weights + embeddings.products[:, None] * (np.einsum("hrk,hrk->hr", totals, totals) - squares)
-            of_experts[:, 0, some] = own
+            if len(block.own) > 1 or block.numbers.any():  # Else a candidate has no pairs of its own.
+                weights += embeddings.products[:, None] * (np.einsum("hrk,hrk->hr", totals, totals) - squares)
+            of_experts[:, 0, some] = weights
             of_experts[:, 1:, some] = totals.transpose(0, 2, 1)
             self._order[some] = block.at
         self.numbers[0] = model.scores(rows)[self._order, 0]

@@ -223,7 +223,7 @@ def test_an_approximate_catalogue_finds_most_of_the_best_of_each_version() -> No
             assert [each.value for each in answer] == sorted((each.value for each in answer), reverse=True)
             assert all(best[each.position] == each for each in answer if each.position in best)
             found += sum(each.position in best for each in answer)
-        assert found >= 180, part
+        assert found >= 165, part
 
 
 def test_an_approximate_catalogue_refuses_scores_that_are_no_products() -> None:
