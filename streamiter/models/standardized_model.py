@@ -532,8 +532,11 @@ class StandardizedModel:
         columns = [self._columns[rows.fields[position]] for position in known]
         numbers = rows.numbers[:, known]
         x = clipped(numbers, numbers - self._center[columns], self._limit[columns])
-        # With BLAS the last bit of a row depends on the rows around it.
-        scores: Floats = np.einsum("rc,cs->rs", np.ascontiguousarray(x), self._weights[columns])
+        weights = self._weights[columns]
+        if weights.shape[1] == 1:  # Of candidates not even the last bit may depend on the rows around, as in BLAS.
+            scores: Floats = np.einsum("rc,c->r", np.ascontiguousarray(x), weights[:, 0])[:, None]
+        else:
+            scores = x @ weights
         for position in self._known_places(rows):
             at = self._positions(rows.places[:, position])
             if rows.place_values is None:
