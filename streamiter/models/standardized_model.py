@@ -24,7 +24,7 @@ from streamiter.values.crossed_rows import Cross
 from streamiter.values.field_kinds import HUGE, are_texts, is_no_time, prepared_value
 from streamiter.values.hashes import place_of_text
 from streamiter.values.known_fields import BadKind, of_reader, published_fields
-from streamiter.values.named_rows import ABSENT, FieldReader, NamedRows, clipped, named_matrix
+from streamiter.values.named_rows import ABSENT, FieldReader, NamedRows, clipped, is_none, named_matrix
 from streamiter.values.numbers import NUMBERS, Array, Floats, Indices, is_number, sigmoid
 from streamiter.values.records import Columns, columns_of_table
 from streamiter.values.sparse_rows import SparseRows, rows_to_predict, sparse_if_scipy, sums_by
@@ -275,7 +275,7 @@ class StandardizedModel:
         """Return the parts of one row of fields; about as fast as a prediction."""
         intercept = self._weight_of(self.intercept)
         nothing = intercept * 0.0
-        known = [name for name, value in row.items() if name in self.known or _is_none(value) or is_no_time(value)]
+        known = [name for name, value in row.items() if name in self.known or is_none(value) or is_no_time(value)]
         parts = {name: self._score_of_fields(self._prepared({name: row[name]}), nothing) for name in known}
         names = self.crosses.names
         crosses = {name: nothing + self._score_of_cross(cross, prepared, []) for cross, name in names.items()}
@@ -367,7 +367,7 @@ class StandardizedModel:
             elif are_texts(value):
                 if name in self._texts:
                     found += [self._text_feature(name, text) for text in dict.fromkeys(value)]
-            elif _is_none(value) or is_no_time(value):
+            elif is_none(value) or is_no_time(value):
                 found.append(self._text_feature(name, None))
         return found
 
@@ -398,7 +398,7 @@ class StandardizedModel:
             elif are_texts(value):
                 for text in dict.fromkeys(value):
                     score = self._score_of_fields({name: text}, score)
-            elif _is_none(value):
+            elif is_none(value):
                 score = score + self._text_weight(name, value)
             elif (column := self._numeric.get(name)) is not None:
                 if not isinstance(value, NUMBERS):
@@ -513,7 +513,7 @@ class StandardizedModel:
             rows = [self._with_vectors_as_fields(row) for row in given]
             known = self.known
             given = [
-                {name: value for name, value in row.items() if name in known or _is_none(value) or is_no_time(value)}
+                {name: value for name, value in row.items() if name in known or is_none(value) or is_no_time(value)}
                 for row in rows
             ]
         return self._as_known(self._reader.rows(given), given)
@@ -593,11 +593,6 @@ class StandardizedModel:
         table = np.full((1 << self._bits) + 1, len(self._places) - 1, np.int32)
         table[self._places[:-1]] = np.arange(len(self._places) - 1)
         return table
-
-
-def _is_none(value: object) -> bool:
-    """Whether the value is missing: None, or a number that counts as missing."""
-    return value is None or (isinstance(value, (int, float)) and not abs(value) <= HUGE)
 
 
 def _is_link(value: object) -> bool:

@@ -139,6 +139,11 @@ def is_missing(numbers: Floats) -> npt.NDArray[np.bool_]:
     return missing
 
 
+def is_none(value: object) -> bool:
+    """Whether the value is missing: None, or a number that counts as missing."""
+    return value is None or (isinstance(value, (int, float)) and not abs(value) <= HUGE)
+
+
 def clipped(values: Floats, differences: Floats, limits: Floats) -> Floats:
     """Return the differences within their limits, 0 where a value is missing."""
     x: Floats = np.minimum(np.maximum(differences, -limits), limits)
