@@ -131,7 +131,7 @@ bench-learning: $(VENV)/installed
 # The report is benchmarks/results/networks/results.md. Memory with features that come and go is proven with CHURN_ROWS=50000000.
 bench-networks: CHURN_ROWS ?= 10000000
 bench-networks: $(VENV)/installed
-	CHURN_ROWS=$(CHURN_ROWS) $(BIN)/python -m benchmarks networks-speed networks-versions networks-quality networks-churn networks-embeddings networks-embeddings-quality networks-freshness networks-follower --output benchmarks/results/networks
+	CHURN_ROWS=$(CHURN_ROWS) $(BIN)/python -m benchmarks networks-speed networks-versions networks-quality networks-churn networks-embeddings networks-embeddings-quality networks-catalogue networks-freshness networks-follower --output benchmarks/results/networks
 
 clean:
 	rm -rf $(VENV) demo-data

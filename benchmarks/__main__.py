@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Final
 
 from benchmarks.calls import calls
+from benchmarks.catalogue import catalogue_answers
 from benchmarks.checkpoints import checkpoint_cost, recovery
 from benchmarks.drift import drift
 from benchmarks.embeddings import embeddings_speed
@@ -88,6 +89,7 @@ BENCHMARKS: Final[Mapping[str, Callable[[Session], Iterable[Figure]]]] = Mapping
         "networks-churn": networks_churn,
         "networks-embeddings": embeddings_speed,
         "networks-embeddings-quality": embeddings_quality,
+        "networks-catalogue": catalogue_answers,
         "networks-freshness": networks_freshness,
         "networks-follower": networks_follower,
         "kafka-map": kafka_map,

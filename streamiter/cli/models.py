@@ -34,8 +34,8 @@ from streamiter.models import (
 )
 from streamiter.models.differences import texts_of_records, with_texts
 from streamiter.models.documents import EMBEDDINGS, SHAPES, members_in
-from streamiter.models.embedding_scores import EmbeddingFigures
 from streamiter.models.explanations import EFFECT_OF, Effects
+from streamiter.models.published_embeddings import EmbeddingFigures
 from streamiter.models.update import NO_RANK, shown_rank
 from streamiter.models.versions import last_updates
 from streamiter.topics import Topic

@@ -8,8 +8,9 @@ and values. The topic may be compacted.
 
 Each module imports from the modules before it: ``documents`` (parameters, the value), ``update`` (headers, keys),
 ``chunks``, ``stored_rows``, ``changes``, ``intake``, ``model_folder``, ``reader``, ``publisher``, ``shapes``,
-``shape_scores``, ``embedding_scores``, ``explanations``, ``model_crosses``, ``ranking``, ``standardized_model``,
-``linear_predictor``, ``versions``, ``differences``, ``served`` and ``rollbacks``.
+``shape_scores``, ``published_embeddings``, ``embedding_scores``, ``explanations``, ``model_crosses``, ``ranking``,
+``standardized_model``, ``vector_index``, ``catalogue``, ``linear_predictor``, ``versions``, ``differences``, ``served``
+and ``rollbacks``.
 """
 
 from typing import TYPE_CHECKING
@@ -21,6 +22,7 @@ from streamiter.models.served import NoModel, Prediction, ServedModel, ServedMod
 from streamiter.models.update import ChunkSet, ModelSnapshot, ModelUpdate
 
 if TYPE_CHECKING:
+    from streamiter.models.catalogue import ApproximateIndex, Catalogue
     from streamiter.models.differences import (
         ModelDifference,
         ScaleChange,
@@ -57,6 +59,7 @@ else:
     __getattr__, __dir__ = lazy_names(
         __name__,
         {
+            "streamiter.models.catalogue": "ApproximateIndex Catalogue",
             "streamiter.models.differences": "ModelDifference ScaleChange WeightChange model_comparison "
             "model_difference",
             "streamiter.models.linear_predictor": "LinearPredictor",
@@ -70,7 +73,9 @@ else:
     )
 
 __all__ = [
+    "ApproximateIndex",
     "Candidates",
+    "Catalogue",
     "ChunkSet",
     "EncoderState",
     "InitialModel",

@@ -217,7 +217,7 @@ SHAPES: Final = "shapes"
 """The parameter with the members of a model beside its linear one: see ``streamiter.models.shapes``."""
 
 EMBEDDINGS: Final = "embeddings"
-"""The parameter with the member that has a vector for each feature: see ``streamiter.models.embedding_scores``."""
+"""The parameter with the member that has a vector for each feature: see ``streamiter.models.published_embeddings``."""
 
 
 def members_in(parameters: object, name: str) -> Mapping[str, Any] | None:

@@ -1,11 +1,7 @@
-"""``PublishedEmbeddings``: the embeddings of a published model, and ``EmbeddingScores``, which computes their scores.
+"""``EmbeddingScores``: computes the scores of published embeddings, see ``streamiter.models.published_embeddings``.
 
-A *feature* is a text of a field, or a missing value; its *key* has the number of the field (10 bits, 0 for missing
-values), then the low 52 bits of the hash of field and text. Each known feature has a weight, and if it is admitted a
-vector; all others have the common vector of their field. Several features of a field count as their mean. A row is here
-the pooled features of its fields, and the standardized numbers of its numeric columns. Each *expert* has a *head* for
-each score: one, or one for each class. All heads have the same features, with weights and vectors of their own; the
-heads of the first expert come first. What a feature without a vector has learned is added to the common one.
+Several features of a field count as their mean. A row is here the pooled features of its fields, and the standardized
+numbers of its numeric columns.
 """
 
 from __future__ import annotations
@@ -14,17 +10,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import combinations
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
-from streamiter.errors import ModelError, shortened
-from streamiter.models.documents import EMBEDDINGS, are_names, checked_array, is_count, members_in, parameter_of
-from streamiter.models.stored_rows import StoredRows
+from streamiter.models.published_embeddings import HASH_BITS, PublishedEmbeddings
 from streamiter.values.field_kinds import HUGE
 from streamiter.values.named_rows import ABSENT, NamedRows, is_missing
-from streamiter.values.numbers import NUMBERS, Array, Floats, Indices, Integers, is_number
+from streamiter.values.numbers import NUMBERS, Floats, Indices, Integers
 
 EMBEDDINGS_OF_FIELDS: Final = "(embeddings)"
 """The name of the part that a network has in a score: it is no sum over fields."""
@@ -32,234 +25,24 @@ EMBEDDINGS_OF_FIELDS: Final = "(embeddings)"
 MISSING_VALUES: Final = "(missing values)"
 """The name of the field that the missing values of all fields are features of."""
 
-HASH_BITS: Final = 52
-"""The number of bits that a key has of the hash of its text."""
-
-FIELDS_MAX: Final = 1022
-"""The largest number of a field: a key has 10 bits for it, and 1023 is of no field."""
-
 DEVIATIONS_OF_LIMIT: Final = 10.0
 """The limit of a numeric column is this many deviations."""
-
-EmbeddingKind = Literal["fm", "deepfm", "wide and deep"]
-"""``fm``: factorization machines; ``deepfm``: with a network; ``wide and deep``: a network in place of one of them."""
-
-_KINDS: Final[tuple[EmbeddingKind, ...]] = get_args(EmbeddingKind)
-
-_Float32 = npt.NDArray[np.float32]
 
 # The vectors of this many rows of ten fields take some megabytes.
 _ROWS_AT_ONCE: Final = 4_096
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class EmbeddingHead:
-    """The numbers of one head; k is the number of factors."""
-
-    weights: _Float32
-    """(features,): the weight of each known feature; of all others it is 0."""
-    vectors: _Float32 | StoredRows
-    """(admitted features, k): their vectors, in memory or on disk."""
-    commons: _Float32
-    """(1 + text fields, k): the vectors of all other features, by the number of the field."""
-    numbers: _Float32
-    """(fields, 1 + k): weight and vector of each numeric field of the linear member."""
-    products: bool
-    """Whether the products of all pairs of vectors are added."""
-    layers: Sequence[tuple[_Float32, _Float32]]
-    """The weights (inputs, outputs) and the bias (outputs,) of each layer of the network; the last has one output."""
-    early_steps: _Float32
-    """(16,): what is added to a number of the common vector, by 4 bits of ``PublishedEmbeddings.early``."""
-    intercept: float
-    """The score of a row of which nothing is known."""
-    share: float
-    """The weight of the expert's prediction in the mixture; all its heads have the same."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class PublishedEmbeddings:
-    """The members of the mixture that have a vector for each admitted feature."""
-
-    kind: EmbeddingKind
-    """What the scores are made of."""
-    factors: int
-    """The length of a vector."""
-    text_fields: list[str]
-    """The fields with the numbers 1, 2, …."""
-    keys: Integers
-    """(features,): the keys of the known features, ascending."""
-    admitted: Integers
-    """(admitted features,): the keys of the features with a vector, ascending."""
-    early: npt.NDArray[np.uint8]
-    """(features, scores · k): what features without a vector have learned, 4 bits for each expert, the low ones for the
-    first; (0, scores · k): nothing."""
-    scale: float
-    """By which all but intercepts is multiplied: 1, or the deviation of the numbers to predict."""
-    scores: int
-    """The number of scores of an expert."""
-    experts: Sequence[EmbeddingHead]
-    """The heads. The shares of the experts add up to the share of the embeddings; all other members have the rest."""
-
-    @staticmethod
-    def of(given: Mapping[str, Any], subject: str, *, fields: int, scores: int) -> PublishedEmbeddings:
-        """Return the embeddings of a published model, whose linear member has ``fields`` numeric fields and ``scores``.
-
-        The arrays are taken as they are, without a copy. Raises ``ModelError`` for embeddings that do not fit.
-        """
-        subject = f"{subject}: embeddings"
-        kind = parameter_of(given, "kind", subject, "a text", lambda value: isinstance(value, str))
-        if kind not in _KINDS:
-            raise ModelError(
-                f"{subject}: expected 'kind' as one of {', '.join(_KINDS)}, given {kind!r}; the model is of a newer "
-                "version of streamiter, or damaged"
-            )
-        factors: int = parameter_of(given, "factors", subject, "a whole number above 0", is_count)
-        names: list[str] = parameter_of(given, "text_fields", subject, f"at most {FIELDS_MAX} names", _are_few_names)
-        keys, admitted = (_keys(given, name, subject, len(names)) for name in ("keys", "admitted"))
-        has_early = np.size(given.get("early", ())) > 0
-        early = _array(given, "early", subject, (len(keys) if has_early else 0, scores * factors), np.uint8)
-        experts = parameter_of(given, "experts", subject, "a list of experts", _are_objects)
-        if given.get("scores", 1) != scores or len(experts) % scores:
-            raise ModelError(
-                f"{subject}: expected experts for {scores} scores, as many as the model has, given {len(experts)} for "
-                f"{given.get('scores', 1)}; the model is damaged"
-            )
-        sizes = {
-            "features": len(keys),
-            "rows": len(admitted),
-            "fields": 1 + len(names),
-            "numbers": fields,
-            "factors": factors,
-        }
-        found = [_expert(each, f"{subject}: expert {number}", **sizes) for number, each in enumerate(experts)]
-        if (total := sum(each.share for each in found[::scores])) > 1.0 + _ROUNDING_OF_SHARES:
-            raise ModelError(f"{subject}: expected shares of at most 1 in all, given {total}; the model is damaged")
-        scale = float(parameter_of(given, "scale", subject, "a number", is_number))
-        return PublishedEmbeddings(kind, factors, names, keys, admitted, early, scale, scores, found)
-
-
-@dataclass(frozen=True, slots=True)
-class EmbeddingFigures:
-    """How much a published model has learned of features, and how much its embeddings count."""
-
-    kind: EmbeddingKind
-    """What the scores are made of."""
-    factors: int
-    """The length of a vector."""
-    fields: int
-    """The number of fields of texts."""
-    features: int
-    """The number of features that are known."""
-    admitted: int
-    """The number of these that have a vector."""
-    expired: int
-    """The number of features that have left so far because they had not occurred for too long."""
-    evicted: int
-    """The number of features that have left so far because there was no room."""
-    share: float
-    """The share of the embeddings in the prediction."""
-
-    @staticmethod
-    def of(parameters: object) -> EmbeddingFigures | None:
-        """Return the figures of published parameters; None without embeddings."""
-        if (given := members_in(parameters, EMBEDDINGS)) is None:
-            return None
-        experts = given["experts"]
-        return EmbeddingFigures(
-            given["kind"],
-            given["factors"],
-            len(given["text_fields"]),
-            len(given["keys"]),
-            len(experts[0]["vectors"]),
-            given.get("expired", 0),
-            given.get("evicted", 0),
-            float(sum(each["share"] for each in experts[:: given.get("scores", 1)])),
-        )
-
-
-# Shares are sums of rounded numbers.
-_ROUNDING_OF_SHARES: Final = 1e-9
-
-
-def _expert(
-    given: Mapping[str, Any], subject: str, *, features: int, rows: int, fields: int, numbers: int, factors: int
-) -> EmbeddingHead:
-    return EmbeddingHead(
-        weights=_array(given, "weights", subject, (features,), np.float32),
-        vectors=_vectors(given, subject, (rows, factors)),
-        commons=_array(given, "commons", subject, (fields, factors), np.float32),
-        numbers=_array(given, "numbers", subject, (numbers, 1 + factors), np.float32),
-        products=parameter_of(given, "products", subject, "true or false", lambda value: isinstance(value, bool)),
-        layers=_layers(given, subject, fields * factors + numbers),
-        early_steps=_array(given, "early_steps", subject, (16,), np.float32),
-        intercept=float(parameter_of(given, "intercept", subject, "a number", is_number)),
-        share=float(parameter_of(given, "share", subject, "a number from 0 to 1", _is_share)),
-    )
-
-
-def _vectors(given: Mapping[str, Any], subject: str, shape: tuple[int, int]) -> _Float32 | StoredRows:
-    stored = given.get("vectors")
-    if not isinstance(stored, StoredRows):
-        return _array(given, "vectors", subject, shape, np.float32)
-    if stored.shape != shape:
-        raise ModelError(f"{subject}: expected 'vectors' of shape {shape}, given {stored.shape}; the model is damaged")
-    return stored
-
-
-def _keys(given: Mapping[str, Any], name: str, subject: str, fields: int) -> Integers:
-    """Return the keys of features, whose fields have the numbers up to ``fields``."""
-    keys = _array(given, name, subject, (None,), np.int64)
-    if len(keys) and (keys[0] < 0 or keys[-1] >> HASH_BITS > fields or (keys[1:] <= keys[:-1]).any()):
-        raise ModelError(
-            f"{subject}: expected {name!r} in ascending order, of the fields 0 to {fields}, given {shortened(keys)}; "
-            "the model is damaged"
-        )
-    return keys
-
-
-def _places_in(known: Integers, keys: Integers) -> tuple[Indices, Indices]:
+def _places_in(known: Integers, keys: Integers) -> tuple[Indices | slice, Indices]:
     """Return which of the keys are among the known ones, which ascend, and where these are."""
     if not len(known):
         return np.zeros(0, np.intp), np.zeros(0, np.intp)
     at = known.searchsorted(keys)
     at[at == len(known)] = 0
-    is_known = np.flatnonzero(known[at] == keys)
-    return is_known, at[is_known]
-
-
-def _layers(given: Mapping[str, Any], subject: str, inputs: int) -> list[tuple[_Float32, _Float32]]:
-    """Return the layers; the first one has this number of inputs."""
-    layers = parameter_of(given, "layers", subject, "a list of layers", lambda value: isinstance(value, list))
-    found = []
-    for number, layer in enumerate(layers):
-        is_last, of_layer = number == len(layers) - 1, f"{subject}: layer {number}"
-        if not isinstance(layer, Mapping):
-            raise ModelError(f"{of_layer}: expected weights and a bias, given {shortened(layer)}; the model is damaged")
-        weights = _array(layer, "weights", of_layer, (inputs, 1 if is_last else None), np.float32)
-        inputs = weights.shape[1]
-        found.append((weights, _array(layer, "bias", of_layer, (inputs,), np.float32)))
-    return found
-
-
-def _array(given: Mapping[str, Any], name: str, subject: str, shape: tuple[int | None, ...], dtype: type[Any]) -> Array:
-    """Return an array as it is, or in this type if it has another one that can be cast to it."""
-    whole = np.issubdtype(dtype, np.integer)
-    return np.ascontiguousarray(checked_array(given, name, subject, shape, whole=whole), dtype)
-
-
-def _is_share(value: object) -> bool:
-    return isinstance(value, (int, float)) and 0.0 <= value <= 1.0
-
-
-def _are_objects(value: object) -> bool:
-    return isinstance(value, list) and bool(value) and all(isinstance(each, Mapping) for each in value)
-
-
-def _are_few_names(value: object) -> bool:
-    return are_names(value) and len(value) <= FIELDS_MAX  # type: ignore[arg-type]
-
-
-# ---- scores
+    is_known = known[at] == keys
+    if is_known.all():
+        return slice(None), at
+    there = np.flatnonzero(is_known)
+    return there, at[there]
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,6 +51,20 @@ class EmbeddedRows:
 
     fields: Floats
     """(H, rows, F + 1, 1 + k): the mean of the weights and vectors of each field's features, 0 without a feature."""
+    numbers: Floats
+    """(rows, C): the standardized numbers, 0 where the value is missing."""
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddedCandidates:
+    """Candidates as H heads see them: with the fields that they have."""
+
+    at: Indices
+    """(rows,): their positions among all candidates."""
+    own: list[int]
+    """The numbers of their fields."""
+    means: Floats
+    """(H, rows, fields, 1 + k): the mean of the weights and vectors of the features of each of these fields."""
     numbers: Floats
     """(rows, C): the standardized numbers, 0 where the value is missing."""
 
@@ -301,7 +98,8 @@ class EmbeddingScores:
         """(H, F + 1, 1 + k): the weight 0, and the common vector."""
         self._numbers = np.stack([each.numbers.astype(np.float64) for each in experts])
         self._squares_of_numbers = (self._numbers[:, :, 1:] ** 2).sum(axis=2)
-        self._products = np.array([0.5 * each.products for each in experts])
+        self.products = np.array([0.5 * each.products for each in experts])
+        """(H,): the factor of the products of all pairs, each of which counts twice."""
         self._layers = [
             [(weights.astype(np.float64), bias.astype(np.float64)) for weights, bias in each.layers] for each in experts
         ]
@@ -387,7 +185,11 @@ class EmbeddingScores:
                 is_there = column != ABSENT
                 there: Any = slice(None) if is_there.all() else np.flatnonzero(is_there)
                 keys = column[there] | (field << HASH_BITS)
-                sums[:, there] += self.vectors_of(keys, np.full(len(keys), field))
+                vectors = self.vectors_of(keys, np.full(len(keys), field))
+                if of_field.shape[1] == 1:
+                    sums[:, there] = vectors
+                    break
+                sums[:, there] += vectors
                 counts[there] += 1.0
             if of_field.shape[1] > 1:
                 sums /= np.maximum(counts, 1.0)[:, None]
@@ -435,7 +237,7 @@ class EmbeddingScores:
             score += np.einsum("rc,ec->er", numbers, self._numbers[:, :, 0])
             total += numbers @ self._numbers[:, :, 1:]
             squares += np.einsum("rc,ec->er", numbers**2, self._squares_of_numbers)
-        score += self._products[:, None] * (np.einsum("erk,erk->er", total, total) - squares)
+        score += self.products[:, None] * (np.einsum("erk,erk->er", total, total) - squares)
         for head, layers in enumerate(self._layers):
             if layers:
                 score[head] += self._of_network(layers, vectors[head], numbers)
@@ -451,48 +253,70 @@ class EmbeddingScores:
 
     # ---- candidates
 
-    def scores_beside(self, row: NamedRows, candidates: NamedRows) -> Floats:
+    def scores_beside(
+        self, row: NamedRows, candidates: NamedRows, found: Iterable[EmbeddedCandidates] | None = None
+    ) -> Floats:
         """Return the scores (E, candidates, scores) of a row together with each candidate, which has other fields.
 
-        All that depends on the row alone is computed once.
+        All that depends on the row alone is computed once; ``found`` is what was :meth:`found` for all rows.
         """
-        fields = self._fields_of(candidates)
-        texts, hashes = len(row.text_fields), candidates.places
-        if 0 in fields:  # All missing values are of one field: those of the row count with those of each candidate.
-            missing = np.broadcast_to(row.places[:, texts:], (len(candidates), row.places.shape[1] - texts))
-            hashes, fields = np.column_stack([hashes, missing]), [*fields, *[0] * missing.shape[1]]
-            row = replace(row, places=row.places[:, :texts])
-        [common] = self.embedded(row)
+        if found is None:
+            texts, missing = len(row.text_fields), None
+            if candidates.has_missing:
+                row, missing = replace(row, places=row.places[:, :texts]), row.places[:, texts:]
+            found = self.found(candidates, missing)
+        beside, scores = self.beside(row), np.empty((self._heads, len(candidates)))
+        for block in found:
+            scores[:, block.at] = self._scores_beside(beside, block)
+        return self._by_expert([scores])
+
+    def found(self, candidates: NamedRows, missing: Indices | None = None) -> Iterator[EmbeddedCandidates]:
+        """Yield the features of candidates in blocks.
+
+        All missing values are of one field, so those of a row (1, columns), ``missing``, count with those of each
+        candidate.
+        """
+        fields, hashes = self._fields_of(candidates), candidates.places
+        if missing is not None:
+            columns = np.broadcast_to(missing, (len(candidates), missing.shape[1]))
+            hashes, fields = np.column_stack([hashes, columns]), [*fields, *[0] * missing.shape[1]]
         own = sorted({field for field in fields if field is not None})
         numbers = self._standardized(candidates)
-        beside = _Beside.of(common, self._numbers, self._squares_of_numbers)
         # Candidates of a text field are in the order of its keys: random reads of large arrays took most of the time.
         order = hashes[:, 0].argsort() if hashes.shape[1] else np.arange(len(candidates))
-        blocks = []
         for start in range(0, len(candidates), self._rows_at_once):
-            block = order[start : start + self._rows_at_once]
-            blocks.append(self._scores_beside(beside, own, self._means(hashes[block], fields), numbers[block]))
-        in_order = self._by_expert(blocks)
-        found = np.empty_like(in_order)
-        found[:, order] = in_order
-        return found
+            at = order[start : start + self._rows_at_once]
+            yield EmbeddedCandidates(at, own, self._means(hashes[at], fields), numbers[at])
 
-    def _scores_beside(self, beside: _Beside, own: list[int], means: Floats, numbers: Floats) -> Floats:
-        columns = np.flatnonzero(numbers.any(axis=0))
-        numbers, of_numbers = numbers[:, columns], self._numbers[:, columns]
-        vectors = means[:, :, :, 1:]
-        score = beside.weights[:, None] + means[:, :, :, 0].sum(axis=2) + (of_numbers[:, :, 0] @ numbers.T)
-        total = beside.totals[:, None] + vectors.sum(axis=2) + numbers @ of_numbers[:, :, 1:]
-        squares = beside.squares[:, None] + np.einsum("erfk,erfk->er", vectors, vectors)
-        squares += self._squares_of_numbers[:, columns] @ (numbers**2).T
-        score += self._products[:, None] * (np.einsum("erk,erk->er", total, total) - squares)
-        factors = vectors.shape[3]
-        inputs = [field * factors + factor for field in own for factor in range(factors)]
+    def beside(self, row: NamedRows) -> Beside:
+        """Return what one row adds to the scores of its candidates."""
+        [common] = self.embedded(row)
+        return Beside.of(common, self._numbers, self._squares_of_numbers)
+
+    def sums(self, block: EmbeddedCandidates) -> tuple[Floats, Floats, Floats]:
+        """Return the sums of weights (H, rows), of vectors (H, rows, k), and of the squares of vectors (H, rows)."""
+        columns = np.flatnonzero(block.numbers.any(axis=0))
+        numbers, of_numbers, vectors = block.numbers[:, columns], self._numbers[:, columns], block.means[:, :, :, 1:]
+        weights = block.means[:, :, :, 0].sum(axis=2) + np.einsum("rc,hc->hr", numbers, of_numbers[:, :, 0])
+        totals = vectors.sum(axis=2) + np.einsum("rc,hck->hrk", numbers, of_numbers[:, :, 1:])
+        squares = np.einsum("hrfk,hrfk->hr", vectors, vectors)
+        squares += np.einsum("rc,hc->hr", numbers**2, self._squares_of_numbers[:, columns])
+        return weights, totals, squares
+
+    def _scores_beside(self, beside: Beside, block: EmbeddedCandidates) -> Floats:
+        weights, totals, squares = self.sums(block)
+        totals += beside.totals[:, None]
+        products = np.einsum("hrk,hrk->hr", totals, totals) - (squares + beside.squares[:, None])
+        score = weights + beside.weights[:, None] + self.products[:, None] * products
+        columns = np.flatnonzero(block.numbers.any(axis=0))
+        factors = block.means.shape[3] - 1
+        inputs = [field * factors + factor for field in block.own for factor in range(factors)]
         inputs += (self._commons.shape[1] * factors + columns).tolist()
         for head, layers in enumerate(self._layers):
             if layers:
                 (weights, bias), *others = layers
-                values = np.concatenate((vectors[head].reshape(len(numbers), -1), numbers), axis=1)
+                vectors = block.means[head, :, :, 1:].reshape(len(block.at), -1)
+                values = np.concatenate((vectors, block.numbers[:, columns]), axis=1)
                 values = values @ weights[inputs] + (beside.inputs[head] @ weights + bias)
                 score[head] += _through_layers(values, others)
         found: Floats = self._intercepts[:, None] + self.given.scale * score
@@ -537,7 +361,7 @@ class EmbeddingScores:
 
 
 @dataclass(frozen=True, slots=True)
-class _Beside:
+class Beside:
     """What a row adds to the scores of its candidates, for H heads."""
 
     weights: Floats
@@ -550,11 +374,11 @@ class _Beside:
     """(H, inputs): the inputs of a network."""
 
     @staticmethod
-    def of(row: EmbeddedRows, of_numbers: Floats, squares_of_numbers: Floats) -> _Beside:
+    def of(row: EmbeddedRows, of_numbers: Floats, squares_of_numbers: Floats) -> Beside:
         fields, numbers = row.fields[:, 0], row.numbers[0]
         vectors = fields[:, :, 1:]
         every = np.broadcast_to(numbers, (len(fields), len(numbers)))
-        return _Beside(
+        return Beside(
             fields[:, :, 0].sum(axis=1) + of_numbers[:, :, 0] @ numbers,
             vectors.sum(axis=1) + numbers @ of_numbers[:, :, 1:],
             np.einsum("efk,efk->e", vectors, vectors) + squares_of_numbers @ numbers**2,

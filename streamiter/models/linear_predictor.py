@@ -13,12 +13,13 @@ from typing import Any, Final
 import numpy as np
 
 from streamiter.errors import ModelError
+from streamiter.models.catalogue import ApproximateIndex, Catalogue
 from streamiter.models.documents import Parameters, array_of_numbers, names_of
 from streamiter.models.explanations import Effects, Explanation, explanation_of
 from streamiter.models.ranking import Candidates, RankedCandidate, checked_candidates, divided, ranked
 from streamiter.models.saved_objects import Savable
-from streamiter.models.standardized_model import EXPONENT_MAX, StandardizedModel, sigmoid
-from streamiter.values.numbers import Floats, standardized
+from streamiter.models.standardized_model import EXPONENT_MAX, StandardizedModel
+from streamiter.values.numbers import Floats, sigmoid, standardized
 from streamiter.values.sparse_rows import SparseRows, rows_to_predict
 
 _LINKS: Final[Mapping[str, Callable[[Floats], Floats]]] = MappingProxyType(
@@ -62,7 +63,8 @@ class LinearPredictor(Savable):
             given = type(parameters).__name__
             raise ModelError(f"{subject}: expected the parameters of a model, given a {given}; write {write}")
         fields: dict[str, Any] = parameters if isinstance(parameters, dict) else {"weights": parameters}
-        self._subject = subject
+        self.subject = subject
+        """The beginning of messages."""
         self._standardized = StandardizedModel(fields, subject) if "center" in fields else None
         if self._standardized is None:
             self._weights = _weights(fields, subject)
@@ -95,7 +97,7 @@ class LinearPredictor(Savable):
     def __call__(self, x: object) -> Any:
         if self._standardized is not None:
             return self._standardized.predict(x)
-        rows, is_single = rows_to_predict(self._subject, x, len(self._weights))
+        rows, is_single = rows_to_predict(self.subject, x, len(self._weights))
         if self._scaling is not None:
             rows = standardized(rows.to_dense() if isinstance(rows, SparseRows) else rows, *self._scaling)
         scores = rows.dot(self._weights) if isinstance(rows, SparseRows) else rows @ self._weights
@@ -112,7 +114,7 @@ class LinearPredictor(Savable):
         [0.12, 0.88]
         """
         link = self._link_name if self._standardized is None else self._standardized.link
-        return probabilities_of_classes(self._subject, link, lambda: self(x))
+        return probabilities_of_classes(self.subject, link, lambda: self(x))
 
     def top_k(self, row: Mapping[str, Any], candidates: Candidates, k: int = 10) -> list[RankedCandidate]:
         """Return the ``k`` candidates with the largest predictions for a row of named fields, the best first.
@@ -128,16 +130,26 @@ class LinearPredictor(Savable):
         >>> [each.candidate for each in predict.top_k({}, {"price": [0.5, 0.25, 0.75]}, k=2)]
         [{'price': 0.25}, {'price': 0.5}]
         """
-        columns = checked_candidates(self._subject, candidates)
-        return ranked(columns, self.predict_candidates(row, columns), k, self._subject)
+        columns = checked_candidates(self.subject, candidates)
+        return ranked(columns, self.predict_candidates(row, columns), k, self.subject)
 
     def predict_candidates(self, row: Mapping[str, Any], candidates: Candidates) -> Floats:
         """Return the prediction for a row together with each candidate, see :meth:`top_k`."""
+        model = self.ranking_model()
+        own, others = divided(row, checked_candidates(self.subject, candidates))
+        return model.predict_beside(own, model.candidates(others))
+
+    def catalogue(self, candidates: Candidates, *, approximate: ApproximateIndex | None = None) -> Catalogue:
+        """Return candidates to rank for many rows, see ``ServedModel.catalogue``."""
+        return Catalogue(self.subject, candidates, lambda: self, approximate)
+
+    def ranking_model(self) -> StandardizedModel:
+        """Return the model. Raises ``ModelError`` for one that cannot rank, see :meth:`top_k`."""
         model = self._standardized
         if model is None or model.classes is not None or model.width is not None:
             given = "weights without names" if model is None else "sparse rows" if model.width else "several classes"
-            raise ModelError(f"{self._subject}.top_k: expected a model of named fields with one score, given {given}")
-        return model.predict_beside(*divided(row, checked_candidates(self._subject, candidates)))
+            raise ModelError(f"{self.subject}.top_k: expected a model of named fields with one score, given {given}")
+        return model
 
     @property
     def effects(self) -> Effects | None:
@@ -156,7 +168,7 @@ class LinearPredictor(Savable):
         """
         if self._standardized is not None:
             return self._standardized.explain(x)
-        rows, is_single = rows_to_predict(self._subject, x, len(self._weights))
+        rows, is_single = rows_to_predict(self.subject, x, len(self._weights))
         x = rows.to_dense() if isinstance(rows, SparseRows) else rows
         products = (x if self._scaling is None else standardized(x, *self._scaling)) * self._weights
         parts = {str(column): products[:, column] for column in np.flatnonzero(products.any(axis=0)).tolist()}

@@ -111,16 +111,17 @@ def best_of(values: Floats, count: int) -> Indices:
 
 
 def ranked(
-    candidates: Columns | list[Mapping[str, Any]], values: Floats, count: int, subject: str
+    candidates: Columns | list[Mapping[str, Any]], values: Floats, count: int, subject: str, at: Indices | None = None
 ) -> list[RankedCandidate]:
-    """Return the best candidates, the best first."""
-    best = best_of(values, whole_number(f"{subject}.top_k(k=)", count, 1, error=ModelError)).tolist()
+    """Return the best candidates, the best first; ``at`` are the positions that have values, None: all have."""
+    places = best_of(values, whole_number(f"{subject}.top_k(k=)", count, 1, error=ModelError))
+    best, values = (places if at is None else at[places]).tolist(), values[places]
     if isinstance(candidates, Columns):
         found = [{name: candidates[name][at] for name in candidates.names} for at in best]
         found = [{name: _plain(value) for name, value in each.items()} for each in found]
     else:
         found = [dict(candidates[at]) for at in best]
-    return [RankedCandidate(each, float(values[at]), at) for each, at in zip(found, best, strict=True)]
+    return [RankedCandidate(*each) for each in zip(found, values.tolist(), best, strict=True)]
 
 
 def _plain(value: Any) -> Any:

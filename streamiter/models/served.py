@@ -7,9 +7,11 @@ the first model wait in :class:`WaitingCalls`. :class:`LinearPredictor` predicts
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import logging
 import os
+import weakref
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -40,6 +42,8 @@ from streamiter.values.helpers.notebooks import html_facts
 from streamiter.values.times import Seconds, in_seconds
 
 if TYPE_CHECKING:  # Many followers rank nothing.
+    from streamiter.models.catalogue import ApproximateIndex, Catalogue
+    from streamiter.models.linear_predictor import LinearPredictor
     from streamiter.models.model_folder import ModelFolder
     from streamiter.models.ranking import Candidates, RankedCandidate
     from streamiter.models.stored_rows import PartPath
@@ -147,6 +151,7 @@ class ServedModel:
             topic, model, self._clock, self._take_over, self._following_ended, state=False, folder=self._folder
         )
         self._serving: ServedVersion | None = None
+        self._catalogues: weakref.WeakSet[Catalogue] = weakref.WeakSet()
         self._taken_over = 0
         self._unusable = 0
         self._unusable_because: str | None = None
@@ -200,15 +205,32 @@ class ServedModel:
         Raises :class:`~streamiter.models.NoModel` before the first model, and ``ModelError`` for a model with another
         predictor.
         """
+        return self._ranker("top_k").top_k(row, candidates, k)
+
+    def catalogue(self, candidates: Candidates, *, approximate: ApproximateIndex | None = None) -> Catalogue:
+        """Return candidates to rank for many rows: ``catalogue.top_k(row, k)`` is :meth:`top_k`, many times as fast.
+
+        The candidates' features are found once for each version, before it answers, while the version before goes on
+        answering. With ``approximate="faiss"`` (extra ``[faiss]``), an index of these vectors finds candidates, and
+        some of the best may be missing.
+        """
+        from streamiter.models.catalogue import Catalogue
+
+        found = Catalogue(self._subject, candidates, lambda: self._ranker("catalogue"), approximate)
+        self._catalogues.add(found)
+        return found
+
+    def _ranker(self, method: str) -> LinearPredictor:
+        """Return the predictor that answers now. Raises ``ModelError`` for one that does not rank."""
+        from streamiter.models.linear_predictor import LinearPredictor
+
         serving = self.version_now()
-        top_k = getattr(serving.predict, "top_k", None)
-        if top_k is None:
+        if not isinstance(serving.predict, LinearPredictor):
             raise ModelError(
-                f"{serving.subject}: top_k: expected a LinearPredictor, given a predictor of your own; rank its "
+                f"{serving.subject}: {method}: expected a LinearPredictor, given a predictor of your own; rank its "
                 "predictions"
             )
-        found: list[RankedCandidate] = top_k(row, candidates, k)
-        return found
+        return serving.predict
 
     def version_now(self) -> ServedVersion:
         """Return the version that answers now: several calls of its predictor are of one version.
@@ -273,9 +295,18 @@ class ServedModel:
             is_own = isinstance(error, ModelError)
             self._unusable_because = str(error) if is_own else f"{self._subject_of(update)}: load has raised {error!r}"
             return
+        await self._find_candidates(predict)
         self._serving = ServedVersion(self._subject_of(update), update, predict)
         self._taken_over += 1
         self._waiting.release()
+
+    async def _find_candidates(self, predict: Callable[[Any], Any]) -> None:
+        for catalogue in [*self._catalogues]:
+            from streamiter.models.linear_predictor import LinearPredictor
+
+            if isinstance(predict, LinearPredictor):
+                with contextlib.suppress(ModelError):  # Each answer of the catalogue raises it.
+                    await in_thread(catalogue.find, predict)
 
     def _subject_of(self, update: ModelUpdate) -> str:
         return f"{self._subject}, update {shown_rank(update.rank)}"

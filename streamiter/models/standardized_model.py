@@ -13,9 +13,10 @@ import numpy as np
 
 from streamiter.errors import ModelError, shortened
 from streamiter.models.documents import EMBEDDINGS, SHAPES, are_names, array_of_numbers, is_count, parameter_of
-from streamiter.models.embedding_scores import HASH_BITS, EmbeddingScores, PublishedEmbeddings
+from streamiter.models.embedding_scores import EmbeddedCandidates, EmbeddingScores
 from streamiter.models.explanations import Effects, Explanation, ShapeEffects, Term, explanation_of, mixed_parts
 from streamiter.models.model_crosses import CACHED_TEXTS, ModelCrosses, further
+from streamiter.models.published_embeddings import HASH_BITS, PublishedEmbeddings
 from streamiter.models.ranking import beside
 from streamiter.models.shape_scores import BinnedRows, ShapeScores
 from streamiter.models.shapes import Shapes
@@ -23,8 +24,8 @@ from streamiter.values.crossed_rows import Cross
 from streamiter.values.field_kinds import HUGE, are_texts, is_no_time, prepared_value
 from streamiter.values.hashes import place_of_text
 from streamiter.values.known_fields import BadKind, of_reader, published_fields
-from streamiter.values.named_rows import ABSENT, FieldReader, NamedRows, is_missing, named_matrix
-from streamiter.values.numbers import NUMBERS, Floats, Indices, is_number
+from streamiter.values.named_rows import ABSENT, FieldReader, NamedRows, clipped, is_none, named_matrix
+from streamiter.values.numbers import NUMBERS, Array, Floats, Indices, is_number, sigmoid
 from streamiter.values.records import Columns, columns_of_table
 from streamiter.values.sparse_rows import SparseRows, rows_to_predict, sparse_if_scipy, sums_by
 
@@ -37,17 +38,12 @@ _SCORE_MAX: Final = 30.0
 # Floats of numpy that are no float of Python: a comparison with HUGE overflows.
 _NARROW: Final = frozenset({np.float16, np.float32, np.longdouble})
 
+_TABLE_BITS_MAX: Final = 22  # A table of 16 MB, which is made for a batch of an eighth of its places.
+
 _NO_PLACE: Final = np.iinfo(np.intp).max
 
 _Weight = Any
 """The weight of a column, a float, or its weights for all classes, an array: both can be added and multiplied."""
-
-
-def sigmoid(score: Floats) -> Floats:
-    """Return the probability of each score."""
-    # exp overflows for numbers above 709; for negative numbers it only becomes 0.
-    small = np.exp(-np.abs(score))
-    return np.where(score >= 0, 1.0, small) / (1.0 + small)
 
 
 class _TextFeature(NamedTuple):
@@ -77,9 +73,7 @@ class StandardizedModel:
         if self.link == "logit" and "classes" in given:
             _, self.positive = parameter_of(given, "classes", subject, "a list of two labels", _are_two)
         elif self.link == "softmax":
-            self.classes = parameter_of(
-                given, "classes", subject, "a list of labels", lambda value: isinstance(value, list)
-            )
+            self.classes = parameter_of(given, "classes", subject, "a list of labels", _is_list)
         elif self.link in ("clipped", "log"):
             self._lowest, self._highest = (
                 float(parameter_of(given, name, subject, "a number", is_number)) for name in ("lowest", "highest")
@@ -88,8 +82,8 @@ class StandardizedModel:
         self._texts = frozenset(parameter_of(given, "text_fields", subject, "a list of names", are_names))
         self._place_columns(given)
         self._columns = {name: column for column, name in enumerate(self._fields)}
-        self._crosses = ModelCrosses(given, subject)
-        plain = [name for name in self._fields if name not in self._crosses.products]
+        self.crosses = ModelCrosses(given, subject)
+        plain = [name for name in self._fields if name not in self.crosses.products]
         self._matrix_width = len(plain) if not self._texts and plain == list(map(str, range(len(plain)))) else None
         self._bits: int = parameter_of(given, "bits", subject, "a number", is_count)
         self._hash_bits = HASH_BITS if EMBEDDINGS in given else self._bits
@@ -97,6 +91,8 @@ class StandardizedModel:
         self._known = published_fields(subject, self._hash_bits, given)
         self._kinds = self._known.kinds
         """The fields whose values are prepared otherwise than their types say."""
+        self.reading = (self._fields, self._texts, dict(self._kinds), given.get("time_zone"), self._hash_bits)
+        """What decides how rows are read: two models with the same one read them alike."""
         self._vectors = {name.rpartition("[")[0] for name in self._fields if name.endswith("]")}.difference(self._kinds)
         self._featured = self._texts.union(self._fields, self._vectors)
         self.known = self._featured.union(self._kinds)
@@ -110,18 +106,18 @@ class StandardizedModel:
         """By field and text, or None for a missing value, NaN, too."""
         numbers, places = len(self._fields), len(self._places) - 1
         of_fields = self._fields, self._center[:numbers], self._limit[:numbers]
-        self._shapes: ShapeScores | None = None
+        self.shapes: ShapeScores | None = None
         if SHAPES in given:
-            shapes = Shapes.of(given[SHAPES], subject, fields=numbers, places=places, scores=len(self._intercept))
-            self._shapes = ShapeScores(shapes, *of_fields, self._places[:-1])
-        self._embeddings: EmbeddingScores | None = None
+            shapes = Shapes.of(given[SHAPES], subject, fields=numbers, places=places, scores=len(self.intercept))
+            self.shapes = ShapeScores(shapes, *of_fields, self._places[:-1])
+        self.embeddings: EmbeddingScores | None = None
         if EMBEDDINGS in given:
             if self.width is not None:
                 raise ModelError(
                     f"{subject}: expected embeddings in a model of named fields, given sparse rows; it is damaged"
                 )
-            embeddings = PublishedEmbeddings.of(given[EMBEDDINGS], subject, fields=numbers, scores=len(self._intercept))
-            self._embeddings = EmbeddingScores(embeddings, *of_fields, self._texts)
+            embeddings = PublishedEmbeddings.of(given[EMBEDDINGS], subject, fields=numbers, scores=len(self.intercept))
+            self.embeddings = EmbeddingScores(embeddings, *of_fields, self._texts)
 
     def _place_columns(self, given: Mapping[str, Any]) -> None:
         """Take over the arrays: the weights as a matrix, with a column for each score."""
@@ -132,21 +128,20 @@ class StandardizedModel:
         columns = numeric + len(places)
         if self.classes is None:
             self._weights = array_of_numbers(given, "weights", subject, (columns,))[:, None]
-            self._intercept = array_of_numbers(given, "intercept", subject, ())[None]
+            self.intercept = array_of_numbers(given, "intercept", subject, ())[None]
         else:
             self._weights = array_of_numbers(given, "weights", subject, (columns, None))
-            self._intercept = array_of_numbers(given, "intercept", subject, self._weights.shape[1:])
-            if len(self._intercept) - len(self.classes) not in (0, 1):
+            self.intercept = array_of_numbers(given, "intercept", subject, self._weights.shape[1:])
+            if len(self.intercept) - len(self.classes) not in (0, 1):
                 raise ModelError(
                     f"{subject}: expected a score for each of {len(self.classes)} classes, and at most one more for a "
-                    f"class that has not come yet, given {len(self._intercept)}"
+                    f"class that has not come yet, given {len(self.intercept)}"
                 )
         self._center = array_of_numbers(given, "center", subject, (columns,))
         self._limit = array_of_numbers(given, "limit", subject, (columns,))
-        # The last row is for all places that the model does not know.
-        self._places = np.append(places, _NO_PLACE)
+        self._places = np.append(places, _NO_PLACE)  # The last row is for all places that the model does not know.
         self._place_limits = np.append(self._limit[numeric:], 0.0)
-        self._place_weights = np.vstack([self._weights[numeric:], np.zeros_like(self._intercept)])
+        self._place_weights = np.vstack([self._weights[numeric:], np.zeros_like(self.intercept)])
         self._text_weights = self._place_weights * np.minimum(self._place_limits, 1.0)[:, None]
 
     def predict(self, x: object) -> Any:
@@ -154,7 +149,7 @@ class StandardizedModel:
         is_dict = self.width is None and isinstance(x, Mapping)
         if is_dict:
             prepared = self._prepared(x)  # type: ignore[arg-type]
-            if not self._crosses.has_lists(prepared):
+            if not self.crosses.has_lists(prepared):
                 return self._predict_one(prepared)
         rows, is_single = self._rows([x] if is_dict else x)
         is_single |= is_dict
@@ -167,42 +162,49 @@ class StandardizedModel:
         if isinstance(rows, SparseRows):
             products = self._values_times_weights(rows)
             scores = [sums_by(rows.row_of_value, of_score, len(rows)) for of_score in products.T]
-            return self._linked(np.column_stack(scores) + self._intercept)
+            return self.linked(np.column_stack(scores) + self.intercept)
         whole = self._with_crosses(rows)
-        values = self._linked(self._scores(whole) + self._intercept)
-        if self._shapes is not None:
-            binned = self._binned(self._shapes, whole)
-            values = self._shapes.mixed(
-                [values, *(self._linked(member.scores(binned)) for member in self._shapes.members)]
+        values = self.linked(self.scores(whole) + self.intercept)
+        if self.shapes is not None:
+            binned = self._binned(self.shapes, whole)
+            values = self.shapes.mixed(
+                [values, *(self.linked(member.scores(binned)) for member in self.shapes.members)]
             )
-        if (embeddings := self._embeddings) is not None:
+        if (embeddings := self.embeddings) is not None:
             own = embeddings.scores_of(rows)
-            values = embeddings.mixed(values, map(self._linked, own))
+            values = embeddings.mixed(values, map(self.linked, own))
         return values
 
-    def predict_beside(self, row: Mapping[str, Any], candidates: Columns | list[Any]) -> Floats:
-        """Return the predictions for a row together with each candidate, which has other fields of the row.
+    def candidates(self, given: Columns | list[Any]) -> NamedRows:
+        """Return candidates as read, for :meth:`predict_beside`."""
+        rows, _ = self._rows(given)
+        assert isinstance(rows, NamedRows)
+        return rows
 
-        The same as :meth:`predict` of the whole rows; all that depends on the row alone is computed once.
+    def predict_beside(
+        self, row: Mapping[str, Any], own: NamedRows, found: Sequence[EmbeddedCandidates] | None = None
+    ) -> Floats:
+        """Return the predictions for a row together with each candidate, which has other fields: as of whole rows.
+
+        What the row adds is computed once. ``found`` are the candidates' features in the embeddings, if they are known.
         """
-        common, own = self._rows_of_dicts([row]), self._rows(candidates)[0]
-        assert isinstance(own, NamedRows)
-        bins = None if self._shapes is None else (self._binned(self._shapes, common), self._binned(self._shapes, own))
-        if self._crosses.names or (bins is not None and bins[1].shares_bins_with(bins[0])):
+        common = self._rows_of_dicts([row])
+        bins = None if self.shapes is None else (self._binned(self.shapes, common), self._binned(self.shapes, own))
+        if self.crosses.names or (bins is not None and bins[1].shares_bins_with(bins[0])):
             return self._predicted(beside(common, own))
-        values = self._linked(self._scores(common) + self._scores(own) + self._intercept)
-        if self._shapes is not None and bins is not None:
-            values = self._shapes.mixed([values, *map(self._linked, self._shapes.scores_beside(*bins))])
-        if self._embeddings is not None:
-            scores = self._embeddings.scores_beside(common, own)
-            values = self._embeddings.mixed(values, map(self._linked, scores))
+        values = self.linked(self.scores(common) + self.scores(own) + self.intercept)
+        if self.shapes is not None and bins is not None:
+            values = self.shapes.mixed([values, *map(self.linked, self.shapes.scores_beside(*bins))])
+        if self.embeddings is not None:
+            scores = self.embeddings.scores_beside(common, own, found)
+            values = self.embeddings.mixed(values, map(self.linked, scores))
         return values
 
     def _binned(self, shapes: ShapeScores, rows: NamedRows) -> BinnedRows:
         """Return the bins of rows with their crosses, whose places may be those of texts, too."""
         return shapes.binned(rows, self._positions(rows.places[:, self._known_places(rows)]))
 
-    def _linked(self, scores: Floats) -> Floats:
+    def linked(self, scores: Floats) -> Floats:
         if self.link in ("clipped", "log"):
             numbers = np.exp(np.minimum(scores[:, 0], EXPONENT_MAX)) if self.link == "log" else scores[:, 0]
             return np.clip(numbers, self._lowest, self._highest)
@@ -214,10 +216,10 @@ class StandardizedModel:
 
     def _with_crosses(self, rows: NamedRows, crosses: Sequence[Cross] | None = None) -> NamedRows:
         """Return the rows with these crosses; None: all."""
-        if not self._crosses.names:
+        if not self.crosses.names:
             return rows
         rows = replace(rows, places=self._places_of(rows.places))
-        return self._crosses.of_rows(rows, crosses or list(self._crosses.names), self._bits, self._featured)
+        return self.crosses.of_rows(rows, crosses or list(self.crosses.names), self._bits, self._featured)
 
     def explain(self, x: object) -> Explanation:
         """Return the parts of the scores: the part of a field is the score of rows that have only this field."""
@@ -225,20 +227,20 @@ class StandardizedModel:
         if is_dict:
             given = self._with_vectors_as_fields(x)  # type: ignore[arg-type]
             prepared = self._prepared(given)
-            is_linear = self._shapes is None and self._embeddings is None
-            if is_linear and not self._crosses.has_lists(prepared):
+            is_linear = self.shapes is None and self.embeddings is None
+            if is_linear and not self.crosses.has_lists(prepared):
                 return self._explain_one(given, prepared)
         rows, is_single = self._rows([x] if is_dict else x)
         if isinstance(rows, SparseRows):
             parts = dict(self._parts_of_sparse(rows))
         else:
-            parts = {name: self._scores(own) for name, own in self._alone([x] if is_dict else x, rows)}
+            parts = {name: self.scores(own) for name, own in self._alone([x] if is_dict else x, rows)}
             parts = {name: part for name, part in parts.items() if name in self.known or part.any()}
-            for cross, name in self._crosses.names.items():
-                parts[name] = self._scores(further(self._with_crosses(rows, [cross]), rows))
-        intercept: _Weight = self._weight_of(self._intercept)
+            for cross, name in self.crosses.names.items():
+                parts[name] = self.scores(further(self._with_crosses(rows, [cross]), rows))
+        intercept: _Weight = self._weight_of(self.intercept)
         if isinstance(rows, NamedRows) and (terms := self._terms(rows, parts)) is not None:
-            intercept, parts = mixed_parts(*terms, len(rows), self.link, self._linked)
+            intercept, parts = mixed_parts(*terms, len(rows), self.link, self.linked)
             intercept = intercept if self.classes is not None else intercept[:, 0]
             if is_single or is_dict:
                 intercept = intercept[0] if self.classes is not None else float(intercept[0])
@@ -248,21 +250,21 @@ class StandardizedModel:
 
     def _terms(self, rows: NamedRows, linear: Mapping[str, Floats]) -> tuple[Floats, list[Term]] | None:
         """Return the mixture, and the intercept and parts of each member; None if the linear member is alone."""
-        terms, mixture = [Term(self._intercept, linear)], np.ones(1)
+        terms, mixture = [Term(self.intercept, linear)], np.ones(1)
         if (effects := self._shape_effects) is not None:
             whole = self._with_crosses(rows)
             terms += effects.terms(self._binned(effects.scores, whole))
             mixture = effects.scores.shapes.mixture
-        if (embeddings := self._embeddings) is not None:
+        if (embeddings := self.embeddings) is not None:
             terms += [Term(*each) for each in zip(embeddings.intercepts, embeddings.parts(rows), strict=True)]
             mixture = np.append((1.0 - sum(embeddings.shares)) * mixture, embeddings.shares)
         return (mixture, terms) if len(terms) > 1 else None
 
     @cached_property
     def _shape_effects(self) -> ShapeEffects | None:
-        if self._shapes is None:
+        if self.shapes is None:
             return None
-        return ShapeEffects(self._shapes, self._weights, self.classes, self._bits)
+        return ShapeEffects(self.shapes, self._weights, self.classes, self._bits)
 
     @property
     def effects(self) -> Effects | None:
@@ -271,11 +273,11 @@ class StandardizedModel:
 
     def _explain_one(self, row: Mapping[str, Any], prepared: Mapping[str, Any]) -> Explanation:
         """Return the parts of one row of fields; about as fast as a prediction."""
-        intercept = self._weight_of(self._intercept)
+        intercept = self._weight_of(self.intercept)
         nothing = intercept * 0.0
-        known = [name for name, value in row.items() if name in self.known or _is_none(value) or is_no_time(value)]
+        known = [name for name, value in row.items() if name in self.known or is_none(value) or is_no_time(value)]
         parts = {name: self._score_of_fields(self._prepared({name: row[name]}), nothing) for name in known}
-        names = self._crosses.names
+        names = self.crosses.names
         crosses = {name: nothing + self._score_of_cross(cross, prepared, []) for cross, name in names.items()}
         return Explanation(intercept, parts | crosses)
 
@@ -339,15 +341,15 @@ class StandardizedModel:
     def _predict_one(self, given: Mapping[str, Any]) -> Any:
         row = given if self._vectors.isdisjoint(given) else self._with_vectors_as_fields(given)
         crossed: list[int] = []
-        value = self._linked_one(self._score(row, self._weight_of(self._intercept), crossed))
-        if self._shapes is not None:
-            texts = self._texts_of_row(row) if self._shapes.has_categories else []
+        value = self._linked_one(self._score(row, self._weight_of(self.intercept), crossed))
+        if self.shapes is not None:
+            texts = self._texts_of_row(row) if self.shapes.has_categories else []
             places = [*chain.from_iterable(each.positions for each in texts), *crossed]
-            scores = self._shapes.scores_of_row(row, places)
-            value = self._shapes.mixed([value, *map(self._linked_one, scores)])
-        if self._embeddings is not None:
-            own = self._embeddings.scores_of_row(*self._embedded_row(self._embeddings, row))
-            value = self._embeddings.mixed(value, (self._linked_one(self._weight_of(each)) for each in own))
+            scores = self.shapes.scores_of_row(row, places)
+            value = self.shapes.mixed([value, *map(self._linked_one, scores)])
+        if self.embeddings is not None:
+            own = self.embeddings.scores_of_row(*self._embedded_row(self.embeddings, row))
+            value = self.embeddings.mixed(value, (self._linked_one(self._weight_of(each)) for each in own))
         return value
 
     def _embedded_row(self, embeddings: EmbeddingScores, row: Mapping[str, Any]) -> tuple[Floats, Floats]:
@@ -365,7 +367,7 @@ class StandardizedModel:
             elif are_texts(value):
                 if name in self._texts:
                     found += [self._text_feature(name, text) for text in dict.fromkeys(value)]
-            elif _is_none(value) or is_no_time(value):
+            elif is_none(value) or is_no_time(value):
                 found.append(self._text_feature(name, None))
         return found
 
@@ -382,7 +384,7 @@ class StandardizedModel:
     def _score(self, row: Mapping[str, Any], score: _Weight, positions: list[int]) -> _Weight:
         """Return the score of a row; add the positions of crosses with texts in the model's places."""
         score = self._score_of_fields(row, score)
-        for cross in self._crosses.names:
+        for cross in self.crosses.names:
             score = score + self._score_of_cross(cross, row, positions)
         return score
 
@@ -396,7 +398,7 @@ class StandardizedModel:
             elif are_texts(value):
                 for text in dict.fromkeys(value):
                     score = self._score_of_fields({name: text}, score)
-            elif _is_none(value):
+            elif is_none(value):
                 score = score + self._text_weight(name, value)
             elif (column := self._numeric.get(name)) is not None:
                 if not isinstance(value, NUMBERS):
@@ -418,14 +420,14 @@ class StandardizedModel:
 
     def _score_of_cross(self, cross: Cross, row: Mapping[str, Any], positions: list[int]) -> _Weight:
         """Return what a cross adds to the score of a row; ``crossed`` does the same for many rows."""
-        if (found := self._crosses.of_row(cross, row, self._texts, self._columns)) is None:
+        if (found := self.crosses.of_row(cross, row, self._texts, self._columns)) is None:
             return 0.0
         number, texts = found
         if texts:
-            center, (limit, weight, at) = 0.0, self._crosses.of_texts(cross, texts, self._bits, self._at_place)
+            center, (limit, weight, at) = 0.0, self.crosses.of_texts(cross, texts, self._bits, self._at_place)
             positions.append(at)
         else:
-            center, limit, weight = self._numeric.get(self._crosses.names[cross], (0.0, 0.0, 0.0))
+            center, limit, weight = self._numeric.get(self.crosses.names[cross], (0.0, 0.0, 0.0))
         return weight * min(max(number - center, -limit), limit)
 
     def _at_place(self, place: int) -> tuple[float, _Weight, int]:
@@ -450,8 +452,8 @@ class StandardizedModel:
             at = list(map(self._position, hashes))
             weight = sum((self._weight_of(self._text_weights[each]) for each in at), start=0.0)
             field = None
-            if self._embeddings is not None:
-                field = self._embeddings.number_of.get(name) if isinstance(value, str) else 0
+            if self.embeddings is not None:
+                field = self.embeddings.number_of.get(name) if isinstance(value, str) else 0
             features = [] if field is None else [(field, each) for each in hashes]
             found = self._text_features[key] = _TextFeature(weight, at, features)
         return found
@@ -511,7 +513,7 @@ class StandardizedModel:
             rows = [self._with_vectors_as_fields(row) for row in given]
             known = self.known
             given = [
-                {name: value for name, value in row.items() if name in known or _is_none(value) or is_no_time(value)}
+                {name: value for name, value in row.items() if name in known or is_none(value) or is_no_time(value)}
                 for row in rows
             ]
         return self._as_known(self._reader.rows(given), given)
@@ -524,20 +526,24 @@ class StandardizedModel:
 
         return self._known.of(rows, refused)
 
-    def _scores(self, rows: NamedRows) -> Floats:
+    def scores(self, rows: NamedRows) -> Floats:
         """Return the scores (rows, scores) without the intercept."""
         known = [position for position, name in enumerate(rows.fields) if name in self._columns]
         columns = [self._columns[rows.fields[position]] for position in known]
         numbers = rows.numbers[:, known]
-        x = _clipped(numbers, numbers - self._center[columns], self._limit[columns])
-        scores: Floats = x @ self._weights[columns]
+        x = clipped(numbers, numbers - self._center[columns], self._limit[columns])
+        weights = self._weights[columns]
+        if weights.shape[1] == 1:  # Of candidates not even the last bit may depend on the rows around, as in BLAS.
+            scores: Floats = np.einsum("rc,c->r", np.ascontiguousarray(x), weights[:, 0])[:, None]
+        else:
+            scores = x @ weights
         for position in self._known_places(rows):
             at = self._positions(rows.places[:, position])
             if rows.place_values is None:
                 scores += self._text_weights[at]
             else:
                 values, limits = rows.place_values[:, position], self._place_limits[at]
-                scores += _clipped(values, values, limits)[:, None] * self._place_weights[at]
+                scores += clipped(values, values, limits)[:, None] * self._place_weights[at]
         return scores
 
     def _known_places(self, rows: NamedRows) -> list[int]:
@@ -548,7 +554,7 @@ class StandardizedModel:
     def _values_times_weights(self, rows: SparseRows) -> Floats:
         """Return what each value of the rows adds to the scores of its row."""
         at = self._positions(rows.indices)
-        x = _clipped(rows.values, rows.values, self._place_limits[at])
+        x = clipped(rows.values, rows.values, self._place_limits[at])
         products: Floats = x[:, None] * self._place_weights[at]
         return products
 
@@ -576,24 +582,25 @@ class StandardizedModel:
     def _positions(self, hashes: Indices) -> Indices:
         """Return the row of weights of each hash, or place."""
         places = self._places_of(hashes)
+        if self._bits <= _TABLE_BITS_MAX and self.width is None and hashes.size << 3 >> self._bits:
+            return self._table_of_places[places]
         at = np.searchsorted(self._places, places)
         return np.where(self._places[at] == places, at, len(self._places) - 1)
 
-
-def _is_none(value: object) -> bool:
-    """Whether the value is missing: None, or a number that counts as missing."""
-    return value is None or (isinstance(value, (int, float)) and not abs(value) <= HUGE)
-
-
-def _clipped(values: Floats, differences: Floats, limits: Floats) -> Floats:
-    """Return the differences within their limits, 0 where a value is missing."""
-    x: Floats = np.minimum(np.maximum(differences, -limits), limits)
-    x[is_missing(values)] = 0.0
-    return x
+    @cached_property
+    def _table_of_places(self) -> Array:
+        """The row of weights of each place, and of :data:`ABSENT`, the last: many are found faster than by a search."""
+        table = np.full((1 << self._bits) + 1, len(self._places) - 1, np.int32)
+        table[self._places[:-1]] = np.arange(len(self._places) - 1)
+        return table
 
 
 def _is_link(value: object) -> bool:
     return isinstance(value, str) and value in ("logit", "softmax", "clipped", "log")
+
+
+def _is_list(value: object) -> bool:
+    return isinstance(value, list)
 
 
 def _are_two(value: object) -> bool:

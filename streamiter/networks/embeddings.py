@@ -10,7 +10,7 @@ from typing import Any, Final, NoReturn
 
 from streamiter.errors import ConfigurationError
 from streamiter.learn.ready_made.embeddings import Embeddings
-from streamiter.models.embedding_scores import EmbeddingKind
+from streamiter.models.published_embeddings import EmbeddingKind
 from streamiter.networks.configuration import Configuration, LayerConfiguration, read_configuration
 
 _log = logging.getLogger("streamiter.networks")

@@ -100,6 +100,11 @@ class NamedRows:
     def __len__(self) -> int:
         return len(self.numbers)
 
+    @property
+    def has_missing(self) -> bool:
+        """Whether there are columns of places for missing values."""
+        return bool(self.places.shape[1] > len(self.text_fields))
+
     def __getitem__(self, which: Sequence[int] | Indices) -> NamedRows:
         """Return some of the rows."""
         chosen = np.asarray(which, dtype=np.intp)
@@ -132,6 +137,18 @@ def is_missing(numbers: Floats) -> npt.NDArray[np.bool_]:
     """Return which numbers are missing: NaN, infinite or huge."""
     missing: npt.NDArray[np.bool_] = ~(np.abs(numbers) <= HUGE)
     return missing
+
+
+def is_none(value: object) -> bool:
+    """Whether the value is missing: None, or a number that counts as missing."""
+    return value is None or (isinstance(value, (int, float)) and not abs(value) <= HUGE)
+
+
+def clipped(values: Floats, differences: Floats, limits: Floats) -> Floats:
+    """Return the differences within their limits, 0 where a value is missing."""
+    x: Floats = np.minimum(np.maximum(differences, -limits), limits)
+    x[is_missing(values)] = 0.0
+    return x
 
 
 class FieldReader:

@@ -46,6 +46,13 @@ ROUNDING: Final = 1e-14
 _DIGITS: Final = 18
 
 
+def sigmoid(score: Floats) -> Floats:
+    """Return the probability of each score."""
+    # exp overflows for numbers above 709; for negative numbers it only becomes 0.
+    small = np.exp(-np.abs(score))
+    return np.where(score >= 0, 1.0, small) / (1.0 + small)
+
+
 def one_of(
     option: str,
     value: object,

@@ -27,7 +27,7 @@ from support.waiting import PATIENCE_S
 from streamiter.errors import ModelError
 from streamiter.learn import AdaptiveLinearModel, BadRows, LogisticRegression
 from streamiter.models import LinearPredictor, ModelUpdateEncoder, roll_back
-from streamiter.models.embedding_scores import EmbeddingKind
+from streamiter.models.published_embeddings import EmbeddingKind
 from streamiter.topics import OutgoingBatch, topic
 from streamiter.values.helpers.clock import SystemClock
 

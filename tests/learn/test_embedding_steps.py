@@ -15,7 +15,7 @@ from streamiter.learn.ready_made.embedding_layers import (
 from streamiter.learn.ready_made.embedding_steps import begin_vectors
 from streamiter.learn.ready_made.embedding_weights import EmbeddingWeights, _drawn, fold_rows
 from streamiter.learn.ready_made.model_rows import BEHIND_KEYS, ModelRows, RowSteps
-from streamiter.models.embedding_scores import HASH_BITS
+from streamiter.models.published_embeddings import HASH_BITS
 
 FACTORS, UNITS = 3, (4, 2)
 ROWS = 15

@@ -8,7 +8,7 @@ import numpy as np
 from models.shape_cases import TOWNS, linear_part, random_shapes
 
 from streamiter.models import LinearPredictor
-from streamiter.models.embedding_scores import EmbeddingKind
+from streamiter.models.published_embeddings import EmbeddingKind
 from streamiter.values.hashes import hash_of
 
 FACTORS = 3

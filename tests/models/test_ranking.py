@@ -11,7 +11,7 @@ from models.shape_cases import shaped
 from streamiter.errors import ModelError
 from streamiter.learn import AdaptiveLinearModel
 from streamiter.models import LinearPredictor, ServedModel
-from streamiter.models.embedding_scores import EmbeddingKind
+from streamiter.models.published_embeddings import EmbeddingKind
 from streamiter.values.records import Columns
 from streamiter.values.sparse_rows import SparseRows
 

@@ -13,7 +13,7 @@ from streamiter import Flow
 from streamiter.errors import ModelError
 from streamiter.learn import AdaptiveLinearModel, Embeddings, train_online
 from streamiter.models import LinearPredictor, ServedModel
-from streamiter.models.embedding_scores import EmbeddingKind
+from streamiter.models.published_embeddings import EmbeddingKind
 from streamiter.values.records import Columns
 
 KINDS: list[EmbeddingKind] = ["fm", "deepfm", "wide and deep"]

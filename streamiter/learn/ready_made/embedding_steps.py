@@ -74,7 +74,7 @@ from streamiter.learn.ready_made.row_steps import (
     observe_value,
     standardized_value,
 )
-from streamiter.models.embedding_scores import HASH_BITS
+from streamiter.models.published_embeddings import HASH_BITS
 from streamiter.parameter_server.admission import UNKNOWN_TIME
 from streamiter.parameter_server.storage.feature_steps import (
     NEW_ROW,

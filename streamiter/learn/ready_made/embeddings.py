@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final, get_args
 
 from streamiter.errors import ConfigurationError, ModelError, OtherModel, did_you_mean, shortened
-from streamiter.models.embedding_scores import EmbeddingKind
+from streamiter.models.published_embeddings import EmbeddingKind
 from streamiter.parameter_server.admission import Admission
 from streamiter.values.named_rows import NamedRows
 from streamiter.values.numbers import Floats, whole_number

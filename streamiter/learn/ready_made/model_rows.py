@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamiter.learn.labels import Label, Labels
-from streamiter.models.embedding_scores import FIELDS_MAX, HASH_BITS
+from streamiter.models.published_embeddings import FIELDS_MAX, HASH_BITS
 from streamiter.values.named_rows import ABSENT, NamedRows, is_missing
 from streamiter.values.numbers import Floats, Indices, Truths, plain_scalar
 
@@ -19,8 +19,8 @@ class ModelRows(NamedTuple):
     """Rows as the arithmetic reads them: row r has the columns ``indices[indptr[r]:indptr[r + 1]]``.
 
     The first columns are those of hashed features, the next one is that of the intercept, and those of numbers follow.
-    A model with embeddings has a *key* in place of a hashed column, see ``streamiter.models.embedding_scores``. There
-    the index of the intercept has the time of the row as its value, in milliseconds.
+    A model with embeddings has a *key* in place of a hashed column, see ``streamiter.models.published_embeddings``.
+    There the index of the intercept has the time of the row as its value, in milliseconds.
     """
 
     indptr: Indices

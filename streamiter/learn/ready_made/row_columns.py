@@ -16,7 +16,7 @@ from streamiter.learn.ready_made.embeddings import Embeddings, settings_of_embed
 from streamiter.learn.ready_made.expert_weights import ROWS_OF_A_START
 from streamiter.learn.ready_made.model_rows import BEHIND_KEYS, NO_FIELD, FieldNumbers, ModelRows
 from streamiter.learn.rows import BadRows, rows_of_wrong_kind
-from streamiter.models.embedding_scores import HASH_BITS
+from streamiter.models.published_embeddings import HASH_BITS
 from streamiter.operators.declared_state import NESTED, DeclaredState, Form, declared
 from streamiter.values.crossed_rows import Cross, checked_crosses, crossed, crossed_fields, matrix_of_fields
 from streamiter.values.field_kinds import PARTS, TREND, Kind, part_of

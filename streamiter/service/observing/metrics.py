@@ -19,7 +19,7 @@ from prometheus_client.metrics_core import HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from streamiter.engine.graph.statistics import HistogramStatistics, JobStatistics, TaskStatistics
-from streamiter.models.embedding_scores import EmbeddingFigures
+from streamiter.models.published_embeddings import EmbeddingFigures
 from streamiter.service.observing.challenger import Challenger
 from streamiter.service.observing.health import facts_of, readiness
 from streamiter.service.observing.observations import Observations

@@ -18,8 +18,8 @@ from streamiter.flow.drawing.formats import svg_path
 from streamiter.flow.drawing.layout import lay_out
 from streamiter.flow.drawing.picture import Picture, picture_of
 from streamiter.models.differences import ModelDifference, names_with_texts
-from streamiter.models.embedding_scores import EmbeddingFigures
 from streamiter.models.explanations import Effects
+from streamiter.models.published_embeddings import EmbeddingFigures
 from streamiter.models.versions import ModelVersion
 from streamiter.service.observing.challenger import ChallengerNow
 from streamiter.service.observing.health import HealthProblem, facts_of, liveness, readiness

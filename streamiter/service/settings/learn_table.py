@@ -12,7 +12,7 @@ from streamiter.errors import ConfigurationError
 from streamiter.learn import AdaptiveLinearModel, Embeddings
 from streamiter.learn.losses import LossName
 from streamiter.learn.ready_made.row_columns import BITS_MAX
-from streamiter.models.embedding_scores import EmbeddingKind
+from streamiter.models.published_embeddings import EmbeddingKind
 from streamiter.service.settings.field_comparison import FieldComparison
 from streamiter.service.settings.labels import task_of
 from streamiter.service.settings.tables import (
