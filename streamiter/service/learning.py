@@ -29,7 +29,6 @@ from streamiter.learn import (
     sampled_negatives,
     train_online,
 )
-from streamiter.learn.late_labels.delayed_labels import with_schedule
 from streamiter.learn.late_labels.label_join import LabelJoin
 from streamiter.models import Rollbacks
 from streamiter.parameter_server.optimizers import Constant, Optimizer
@@ -137,7 +136,7 @@ class ServiceLearning:
         if isinstance(model, AdaptiveLinearModel):
             model.compile()
         if learn.label.event is not None:
-            LabelJoin(with_schedule(delayed_labels_of(learn, self.features), model), is_timed=True)
+            LabelJoin.compile()
 
     def apply(self, settings: ServiceSettings) -> None:
         """Take over when to publish, and the learning rate, from other settings of the same service."""

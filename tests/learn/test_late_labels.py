@@ -1,6 +1,10 @@
 """Labels that come later than their questions: what the default model learns from them, wherever batches are cut."""
 
+import inspect
+import re
+import sys
 from dataclasses import replace
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -22,14 +26,17 @@ from learn.online_support import (
     trips,
     without,
 )
+from support.processes import forked_run
 
 from streamiter.errors import JobFailed
 from streamiter.learn import AdaptiveLinearModel, DelayedLabels, LogisticRegression, ProgressiveValidation, SparseRows
 from streamiter.learn.asked_questions import AskedScores
+from streamiter.learn.late_labels import key_places, label_join
 from streamiter.learn.late_labels.event_reading import TimedEvents, answers_and_keys
 from streamiter.learn.ready_made.model_rows import RowSteps
 from streamiter.learn.rows import BadRows
 from streamiter.operators.timed.in_order import BEFORE_FIELD, TIME_FIELD
+from streamiter.values.helpers.compiled import is_compiling
 
 COIN = delayed(["sky", "km"], "label")
 
@@ -51,6 +58,44 @@ def test_experts_are_judged_by_the_predictions_that_were_made() -> None:
     result = trained(groups(400, 10), labels=COIN, mini_batch=1_000, mode="synchronous")
     # That of a coin is 0.69; judged when the answers come, it is above 2.
     assert result.metrics["loss"] < 0.9
+
+
+# What is compiled before and behind a run, and behind a run that resumes: the number of forms of each function.
+_COMPILES = """
+import gc, tempfile
+from learn.late_label_support import LABELS
+from streamiter import Flow
+from streamiter.learn import train_online
+from streamiter.learn.late_labels.label_join import LabelJoin
+from streamiter.values.helpers.numba_code import CompiledFunction
+
+def forms():
+    found = [each for each in gc.get_objects() if isinstance(each, CompiledFunction)]
+    return {each.__name__: len(each.overloads) for each in found if "late_labels" in each.__module__ and each.overloads}
+
+LabelJoin.compile()
+before = forms()
+flow = Flow("late")
+asked = [{"id": f"n{n}", "at": n, "kind": "a", "x": 0.5} for n in range(3_000)]
+told = [{"id": f"n{n}", "at": n + 2, "label": True} for n in range(0, 3_000, 3)]
+ask, tell = (flow.from_items(each).event_time("at", unit="s", check_unit=False) for each in (asked, told))
+train_online(ask.union(tell), labels=LABELS).models.collect()
+flow.run()
+join = LabelJoin(LABELS, is_timed=True)
+join.restore(join.state())
+print(before and {name: count for name, count in forms().items() if before.get(name) != count and name in sys.argv})
+"""
+
+
+def test_all_functions_of_a_join_are_compiled_before_its_first_event() -> None:
+    """They were compiled in the event loop, without a line in the log: it was blocked for 13 s at the first start of a
+    service, so that a broker gave it up, and for 15 s more at the next start.
+    """
+    if not is_compiling():
+        pytest.skip("Numba is not here")
+    called = re.findall(r"_compiled\.(\w+)\(", "".join(inspect.getsource(each) for each in (label_join, key_places)))
+    program = [sys.executable, "-c", "import sys\n" + _COMPILES, *called, "are_known"]
+    assert forked_run(program, cwd=Path(__file__).parents[1], check=True).stdout == "{}\n"
 
 
 # ---- functions that fail

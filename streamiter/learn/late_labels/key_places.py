@@ -56,6 +56,12 @@ class KeyPlaces:
         self._table: Integers = np.zeros(0, np.int64)
         """The place of each key, at its hash or behind it; -1 where there is none."""
 
+    @staticmethod
+    def compile() -> None:
+        """Compile the functions of a table of keys, where that is needed."""
+        places = KeyPlaces()
+        places.forget(places.of(list(map(str, range(_TOGETHER)))))
+
     def __len__(self) -> int:
         return self.room - self._free_count
 

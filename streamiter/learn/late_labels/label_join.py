@@ -21,13 +21,14 @@ from streamiter.learn.asked_questions import JoinedSteps, JoinEvents, StillWaiti
 from streamiter.learn.labels import Label, counts_as_false, is_label
 from streamiter.learn.late_labels import label_join_arrays as layout
 from streamiter.learn.late_labels.answer_delays import AnswerDelays
-from streamiter.learn.late_labels.delayed_labels import DelayedLabels, come_with_questions
+from streamiter.learn.late_labels.delayed_labels import DelayedLabels, come_with_questions, labels_of_rows
 from streamiter.learn.late_labels.kept_questions import KeptQuestions
 from streamiter.learn.late_labels.key_places import KeyPlaces
 from streamiter.operators.declared_state import EVERY, FIRST_KNOWN, NESTED, DeclaredState, Form, declared, for_all
 from streamiter.operators.definitions import Definition
 from streamiter.operators.operator import Context
 from streamiter.operators.output import Output
+from streamiter.values.helpers.compiled import saying_that_it_compiles
 from streamiter.values.numbers import Array, Floats, Indices, plain_scalar
 from streamiter.values.records import Batch, take
 from streamiter.values.times import MAX_TIME, MIN_TIME, before_end, in_seconds
@@ -139,6 +140,22 @@ class LabelJoin(DeclaredState):
     def open(self, context: Context) -> None:
         """Take the time from the step, and set its timers."""
         self._context, self._step = context, f"step {context.name!r}"
+
+    @staticmethod
+    def compile() -> None:
+        """Compile all functions of joins, where that is needed; it takes some seconds. Another thread may call this."""
+        join = LabelJoin(labels_of_rows("label", None, None), is_timed=True)
+        steps, arrays = join._compiled, join._arrays(0)
+        with saying_that_it_compiles("the join of labels that come later"):
+            join._places.compile()
+            join.delays.are_known()
+            steps.settled_before(arrays, _NOTHING, _NOTHING)
+            steps.learned_before(arrays, _NOTHING, _NOTHING)
+            steps.answered_before(arrays, _NOTHING, _NOTHING)
+            steps.join_again(arrays, _NOTHING)
+            steps.handle(arrays, *_NO_EVENTS, 0, 0, MIN_TIME, -1)
+            steps.close_batch(arrays, np.empty((0, 3), np.int64), _NOTHING)
+            steps.drop_closed(arrays)
 
     # ---- by the clock
 

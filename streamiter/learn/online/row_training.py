@@ -151,6 +151,7 @@ class RowOwner(ModelOwner, KeepsRecords):
         """Compile in a thread, where that is needed: it takes seconds, in which all other tasks continue."""
         if self._labels is not None:
             self._labels.open(context)
+            await asyncio.to_thread(self._labels.compile)
         await asyncio.to_thread(self._model.compile)
         await super().open(context)
 
