@@ -7,19 +7,23 @@ a tree, are taken to be independent. Whatever is split, the parts of a row add u
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, reduce
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from streamiter.errors import ModelError
 from streamiter.models.shape_scores import BinnedRows, MemberScores, ShapeScores
 from streamiter.models.shapes import CELLS_OF_PAIR, COARSE_BINS, FINE_BINS, NO_EDGE, coarse_of
 from streamiter.values.field_kinds import PARTS, part_of
 from streamiter.values.hashes import place_of_text
 from streamiter.values.helpers.notebooks import html_table, text_table, without_empty_columns
 from streamiter.values.numbers import Array, Floats, Indices
+from streamiter.values.records import Batch, Columns
+from streamiter.values.tables import arrays_of_table
 
 SEVERAL_FIELDS: Final = "(several fields)"
 """The name of the part that trees have beyond the effects of fields and pairs."""
@@ -27,8 +31,11 @@ SEVERAL_FIELDS: Final = "(several fields)"
 EFFECT_OF: Final = "effect of "
 """The beginning of the names of metrics that say how much a column or a pair matters."""
 
+_PLACE: Final = re.compile(r"^place (\d+)")
+
 _SHOWN_CONTRIBUTIONS: Final = 10
 _SHOWN_PARTS: Final = 22
+_SHOWN_STRENGTH: Final = 0.0005  # A smaller one would be shown as 0.000.
 _SHOWN_ROWS: Final = 8
 
 # The logarithms of probabilities beyond these would be infinite.
@@ -149,14 +156,42 @@ class Effects:
     """The effect of each column."""
     pairs: list[PairEffect]
     """The effect of each pair."""
+    bits: int = 18
+    """Texts are hashed to ``2**bits`` places."""
+
+    def named(self, records: Batch) -> Effects:
+        """Return these effects with the texts of records in place of the places of their hashes.
+
+        ``records`` are dicts, ``Columns`` or a table, such as the rows that were learned from.
+
+        >>> effect = ColumnEffect("sky", 0.5, (BinEffect("place 126089", None, None, 1.0, (0.5,)),))
+        >>> Effects(None, [effect], []).named([{"sky": "rain"}]).columns[0].bins[0].name
+        'rain'
+        """
+        named = [replace(column, bins=self._named_bins(column, records)) for column in self.columns]
+        return replace(self, columns=named)
+
+    def _named_bins(self, column: ColumnEffect, records: Batch) -> tuple[BinEffect, ...]:
+        if not any(_PLACE.match(each.name) for each in column.bins):
+            return column.bins
+        table = records.arrays if isinstance(records, Columns) else arrays_of_table("effects", records, ModelError)
+        rows = [row.get(column.field) for row in records] if table is None else table.get(column.field, ())
+        texts = set(map(str, rows))
+        at = {place_of_text(column.field, text, self.bits): text for text in texts}
+
+        def name(match: re.Match[str]) -> str:
+            return at.get(int(match[1]), match[0])
+
+        return tuple(replace(each, name=_PLACE.sub(name, each.name)) for each in column.bins)
 
     def _cells(self) -> tuple[list[str], list[list[str]]]:
         """Return headings, and a row of texts for each field and pair, the strongest first."""
         rows = [(column.strength, column.field, column.extremes) for column in self.columns]
         rows += [(pair.strength, " × ".join(pair.fields), ("", "")) for pair in self.pairs]
         strongest = sorted(rows, key=lambda row: -row[0])
-        cells = [[name, f"{strength:.3f}", *extremes] for strength, name, extremes in strongest[:_SHOWN_PARTS]]
-        if weaker := strongest[_SHOWN_PARTS:]:
+        shown = min(_SHOWN_PARTS, sum(strength >= _SHOWN_STRENGTH for strength, _, _ in rows))
+        cells = [[name, f"{strength:.3f}", *extremes] for strength, name, extremes in strongest[:shown]]
+        if weaker := strongest[shown:]:
             cells.append([f"{len(weaker):,} others", f"≤ {weaker[0][0]:.3f}", "", ""])
         return without_empty_columns(["field", "strength", "lowers most", "raises most"], cells)
 
@@ -388,7 +423,7 @@ class ShapeEffects:
                 pairs[names] = pairs.get(names, 0.0) + strength
         columns.sort(key=lambda each: -each.strength)
         strongest = sorted(pairs.items(), key=lambda each: -each[1])
-        return Effects(self._classes, columns, [PairEffect(*each) for each in strongest])
+        return Effects(self._classes, columns, [PairEffect(*each) for each in strongest], self._bits)
 
     def _of_slopes(self, column: int) -> Floats:
         """Return what weights of a field of numbers do in the middle of each bin."""

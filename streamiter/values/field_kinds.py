@@ -37,8 +37,8 @@ OTHER: Final = 1
 """A text that is none of the following, or a list of texts. Codes from :data:`PADDED` on have a number."""
 BLANK: Final = 2
 """A text that means a missing value where texts are read as numbers or times."""
-COMMA: Final = 3
-"""A number with a decimal comma, or with commas between thousands: it may be either, so it is another text."""
+NEAR_NUMBER: Final = 3
+"""A number with a unit, or with commas, which may be decimal or between thousands: it is another text."""
 PADDED: Final = 4
 """A number that begins with 0, as ids do: it counts as another text while the kind of the field is not decided."""
 PLAIN_NUMBER: Final = 5
@@ -55,7 +55,10 @@ BLANKS: Final = frozenset({"", "?", "na", "n/a", "nan", "none", "null", "inf", "
 _SPACE: Final = " \t\r\n"
 _NUMBER: Final = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?", re.ASCII)
 _PADDED: Final = re.compile(r"[+-]?0\d", re.ASCII)
-_COMMA: Final = re.compile(r"[+-]?\d+(?:[.,]\d+)*,\d+", re.ASCII)
+# As 1,5 and 1,000 and $3 and 5% and 12.5 km and 60 km/h. Without a space only known units count: 12b may be an id.
+_DIGITS: Final = r"[+-]?\d+(?:[.,]\d+)*"
+_UNIT: Final = r"\s+[^\W\d_]{1,5}(?:/[^\W\d_]{1,4})?|\s?[%$€£]|\s?°[CF]?|[kcm]m|[km]g|ml|ms|min|[kKMG]B"
+_NEAR_NUMBER: Final = re.compile(rf"{_DIGITS},\d+|{_DIGITS}(?:{_UNIT})|[$€£]\s?{_DIGITS}")
 _TIME: Final = re.compile(
     r"(\d{4}-\d\d-\d\d)(?:[T ](\d\d:\d\d)(?:(:\d\d)([.,]\d{1,9})?)?(Z|[+-](?:[01]\d|2[0-3]):?[0-5]\d)?)?", re.ASCII
 )
@@ -134,13 +137,13 @@ def read_text(text: str, zone: tzinfo | None) -> ReadText:
     ((6, 86400000.0), (7, 0.0))
     """
     stripped = text.strip(_SPACE)
-    if stripped[:1] in "0123456789+-.":  # The empty text is in it, too.
+    if stripped[:1] in "0123456789+-.$€£":  # The empty text is in it, too.
         if _NUMBER.fullmatch(stripped):
             return PADDED if _PADDED.match(stripped) else PLAIN_NUMBER, float(stripped)
         if match := _TIME.fullmatch(stripped):
             return _read_iso(match, zone)
-        if _COMMA.fullmatch(stripped):
-            return COMMA, math.nan
+        if _NEAR_NUMBER.fullmatch(stripped):
+            return NEAR_NUMBER, math.nan
     return (BLANK, math.nan) if len(stripped) <= 4 and stripped.lower() in BLANKS else OTHER_TEXT
 
 

@@ -13,7 +13,7 @@ from typing import Final, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from streamiter.values.field_kinds import BLANK, COMMA, DATE, NO_VALUE, OTHER, PADDED, PLAIN_NUMBER, Kind
+from streamiter.values.field_kinds import BLANK, DATE, NEAR_NUMBER, NO_VALUE, OTHER, PADDED, PLAIN_NUMBER, Kind
 from streamiter.values.numbers import Truths
 
 TEXTS_THAT_DECIDE: Final = 100
@@ -45,7 +45,7 @@ class FieldState(NamedTuple):
     others: int = 0
     """How many were other texts."""
     alike: int = 0
-    """How many of these look like numbers: with a comma, or with zeros before them."""
+    """How many of these look like numbers: with a comma or a unit, or with zeros before them."""
     has_text: bool = False
     """Whether a text was read as a category, also a blank one."""
 
@@ -131,7 +131,7 @@ def as_learned(state: FieldState, values: FieldValues) -> tuple[AsRead, FieldSta
         numbers,
         times,
         others,
-        state.alike + int(np.count_nonzero((codes[seen] == COMMA) | (codes[seen] == PADDED))),
+        state.alike + int(np.count_nonzero((codes[seen] == NEAR_NUMBER) | (codes[seen] == PADDED))),
         state.has_text or bool(as_read.text[seen].any()),
     )
     if end == len(rows):
@@ -151,7 +151,7 @@ def _undecided(state: FieldState, values: FieldValues, rows: npt.NDArray[np.intp
     is_text_number, is_text_time = codes == PLAIN_NUMBER, (codes >= DATE) & values.has_place
     number = is_text_number | (is_number & ((rows > first_of(is_text_number)) | state.is_in_texts))
     time = is_text_time | (is_moment & ((rows > first_of(is_text_time)) | state.has_times))
-    other = (codes == OTHER) | (codes == COMMA) | (codes == PADDED)
+    other = (codes == OTHER) | (codes == NEAR_NUMBER) | (codes == PADDED)
     blank = codes == BLANK
     value_before = (rows > first_of(number | time)) | (state.numbers + state.times > 0)
     text_before = (rows > first_of(other | (blank & ~value_before))) | state.has_text
@@ -169,7 +169,7 @@ def _decided(state: FieldState, values: FieldValues) -> tuple[AsRead, FieldState
         return AsRead(none, none, values.has_place, none, is_number | is_moment), state
     blank = codes == BLANK
     if state.kind == "time":
-        wrong = (codes == OTHER) | (codes == COMMA)
+        wrong = (codes == OTHER) | (codes == NEAR_NUMBER)
         return AsRead(none, is_number | (codes >= PADDED), none, blank, wrong), state
     takes_texts = (np.arange(len(codes)) >= first_of(codes == PLAIN_NUMBER)) | state.is_in_texts
     number = is_number | ((codes == PLAIN_NUMBER) & takes_texts) | ((codes == PADDED) & takes_texts)

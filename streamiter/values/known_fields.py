@@ -341,9 +341,8 @@ class KnownFields:
             found = f"{state.numbers} are numbers, {state.times} times and {state.others} other texts"
             reason = f"{reason} {found}, so it is a category from here on"
         elif state.alike > OTHERS_MAX:
-            reason = (
-                f"it is a category, and {state.alike} {reason} look like numbers, with a comma or zeros before them"
-            )
+            alike = "look like numbers, with a comma, a unit or zeros before them"
+            reason = f"it is a category, and {state.alike} {reason} {alike}"
         else:
             return
         _log.warning("%s: the field %r: %s; %s", self._owner, field, reason, advice)

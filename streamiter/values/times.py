@@ -153,7 +153,10 @@ def read_time(value: Any, unit: TimeUnit | None = None, time_zone: tzinfo | None
         return _checked(_instant(value, time_zone), value)
     if isinstance(value, str):
         if unit != "iso":
-            raise NoTimestamp(f'expected a time, given the text {shortened(value)}; a text needs unit="iso"')
+            raise NoTimestamp(
+                f'expected a time, given the text {shortened(value)}; a text needs unit="iso", and time_zone="UTC" or '
+                "another one if it names none"
+            )
         try:
             parsed = datetime.fromisoformat(value)
         except ValueError:

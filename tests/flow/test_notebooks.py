@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 from support.chromium import chromium, visit
 from support.processes import forked_run
-from support.waiting import PATIENCE_S
+from support.waiting import PATIENCE_S, until
 
 from streamiter import Flow
 from streamiter.engine.graph.statistics import JobStatistics
+from streamiter.errors import JobFailed
 from streamiter.learn import SGD, AdaptiveLinearModel, LinearRegression
 from streamiter.models import LinearPredictor, ModelSnapshot, ModelUpdate, ServedModel
 from streamiter.topics import topic
@@ -103,6 +104,19 @@ async def test_a_running_job_shows_its_statistics_of_this_moment() -> None:
     assert "<tr><td>numbers</td><td>3</td><td>3</td>" in job._repr_html_()
     assert "rejected" not in job._repr_html_()  # A column without any figure says nothing.
     assert repr(job).startswith("Job(numbers: finished, ")
+
+
+async def test_a_failed_job_shows_its_error() -> None:
+    """A cell without ``await job.wait()`` showed "failed, 0.0 s" and counts, and the error nowhere."""
+    flow = Flow("numbers")
+    flow.from_items([1]).map(lambda number: number["<b>"]).collect()
+    job = await flow.start()
+    await until(lambda: job.statistics().state == "failed")
+    assert "step 'map'" in repr(job)
+    assert "TypeError" in job._repr_html_()
+    assert "<b>'" not in job._repr_html_()
+    with pytest.raises(JobFailed):
+        await job.wait()
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,10 @@ from learn.row_streams import linear_learner
 
 from streamiter import Columns
 from streamiter.errors import ModelError
-from streamiter.learn import LinearRegression, LogisticRegression, SparseRows, StandardScaler
+from streamiter.learn import AdaptiveLinearModel, LinearRegression, LogisticRegression, SparseRows, StandardScaler
 from streamiter.models import LinearPredictor
-from streamiter.models.explanations import ColumnEffect, Effects, Explanation
+from streamiter.models.explanations import ColumnEffect, Effects, Explanation, PairEffect
+from streamiter.values.hashes import place_of_text
 
 DRAW = np.random.default_rng(2)
 A, B = DRAW.normal(size=(2, 300))
@@ -122,6 +123,25 @@ def test_effects_tell_how_many_others_there_are() -> None:
     """A model of forty fields seemed to have 22."""
     columns = [ColumnEffect(f"f{at}", float(at), ()) for at in range(30)]
     assert repr(Effects(None, columns, [])).splitlines()[-1].split() == ["8", "others", "≤", "7.000"]
+
+
+def test_effects_leave_out_those_of_no_strength() -> None:
+    """A notebook showed twenty pairs of a strength of 0.000 below the eight fields that matter."""
+    effects = Effects(None, [ColumnEffect("km", 0.5, ())], [PairEffect(("km", "sky"), 0.0004)])
+    lines = [line.split() for line in repr(effects).splitlines()]
+    assert lines[1:] == [["km", "0.500"], ["1", "others", "≤", "0.000"]]
+
+
+@pytest.mark.parametrize("given", [list, lambda rows: Columns({"sky": [row["sky"] for row in rows]}), pandas.DataFrame])
+def test_effects_are_named_by_the_texts_of_records(given: Any) -> None:
+    """The strongest depot of a table was shown as "place 8929"."""
+    rows = [{"sky": ("rain", "sun", "snow")[n % 3]} for n in range(300)]
+    model = AdaptiveLinearModel(bits=12)
+    model.learn(rows, [row["sky"] == "snow" for row in rows])
+    assert "place" in repr(model.effects)
+    named = model.effects.named(given([*rows[:2], {"sky": "hail"}]))
+    snow = f"place {place_of_text('sky', 'snow', 12)}"
+    assert {each.name for each in named.columns[0].bins} - {"rain", "sun"} == {snow}
 
 
 def test_plain_linear_models_explain_tables() -> None:

@@ -158,6 +158,19 @@ def test_answers_of_a_topic_of_their_own_are_found(answer: Any, label: dict[str,
     assert any(note in said for said in proposal.notes)
 
 
+def test_the_key_of_answers_that_come_hours_later_is_found_by_its_name() -> None:
+    """The questions of chargebacks were older than the sample: the file had the key "id", and no time of events."""
+    views = [{"tx": f"t{n}", "kind": "ab"[n % 2], "at": 1_700_000_000 + n} for n in range(2_000)]
+    backs = [{"tx": f"t{n}", "at": 1_700_000_000 + n, "reason": "stolen"} for n in range(-2_000, 0, 7)]
+    written_ms = 1_700_100_000_000  # All at once.
+    samples = [TopicSample(events, [written_ms] * len(events)) for events in (views, backs)]
+    urls = ("memory://tx", "memory://updates", "memory://dead-letters", "memory://answers")
+    proposal = proposal_of(samples[0].with_answers(samples[1]), "fraud", *urls)
+    learn = read_settings(proposal.text).learn
+    assert (learn.label.key, learn.label.time, learn.label.otherwise) == ("tx", "at", False)
+    assert any("the key 'tx' is a guess by its name, and within is an example" in note for note in proposal.notes)
+
+
 def test_answers_that_are_all_false_so_far_make_classes() -> None:
     """The file had a regression of answers that all were false, without a word."""
     views = [{"event": "view", "view": f"v{n}", "km": n % 7} for n in range(60)]

@@ -17,6 +17,7 @@ import logging
 from collections.abc import Collection, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
+from html import escape
 from typing import Any, Final, Literal, TypeVar
 
 import msgspec
@@ -398,11 +399,17 @@ class Job:
         self._follower.watchdog.stall_after_s = seconds
 
     def __repr__(self) -> str:
-        return f"Job({self.statistics().title})"
+        return f"Job({self.statistics().title}{self._why_failed})"
 
     def _repr_html_(self) -> str:
-        """Return the statistics of this moment, for notebooks."""
-        return self.statistics()._repr_html_()
+        """Return the statistics of this moment, and why the job has failed, for notebooks."""
+        why = f"<div>{escape(self._why_failed[2:])}</div>" if self._errors else ""
+        return self.statistics()._repr_html_() + why
+
+    @property
+    def _why_failed(self) -> str:
+        """The first error with a colon before it; empty without one. A cell that does not await the job shows it."""
+        return next((f": {error}" for error in self._errors.values()), "")
 
     def statistics(self) -> JobStatistics:
         """Return the statistics of this process now, and the last statistics that the other processes have sent."""

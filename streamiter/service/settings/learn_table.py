@@ -227,12 +227,16 @@ def _label(document: SettingsDocument, given: Any, kind: str | None, *, has_answ
                     (*path, name), "it without input.answers only", "leave it out: the topic tells what is an answer"
                 )
         label |= {"event": ANSWER, "event_field": ANSWERS_FIELD}
-    is_answered = "event" in label and kind == "classification" and label.get("otherwise") is False
+    # A kind that is wrong has its own error.
+    is_answered = "event" in label and kind in ("classification", None) and label.get("otherwise") is False
     if is_answered and "field" not in given and "value" not in given:
         label["value"] = FieldComparison(label.get("event_field", "event"), "==", label["event"])
     elif len([name for name in ("field", "value") if name in given]) != 1:
         both = "both" if "field" in given else "none"
-        document.expect(path, "field or value", 'write { field = "late" }', given=both)
+        remedy = 'write { field = "late" }'
+        if "event" in label and kind == "classification":
+            remedy += ", or otherwise = false, so that each answer is true"
+        document.expect(path, "field or value", remedy, given=both)
     if kind == "regression" and isinstance(label.get("value"), FieldComparison):
         expected = "a field for a regression"
         document.expect((*path, "value"), expected, 'write kind = "classification", or the field')
@@ -242,7 +246,10 @@ def _label(document: SettingsDocument, given: Any, kind: str | None, *, has_answ
         )
     elif ("event" in label) != ("key" in given):
         missing = "event" if "key" in given else "key"
-        remedy = "event says which records are answers, and key which field they share with their question"
+        remedy = (
+            "event says which records are answers, and key which field they share with their question; answers in a "
+            "topic of their own need input.answers instead of event"
+        )
         document.expect((*path, missing), "event and key together", remedy, given=f"no {missing}")
     needs = {"event_field": "event", "question": "event", "within": "event", "time": "within", "otherwise": "within"}
     document.check_needs(path, needs | {"schedule": "within"}, also=["event"] if has_answers else [])

@@ -243,11 +243,37 @@ class DelayedLabelFound(NamedTuple):
     """The field of the label; None: the label is whether there is an answer."""
     time: str | None
     """The field with the time of an event; None: only the time stamps of the records tell it."""
-    longest_s: float
-    """The longest time from a question to its answer."""
+    longest_s: float | None
+    """The longest time from a question to its answer; None: no wait is known."""
 
 
-_EXAMPLE: Final = DelayedLabelFound(ANSWERS_FIELD, ANSWER, QUESTION, "id", None, None, 0.0)
+_EXAMPLE: Final = DelayedLabelFound(ANSWERS_FIELD, ANSWER, QUESTION, "id", None, None, None)
+
+
+def _by_names(rows: Sequence[Mapping[str, Any]]) -> DelayedLabelFound:
+    """Return key, label and time by the names and values of the fields, where no wait is known."""
+    events = [[row for row in rows if row.get(ANSWERS_FIELD) == event] for event in (ANSWER, QUESTION)]
+    answers, questions = map(_profiles, events)
+    keys, time = _shared_fields(answers, questions, ANSWERS_FIELD)
+    if not keys:
+        return _EXAMPLE
+    label = next((each for each in _label_candidates(answers) if each.name not in questions), None)
+    value = None if label is None or set(label.values) == {True} else label.name
+    return _EXAMPLE._replace(key=keys[0].name, value=value, time=time)
+
+
+def _shared_fields(
+    of_answers: Mapping[str, FieldProfile], of_questions: Mapping[str, FieldProfile], event_field: str
+) -> tuple[list[FieldProfile], str | None]:
+    """Return the fields that may be the key of questions and answers, and the field with the time of both."""
+    keys = [
+        profile
+        for name, profile in of_answers.items()
+        if name in of_questions and name != event_field and not profile.are_times
+        if profile.distinct > len(profile.values) / 2
+    ]
+    times = [name for name, profile in of_answers.items() if profile.are_times and name in of_questions]
+    return keys, times[0] if times and of_questions[times[0]].are_times else None
 
 
 class SampledEvent(NamedTuple):
@@ -321,14 +347,7 @@ def _match(
     label = next((each.name for each in _label_candidates(of_answers) if each.name not in of_questions), None)
     if label is None and not (of_questions.keys() - of_answers and FieldComparison.of(_is_event(event_field, answer))):
         return None
-    keys = [
-        profile
-        for name, profile in of_answers.items()
-        if name in of_questions and name != event_field and not profile.are_times
-        if profile.distinct > len(profile.values) / 2
-    ]
-    times = [name for name, profile in of_answers.items() if profile.are_times and name in of_questions]
-    time = times[0] if times and of_questions[times[0]].are_times else None
+    keys, time = _shared_fields(of_answers, of_questions, event_field)
     best: tuple[int, DelayedLabelFound] | None = None
     for key in keys:
         asked = {str(event.row.get(key.name)): event for event in reversed(by_event[question])}
@@ -400,8 +419,10 @@ def proposal_of(
         notes.append("the topic has no record to look at: label and features are examples")
     delayed = find_delayed_label(sample, None if answers is None else ANSWERS_FIELD)
     if answers is not None and delayed is None:
-        notes.append("no answer has the key of a question before it in the newest records: key and within are examples")
-        delayed = _EXAMPLE
+        delayed = _by_names(rows)
+        found = f"the key {delayed.key!r} is a guess by its name, and within is an example"
+        examples = "key and within are examples" if delayed is _EXAMPLE else found
+        notes.append(f"too few answers have the key of a question before them in the newest records: {examples}")
     questions = rows if delayed is None else [row for row in rows if row.get(delayed.event_field) == delayed.question]
     profiles = _profiles(questions)
     if delayed is None:
@@ -485,7 +506,7 @@ def _delayed_label(
         keys["event_field"] = found.event_field
     if len(events) > 2:
         keys["question"] = found.question
-    keys["within"] = _within(max(found.longest_s * 2, _WITHIN_MIN_S))
+    keys["within"] = _within(max((found.longest_s or 0.0) * 2, _WITHIN_MIN_S))
     if found.time is not None:
         keys["time"] = found.time
     kind: LearningKind = "classification"
@@ -499,8 +520,8 @@ def _delayed_label(
     if kind == "regression":
         middle = f"{found.value} > {sorted(values.values)[len(values.values) // 2]:g}"
         line = f'# For a class: kind = "classification", and value in place of field: value = {_toml(middle)}\n{line}'
-    longest = _within(found.longest_s)
-    if found is not _EXAMPLE:
+    if found.longest_s is not None:
+        longest = _within(found.longest_s)
         notes.append(
             f"the longest wait for an answer was {longest}; a later answer than {keys['within']} does not count"
         )
