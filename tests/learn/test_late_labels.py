@@ -62,8 +62,8 @@ def test_experts_are_judged_by_the_predictions_that_were_made() -> None:
 
 # What is compiled before and behind a run, and behind a run that resumes: the number of forms of each function.
 _COMPILES = """
-import gc, tempfile
-from learn.late_label_support import LABELS
+import gc
+from learn.late_label_support import LABELS, SmallJoin
 from streamiter import Flow
 from streamiter.learn import train_online
 from streamiter.learn.late_labels.label_join import LabelJoin
@@ -81,8 +81,10 @@ told = [{"id": f"n{n}", "at": n + 2, "label": True} for n in range(0, 3_000, 3)]
 ask, tell = (flow.from_items(each).event_time("at", unit="s", check_unit=False) for each in (asked, told))
 train_online(ask.union(tell), labels=LABELS).models.collect()
 flow.run()
-join = LabelJoin(LABELS, is_timed=True)
-join.restore(join.state())
+first, resumed = (SmallJoin(LABELS, is_timed=True) for _ in range(2))
+list(first.ask(1, 1_000, "question"))
+resumed.restore(first.state())
+list(resumed.answer(1, 2_000, True))
 print(before and {name: count for name, count in forms().items() if before.get(name) != count and name in sys.argv})
 """
 
