@@ -158,12 +158,13 @@ def test_answers_of_a_topic_of_their_own_are_found(answer: Any, label: dict[str,
     assert any(note in said for said in proposal.notes)
 
 
-def test_the_key_of_answers_that_come_hours_later_is_found_by_its_name() -> None:
+@pytest.mark.parametrize("before_ms", [0, 5_000])
+def test_the_key_of_answers_that_come_hours_later_is_found_by_its_name(before_ms: int) -> None:
     """The questions of chargebacks were older than the sample: the file had the key "id", and no time of events."""
     views = [{"tx": f"t{n}", "kind": "ab"[n % 2], "at": 1_700_000_000 + n} for n in range(2_000)]
     backs = [{"tx": f"t{n}", "at": 1_700_000_000 + n, "reason": "stolen"} for n in range(-2_000, 0, 7)]
     written_ms = 1_700_100_000_000  # All at once.
-    samples = [TopicSample(events, [written_ms] * len(events)) for events in (views, backs)]
+    samples = [TopicSample(views, [written_ms] * 2_000), TopicSample(backs, [written_ms - before_ms] * len(backs))]
     urls = ("memory://tx", "memory://updates", "memory://dead-letters", "memory://answers")
     proposal = proposal_of(samples[0].with_answers(samples[1]), "fraud", *urls)
     learn = read_settings(proposal.text).learn

@@ -46,9 +46,12 @@ class TopicSample:
     def with_answers(self, answers: TopicSample) -> TopicSample:
         """Return questions and answers of two topics, each marked, in the order of their time stamps.
 
-        Answers come more rarely, so the newest ones reach further back: those before all of the questions are left out.
+        Answers come more rarely, so the newest ones reach further back: those before all of the questions are left out,
+        unless all are.
         """
         first = min(self.times_ms, default=0)
+        if max(answers.times_ms, default=first) < first:
+            first = min(answers.times_ms)
         marked = [
             (time_ms, {**record, ANSWERS_FIELD: mark} if isinstance(record, dict) else record)
             for sample, mark in ((self, QUESTION), (answers, ANSWER))
