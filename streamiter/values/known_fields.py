@@ -342,6 +342,7 @@ class KnownFields:
             reason = f"{reason} {found}, so it is a category from here on"
         elif state.alike > OTHERS_MAX:
             alike = "look like numbers, with a comma, a unit or zeros before them"
+            advice += "; numbers with a comma or a unit must be converted before"
             reason = f"it is a category, and {state.alike} {reason} {alike}"
         else:
             return
