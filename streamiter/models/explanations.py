@@ -189,7 +189,7 @@ class Effects:
         rows = [(column.strength, column.field, column.extremes) for column in self.columns]
         rows += [(pair.strength, " × ".join(pair.fields), ("", "")) for pair in self.pairs]
         strongest = sorted(rows, key=lambda row: -row[0])
-        shown = min(_SHOWN_PARTS, sum(strength >= _SHOWN_STRENGTH for strength, _, _ in rows))
+        shown = min(_SHOWN_PARTS, max(1, sum(strength >= _SHOWN_STRENGTH for strength, _, _ in rows)))
         cells = [[name, f"{strength:.3f}", *extremes] for strength, name, extremes in strongest[:shown]]
         if weaker := strongest[shown:]:
             cells.append([f"{len(weaker):,} others", f"≤ {weaker[0][0]:.3f}", "", ""])
