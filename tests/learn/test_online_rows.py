@@ -239,14 +239,6 @@ async def test_a_version_of_many_columns_waits_for_more_rows(options: Record, co
 # ---- records that are no rows
 
 
-async def test_a_misspelt_label_of_records_is_named() -> None:
-    """Of a table the error said what was probably meant, of dicts it did not."""
-    flow = Flow("misspelt")
-    train_online(flow.from_items([{"km": 1.0, "late": True}]), label="lat").models.collect()
-    with pytest.raises(JobFailed, match=r"expected a field 'lat', given a record without; did you mean 'late'\?"):
-        await (await flow.start()).wait()
-
-
 GOOD = [{"km": float(n % 7), "town": "Rome", "late": n % 7 > 3, "w": 1.0} for n in range(60)]
 
 
