@@ -54,12 +54,9 @@ MakeModel = Callable[[], LinearModel]
 def check_makes_model(owner: str, make_model: object) -> None:
     """Raise GraphError unless ``make_model`` is a function that makes a model; a model itself is refused, too."""
     if isinstance(make_model, LinearModel) or not callable(make_model):
-        other = (
-            "" if isinstance(make_model, LinearModel) else ", or give train_online a ForeignModel of another library"
-        )
         raise GraphError(
             f"{owner}: expected a function that makes the model, given {shortened(make_model)}; each worker needs "
-            f"a model of its own: write lambda: LogisticRegression(…){other}"
+            "a model of its own: write lambda: LogisticRegression(…)"
         )
     check_user_function(make_model, f"{owner}(model)", [])
 
