@@ -24,20 +24,23 @@ from streamiter.values.numbers import Floats, Indices
 
 PAIRS: Final = 64
 TREES: Final = 48
-# The share of the trees, and of the pairs, that is replaced at a look.
+# The share of the trees, and of the pairs, that is replaced at a look; with 1/8 and 1/2 losses are .3 % and .1 %
+# larger, see docs/decisions/077.
 _REPLACED: Final = 0.25
 # The share of their columns that is drawn without regard to use.
 _EXPLORED: Final = 0.2
 _DRAWN: Final = 1 << 30
 _SEED: Final = 1
 _USE_MIN: Final = 1e-12
-# The constants of growing were guesses, but the rows: with 1,024 the mean loss of the streams that chose is 6 % larger.
+# The constants of growing were guesses; docs/decisions/077 says what other ones change: hardly anything, but that with
+# 1,024 rows of errors the mean loss of the weak streams is 6 % larger.
 ROWS_OF_ERRORS: Final = 4096
 ROWS_TO_GROW: Final = 128
 _TRIED: Final = 0.7
 _TRIED_MAX: Final = 16
 _EXPLAINED: Final = 0.5
-# The cells of a grown tree begin with this part of what it explains, and with at most one score of classes.
+# The cells of a grown tree begin with this part of what it explains, and with at most one score of classes. With 0
+# the mean loss of the streams that chose is 1.0 % larger, with .2 .1 %; the other two constants are guesses.
 _BEGUN: Final = 0.1
 _BEGUN_MAX: Final = 1.0
 _SQUARE_OF_CLASSES_MIN: Final = 0.01
