@@ -49,3 +49,27 @@ def test_a_pair_without_effects_of_its_own_is_found_among_many(kind: str) -> Non
     assert [7, 19] in model.parameters(state=False)["shapes"]["members"][1]["pairs"].tolist()
     if kind != "classes":
         assert np.mean((found - same)[5_000:] ** 2) < 0.06  # The share has .25.
+
+
+def test_a_grown_tree_predicts_from_its_first_row_on() -> None:
+    """A tree that had replaced another one predicted nothing, until each of its leaves had rows of its own."""
+    draw = np.random.default_rng(3)
+    x = draw.normal(size=(4_096, 4))
+    model = AdaptiveLinearModel()
+    model.learn_each(x, np.sign(x[:, 2] * x[:, 3]))  # Behind the last row trees are grown.
+    member = model.parameters(state=False)["shapes"]["members"][1]
+    trees = np.reshape(member["tables"][-len(member["tree_columns"]) * cell_steps.OF_TREE :], (-1, cell_steps.OF_TREE))
+    assert (np.abs(trees).max(axis=1) > 0.0).all()
+    assert np.abs(trees).max() < 2.0
+
+
+def test_a_label_that_is_far_too_large_is_no_part_of_a_tree() -> None:
+    """Trees that begin with a part of their rows' errors would begin with a part of 1e12 after one wrong label."""
+    draw = np.random.default_rng(4)
+    x = draw.normal(size=(2_000, 3))
+    labels = np.abs(x[:, 0]) + 0.1 * draw.normal(size=2_000)
+    errors = []
+    for wrong in (labels[700], 1e12):
+        given = np.where(np.arange(2_000) == 700, wrong, labels)
+        errors.append(np.mean((AdaptiveLinearModel().learn_each(x, given) - labels)[1_024:] ** 2))
+    assert errors[1] < 1.5 * errors[0]

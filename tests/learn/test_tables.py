@@ -15,8 +15,8 @@ from streamiter.learn.ready_made import table_weights
 
 TESTS = Path(__file__).resolve().parents[1]
 
-# The predictions of the tables in these rows of the published streams. They are those of the reference up to row 256,
-# behind which trees are grown by errors (docs/decisions/077). The test with the reference is without such trees.
+# The predictions of the tables in these rows of the published streams. They are those of the reference before row 256,
+# at which trees are grown by errors (docs/decisions/077). The test with the reference is without such trees.
 PUBLISHED_ROWS = [0, 1, 63, 64, 256, 1_024, 4_095, 4_096, 5_999]
 PUBLISHED: dict[str, list[Any]] = json.loads((TESTS / "learn" / "published_tables.json").read_text())
 

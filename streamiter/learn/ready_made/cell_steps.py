@@ -186,11 +186,12 @@ def choose_comparisons(
     room: Floats,
     columns: CellNumbers,
     thresholds: CellNumbers,
-) -> None:
+) -> int:
     """Choose the comparisons of a tree, level by level: the one that leaves the least squared errors in all leaves.
 
     ``tried`` has the columns that are tried at each level. ``leaves`` gets the leaf of each row. ``room`` is memory for
-    two numbers for each leaf and fine bin. A level at which nothing is gained, and all below, stay as they are.
+    two numbers for each leaf and fine bin. A level at which nothing is gained, and all below, stay as they are. Returns
+    the number of levels above, of which the leaves are.
     """
     rows, width = bins.shape
     bin_of, error_of, leaf_of = pointer_to(bins), pointer_to(errors), pointer_to(leaves)
@@ -222,10 +223,11 @@ def choose_comparisons(
                 if gain > most:
                     most, best, threshold = gain, column, fine
         if best < 0:
-            return
+            return level
         columns[level], thresholds[level] = best, threshold
         for row in range(rows):
             leaf_of[row] = 2 * leaf_of[row] + (1 if bin_of[row * width + best] > threshold else 0)
+    return DEPTH
 
 
 @compiled_for_separate

@@ -93,7 +93,7 @@ CLIP: Final = 10.0
 # and a column with the statistics of one row is constant.
 _STATISTICS_WEIGHT_MAX: Final = 100.0
 # A single outlier hardly moves the statistics of a column, once they have this many rows.
-_OUTLIER_DEVIATIONS: Final = 10.0
+OUTLIER_DEVIATIONS: Final = 10.0
 _MIXTURE_RATE: Final = 0.25
 _SHARE: Final = 0.001
 # With all labels late, experts that nothing has judged have about the shares of `_start_late` after as many labels.
@@ -120,8 +120,8 @@ def observe_value(columns: Floats, at: int, value: float, row_weight: float, is_
         squares *= (MEMORY - row_weight) / weight
         weight = MEMORY - row_weight
     distance = value - mean
-    if weight >= ROWS_BEFORE_OUTLIERS and distance * distance * weight > _OUTLIER_DEVIATIONS**2 * squares:
-        reach = _OUTLIER_DEVIATIONS * deviation(weight, mean, squares)
+    if weight >= ROWS_BEFORE_OUTLIERS and distance * distance * weight > OUTLIER_DEVIATIONS**2 * squares:
+        reach = OUTLIER_DEVIATIONS * deviation(weight, mean, squares)
         if reach > 0.0:
             value = min(max(value, mean - reach), mean + reach)
     if is_numeric:
@@ -305,7 +305,7 @@ def _learn(
         if task == SQUARED:
             rows_before = totals[0] - row_weight
             if stop_cell > first_cell and rows_before >= ROWS_BEFORE_OUTLIERS and totals[3] > 0.0:
-                steepest = _OUTLIER_DEVIATIONS * np.sqrt(totals[3] / rows_before)
+                steepest = OUTLIER_DEVIATIONS * np.sqrt(totals[3] / rows_before)
             target, spread = observe_number(totals, target, row_weight)
             step_max = STEP_MAX_OF_NUMBERS
             if is_late:

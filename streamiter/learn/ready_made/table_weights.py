@@ -24,19 +24,26 @@ from streamiter.values.numbers import Floats, Indices
 
 PAIRS: Final = 64
 TREES: Final = 48
-# The share of the trees, and of the pairs, that is replaced at a look.
+# The share of the trees, and of the pairs, that is replaced at a look; with 1/8 and 1/2 losses are .3 % and .1 %
+# larger, see docs/decisions/077.
 _REPLACED: Final = 0.25
 # The share of their columns that is drawn without regard to use.
 _EXPLORED: Final = 0.2
 _DRAWN: Final = 1 << 30
 _SEED: Final = 1
 _USE_MIN: Final = 1e-12
-# The constants of growing were guesses, but the rows: with 1,024 the mean loss of the streams that chose is 6 % larger.
+# The constants of growing were guesses; docs/decisions/077 says what other ones change: hardly anything, but that with
+# 1,024 rows of errors the mean loss of the weak streams is 6 % larger.
 ROWS_OF_ERRORS: Final = 4096
 ROWS_TO_GROW: Final = 128
 _TRIED: Final = 0.7
 _TRIED_MAX: Final = 16
 _EXPLAINED: Final = 0.5
+# The cells of a grown tree begin with this part of what it explains, and with at most one score of classes. With 0
+# the mean loss of the streams that chose is 1.0 % larger, with .2 .1 %; the other two constants are guesses.
+_BEGUN: Final = 0.1
+_BEGUN_MAX: Final = 1.0
+_SQUARE_OF_CLASSES_MIN: Final = 0.01
 _DEVIATIONS_MAX: Final = 3.0
 # Larger ones would overflow in float32, and their squares in float64.
 _ERROR_MAX: Final = 1e30
@@ -235,6 +242,9 @@ class TableWeights(ExpertWeights):
         weak = np.sort(np.argsort(of_trees, kind="stable")[:count])
         rows = min(self._observed, ROWS_OF_ERRORS)
         bins, errors = self._bins_of_errors[:rows], self._errors[:rows].astype(np.float64)
+        if self.task == "number":  # As slopes of cells are: a label of 1e12 would be a part of a tree.
+            reach = self._steps.OUTLIER_DEVIATIONS * math.sqrt(self.totals[3] / self.totals[0])
+            errors = np.clip(errors, -reach, reach)
         if len(weak):
             self._draw_trees(weak, chance)
         if rows < ROWS_TO_GROW:
@@ -267,7 +277,7 @@ class TableWeights(ExpertWeights):
         tried = np.argsort(keys, axis=1, kind="stable")[:, -min(math.ceil(_TRIED * columns), _TRIED_MAX) :]
         signs = self._draw.choice([-1.0, 1.0], self.scores) if self.scores > 1 else np.ones(1)
         leaves = np.zeros(len(bins), np.intp)
-        tables.choose_comparisons(
+        levels = tables.choose_comparisons(
             bins,
             _in_units((errors * signs).sum(axis=1)),
             np.ascontiguousarray(tried),
@@ -276,9 +286,18 @@ class TableWeights(ExpertWeights):
             self.tree_columns[tree],
             self.tree_bins[tree],
         )
-        sums = np.stack([np.bincount(leaves, score, tables.OF_TREE) for score in errors.T], axis=1)
-        rows = np.bincount(leaves, minlength=tables.OF_TREE) + tables.ROWS_OF_A_LEAF
-        explained: Floats = _EXPLAINED * (sums / rows[:, None])[leaves]
+        rows = np.bincount(leaves, minlength=tables.OF_TREE)[:, None] + tables.ROWS_OF_A_LEAF
+        sums, squares = (
+            np.stack([np.bincount(leaves, score, tables.OF_TREE) for score in each.T], axis=1)
+            for each in (errors, errors**2)
+        )
+        mean, begun = sums / rows, _BEGUN * sums / rows
+        if self.task != "number":  # A step of Newton's method: the squared errors of a leaf are about its curvature.
+            least = np.maximum(squares.sum(axis=0) / len(bins), _SQUARE_OF_CLASSES_MIN)
+            begun = np.clip(_BEGUN * sums / (squares + tables.ROWS_OF_A_LEAF * least), -_BEGUN_MAX, _BEGUN_MAX)
+        of_tree = self._by_cell()[0][tree * tables.OF_TREE : (tree + 1) * tables.OF_TREE]
+        of_tree.reshape(1 << levels, -1, *of_tree.shape[1:])[:] = begun[: 1 << levels, None, :, None]
+        explained: Floats = _EXPLAINED * mean[leaves]
         return explained
 
     def _replace_pairs(self, weak: Indices, bins: npt.NDArray[np.uint8], errors: Floats) -> None:
