@@ -55,6 +55,17 @@ async def test_rows_are_predicted_by_one_version() -> None:
         assert service.observations.requests["/models/{name}/predict", 200] == 1
 
 
+async def test_a_misspelt_field_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    """A client sent "amuont" in place of "amount": the answer was .04 and not .92, and nothing said why."""
+    async with case() as service:
+        for rows in [{"kmm": 300, "sky": "rain"}, {"kmm": 3}, {"km": 3, "kn": 4, "sky": "sun"}, {"id": 3}]:
+            assert (await service.client.post("/predict", json=rows)).status_code == 200
+    assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [
+        "predictions by 'late': a row has the field 'kmm', which the model does not know, so it has no effect; did you "
+        "mean 'km'?"
+    ]
+
+
 async def test_before_the_first_model_clients_are_asked_to_come_again() -> None:
     """A client took the error before the first model for one of its own, and gave up."""
     async with case(versions=0) as service:

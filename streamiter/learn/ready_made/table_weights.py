@@ -242,13 +242,13 @@ class TableWeights(ExpertWeights):
         weak = np.sort(np.argsort(of_trees, kind="stable")[:count])
         rows = min(self._observed, ROWS_OF_ERRORS)
         bins, errors = self._bins_of_errors[:rows], self._errors[:rows].astype(np.float64)
-        if self.task == "number":  # As slopes of cells are: a label of 1e12 would be a part of a tree.
-            reach = self._steps.OUTLIER_DEVIATIONS * math.sqrt(self.totals[3] / self.totals[0])
-            errors = np.clip(errors, -reach, reach)
         if len(weak):
             self._draw_trees(weak, chance)
         if rows < ROWS_TO_GROW:
             return
+        if self.task == "number":  # As slopes of cells are: a label of 1e12 would be a part of a tree.
+            reach = self._steps.OUTLIER_DEVIATIONS * math.sqrt(self.totals[3] / self.totals[0])
+            errors = np.clip(errors, -reach, reach)
         if len(self.pairs) < columns * (columns - 1) // 2:
             weak_pairs = np.argsort(of_pairs, kind="stable")[: int(len(of_pairs) * _REPLACED)]
             self._replace_pairs(weak_pairs, bins, errors)

@@ -7,6 +7,7 @@ tasks of the event loop run between two groups.
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from itertools import chain
@@ -16,7 +17,7 @@ import numpy as np
 import orjson
 from msgspec import Meta
 
-from streamiter.errors import ModelError, shortened
+from streamiter.errors import ModelError, did_you_mean, shortened
 from streamiter.models.explanations import Explanation
 from streamiter.models.linear_predictor import LinearPredictor
 from streamiter.models.served import ServedVersion
@@ -26,9 +27,16 @@ from streamiter.values.helpers.clock import Clock
 # Each name that the model does not know costs up to 40 µs, because it is hashed if its value is missing.
 _UNKNOWN_FIELDS_MAX: Final = 256
 
+# A name is compared with each field that the row lacks, 20 µs each.
+_NAMES_COMPARED_MAX: Final = 16
+_FIELDS_COMPARED_MAX: Final = 64
+_LIKENESS: Final = 0.8
+
 # A group takes about 2 ms, also if its rows are wrong and are looked at one by one.
 _GROUP: Final = 256
 _GROUP_ONE_BY_ONE: Final = 16
+
+_log = logging.getLogger("streamiter.service.http")
 
 _NUMBERS: Final = (int, float, type(None))
 
@@ -153,6 +161,31 @@ def requested_rows(given: dict[str, Any], rows_max: int) -> tuple[list[Any], str
 def wrong_document(path: str, detail: str) -> Problem:
     """Return the problem of a document that is wrong at this path."""
     return Problem(422, "wrong-rows", detail, errors=[{"path": path, "detail": detail}])
+
+
+class MisspeltFields:
+    """Says once in the log that rows have a field with nearly the name of one that they lack: it has no effect."""
+
+    def __init__(self) -> None:
+        self._seen: set[str] = set()
+
+    def look_at(self, version: ServedVersion, row: Any) -> None:
+        """Compare the first names that the model does not know with the fields that the row lacks."""
+        predictor = version.predict
+        if not isinstance(predictor, LinearPredictor) or not isinstance(row, dict):
+            return
+        missing = sorted(predictor.fields - row.keys())[:_FIELDS_COMPARED_MAX]
+        for name in sorted(row.keys() - predictor.fields - self._seen)[: _NAMES_COMPARED_MAX if missing else 0]:
+            if len(self._seen) >= _UNKNOWN_FIELDS_MAX:
+                return
+            self._seen.add(name)
+            if meant := did_you_mean(name, missing, likeness=_LIKENESS):
+                _log.warning(
+                    "predictions by %r: a row has the field %s, which the model does not know, so it has no effect%s",
+                    version.update.model,
+                    shortened(name),
+                    meant,
+                )
 
 
 class VersionRows:

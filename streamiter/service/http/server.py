@@ -52,7 +52,13 @@ try:
     from streamiter.service.http.connections import KEEP_ALIVE_S, ClientConnection, EmbeddedServer, KnownHeads
     from streamiter.service.http.openapi import FlowDocument, HealthDocument, VersionList, openapi_document
     from streamiter.service.http.page import EVENTS_PATH, page_routes
-    from streamiter.service.http.predictions import answer_row, answer_rows, requested_document, requested_rows
+    from streamiter.service.http.predictions import (
+        MisspeltFields,
+        answer_row,
+        answer_rows,
+        requested_document,
+        requested_rows,
+    )
     from streamiter.service.observing.metrics import MetricsNow, exposition
 except ImportError as error:
     raise ConfigurationError(
@@ -246,6 +252,7 @@ class Routes:
         self._one_reader = asyncio.Lock()
         """Topics are read for one request at a time, and drawings are made one at a time."""
         self._openapi = b""
+        self._misspelt = MisspeltFields()
 
     def router(self) -> Router:
         """Return the routes."""
@@ -307,6 +314,8 @@ class Routes:
                 given = candidates.whole_rows(answer["predictions"])
             else:
                 answer = await answer_rows(version, given, path, observations.clock, others=others, **flags)
+            for row in given[:1]:
+                self._misspelt.look_at(version, row)
             if (log := observations.prediction_log) is not None:
                 log.add([each or version for each in others or [None] * len(given)], given, answer["predictions"])
                 if log.waits:
