@@ -591,7 +591,8 @@ class StandardizedModel:
     def _table_of_places(self) -> Array:
         """The row of weights of each place, and of :data:`ABSENT`, the last: many are found faster than by a search."""
         table = np.full((1 << self._bits) + 1, len(self._places) - 1, np.int32)
-        table[self._places[:-1]] = np.arange(len(self._places) - 1)
+        known = np.flatnonzero(self._places >> self._bits == 0)  # All, but in a damaged model.
+        table[self._places[known]] = known
         return table
 
 
