@@ -116,7 +116,7 @@ class Catalogue:
                 at = found.products.best(own, count)
             else:
                 most = max(_FOUND_LEAST, _FOUND_FOR_EACH * count)
-                at = found.products.positions(self._index.nearest(found.products.question(own), most))
+                at = found.products.of_places(self._index.nearest(found.products.question(own), most))
             values = found.model.predict_beside(own, found.rows[at])
         return ranked(candidates, values, count, predict.subject, at)
 
@@ -206,9 +206,9 @@ class _Products:
             else:  # A score that is larger by a little has a probability, or an exponential, larger by that part.
                 least -= off * least + _LEAST_PROBABILITY
             # All, if numbers are too large for floats of 32 bits.
-            return self.positions(np.flatnonzero(~(estimated < least)))
+            return self.of_places(np.flatnonzero(~(estimated < least)))
 
-    def positions(self, places: Indices) -> Indices:
+    def of_places(self, places: Indices) -> Indices:
         """Return the positions of candidates by their places here, in ascending order."""
         return np.sort(self._order[places])
 

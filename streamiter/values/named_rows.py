@@ -59,6 +59,9 @@ _CACHED_TEXTS: Final = 65_536
 # At most this many fields have such texts. A record of a stranger may have any number of names.
 _CACHED_FIELDS: Final = 1024
 
+# So many places of categories are known to have their text there, half a megabyte; others are named again.
+_NAMED_BITS: Final = 16
+
 # Measured: for fewer texts, the call of compiled code takes longer than a list of texts.
 _HASHED_TOGETHER: Final = 32
 
@@ -186,8 +189,8 @@ class FieldReader:
         self._time = time
         self._prepare = {name: found for name, kind in kinds.items() if (found := preparation_of(kind)) is not None}
         self._places: dict[str, dict[str, int]] = {}
-        self._is_named: npt.NDArray[np.bool_] | None = None
-        """Which places of categories have a text in the cache; None: no array of categories was read."""
+        self._named = np.full(1 << _NAMED_BITS, -1, np.int64)
+        """By their last bits the last places of arrays of categories that have a text in the cache."""
         self._read_texts: dict[str, dict[str, ReadText]] = {}
         """By field the texts in the cache of places that can be numbers or times."""
         self._times: dict[str, None] = {}
@@ -475,18 +478,16 @@ class FieldReader:
             known = None
         if known is None:
             known = self._places[name] = {}
-            if self._is_named is not None:
-                self._is_named = np.zeros_like(self._is_named)
+            self._named.fill(-1)
         return known
 
     def _name_places(self, name: str, texts: Array, places: Indices) -> None:
         """Have the texts of these places in the cache."""
-        if self._is_named is None:
-            self._is_named = np.zeros(1 << self._bits, np.bool_)
-        if not (is_named := self._is_named[places]).all():
+        at = places & ((1 << _NAMED_BITS) - 1)
+        if not (is_named := self._named[at] == places).all():
             new = zip(texts[~is_named].tolist(), places[~is_named].tolist(), strict=True)
             self._places_of(name).update(new)
-            self._is_named[places] = True
+            self._named[at] = places
 
     def _text_places(self, name: str, texts: Sequence[str]) -> Array:
         known = self._places_of(name)

@@ -300,7 +300,10 @@ class VersionRows:
         explained: Explanation = self._linear.explain(row)
         predicted["score"] = self._by_label(explained.score)
         predicted["intercept"] = self._by_label(explained.intercept)
-        predicted["contributions"] = {name: self._by_label(part) for name, part in explained.ranked.items()}
+        ranked = list(explained.ranked.items())
+        if self._classes is not None:  # By what is shown: there is no contribution to a label that has not come yet.
+            ranked.sort(key=lambda each: -float(np.abs(each[1][: len(self._labels)]).sum()))
+        predicted["contributions"] = {name: self._by_label(part) for name, part in ranked}
 
     def _by_label(self, part: Any) -> Any:
         return part if self._classes is None else dict(zip(self._labels, part.tolist(), strict=False))
