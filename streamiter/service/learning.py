@@ -136,7 +136,7 @@ class ServiceLearning:
         if isinstance(model, AdaptiveLinearModel):
             model.compile()
         if learn.label.event is not None:
-            LabelJoin.compile()
+            LabelJoin.compile(also_to_resume=True)
 
     def apply(self, settings: ServiceSettings) -> None:
         """Take over when to publish, and the learning rate, from other settings of the same service."""

@@ -73,7 +73,7 @@ def forms():
     found = [each for each in gc.get_objects() if isinstance(each, CompiledFunction)]
     return {each.__name__: len(each.overloads) for each in found if "late_labels" in each.__module__ and each.overloads}
 
-LabelJoin.compile()
+LabelJoin.compile(also_to_resume=True)
 before = forms()
 flow = Flow("late")
 asked = [{"id": f"n{n}", "at": n, "kind": "a", "x": 0.5} for n in range(3_000)]

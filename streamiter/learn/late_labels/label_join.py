@@ -142,20 +142,24 @@ class LabelJoin(DeclaredState):
         self._context, self._step = context, f"step {context.name!r}"
 
     @staticmethod
-    def compile() -> None:
-        """Compile all functions of joins, where that is needed; it takes some seconds. Another thread may call this."""
+    def compile(*, also_to_resume: bool = False) -> None:
+        """Compile the functions of joins, where that is needed; it takes some seconds. Another thread may call this.
+
+        Those of a restart take a quarter of the time, and the first row of a new machine need not wait for them.
+        """
         join = LabelJoin(labels_of_rows("label", None, None), is_timed=True)
         steps, arrays = join._compiled, join._arrays(0)
         with saying_that_it_compiles("the join of labels that come later"):
             join._places.compile()
             join.delays.are_known()
-            steps.settled_before(arrays, _NOTHING, _NOTHING)
-            steps.learned_before(arrays, _NOTHING, _NOTHING)
-            steps.answered_before(arrays, _NOTHING, _NOTHING)
-            steps.join_again(arrays, _NOTHING)
             steps.handle(arrays, *_NO_EVENTS, 0, 0, MIN_TIME, -1)
             steps.close_batch(arrays, np.empty((0, 3), np.int64), _NOTHING)
             steps.drop_closed(arrays)
+            if also_to_resume:
+                steps.settled_before(arrays, _NOTHING, _NOTHING)
+                steps.learned_before(arrays, _NOTHING, _NOTHING)
+                steps.answered_before(arrays, _NOTHING, _NOTHING)
+                steps.join_again(arrays, _NOTHING)
 
     # ---- by the clock
 
