@@ -189,8 +189,8 @@ class FieldReader:
         self._time = time
         self._prepare = {name: found for name, kind in kinds.items() if (found := preparation_of(kind)) is not None}
         self._places: dict[str, dict[str, int]] = {}
-        self._named = np.full(1 << _NAMED_BITS, -1, np.int64)
-        """By their last bits the last places of arrays of categories that have a text in the cache."""
+        self._named: Indices | None = None
+        """By their last bits the last places of categories that have a text in the cache; None before any was read."""
         self._read_texts: dict[str, dict[str, ReadText]] = {}
         """By field the texts in the cache of places that can be numbers or times."""
         self._times: dict[str, None] = {}
@@ -478,15 +478,16 @@ class FieldReader:
             known = None
         if known is None:
             known = self._places[name] = {}
-            self._named.fill(-1)
+            self._named = None
         return known
 
     def _name_places(self, name: str, texts: Array, places: Indices) -> None:
         """Have the texts of these places in the cache."""
-        at = places & ((1 << _NAMED_BITS) - 1)
+        known, at = self._places_of(name), places & ((1 << _NAMED_BITS) - 1)
+        if self._named is None:
+            self._named = np.full(1 << _NAMED_BITS, -1, np.intp)
         if not (is_named := self._named[at] == places).all():
-            new = zip(texts[~is_named].tolist(), places[~is_named].tolist(), strict=True)
-            self._places_of(name).update(new)
+            known.update(zip(texts[~is_named].tolist(), places[~is_named].tolist(), strict=True))
             self._named[at] = places
 
     def _text_places(self, name: str, texts: Sequence[str]) -> Array:
